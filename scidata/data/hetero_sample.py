@@ -145,7 +145,7 @@ class HeteroSample(IrregularSample[TensorT]):
             for name in (each for names in groups[entity].values() for each in names):
                 self.rows_first(name, entity=entity)  # checked before anything is sent
         if khop and self.device_mesh is not None:
-            return self._of_parts(groups, flat=chosen)
+            return self._with_values(self._of_parts(groups, flat=chosen))
         node: dict[str, dict[str, Tensor]] = {name: {} for name in self.node_types}
         held: dict[str, dict[str, Tensor]] = {name: {} for name in self.node_types}
         edge: dict[EdgeType, dict[str, Tensor]] = {parts: {} for parts in self.edge_types}
@@ -164,8 +164,18 @@ class HeteroSample(IrregularSample[TensorT]):
         if self.device_mesh is None:
             sizes = {name: rows.num_global for name, rows in maps.items()}
             every = {name: {**node[name], **held[name]} for name in node}
-            return plain_hetero(sizes, every, self.edge_index_dict, edge)
-        return hetero_to_pyg(self.edge_index_dict, maps, self.device_mesh, node=node, node_with_ghosts=held, edge=edge)
+            return self._with_values(plain_hetero(sizes, every, self.edge_index_dict, edge))
+        made = hetero_to_pyg(self.edge_index_dict, maps, self.device_mesh, node=node, node_with_ghosts=held, edge=edge)
+        return self._with_values(made)
+
+    def _with_values(self, made: HeteroData) -> HeteroData:
+        """Add values of the whole graph, of sets and of relations, where no field has their name."""
+        for name, value in self.graph_values.items():
+            entity, _, base = name.rpartition("/")
+            store = made if not entity else made[relation_parts(entity) or entity]
+            if base not in store:
+                store[base] = value
+        return made
 
     def _of_parts(
         self, groups: Mapping[str, Mapping[str, Sequence[str]]], *, flat: Mapping[str, Mapping[str, Any]]

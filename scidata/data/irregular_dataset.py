@@ -83,6 +83,9 @@ class IrregularReader(Reader, Protocol):
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
         """Return the source's row of each row that a part owns, or of ``rows``."""
 
+    def graph_values(self, index: int) -> dict[str, Any]:
+        """Return values of a whole sample: arrays, and what JSON has."""
+
 
 class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]]):
     """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
@@ -269,6 +272,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                 held[name] = tensor
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
             fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)  # type: ignore[assignment]
+        device = next((x.device for x in fields.values()), torch.device("cpu"))
         made = HeteroSample if self.kind == "hetero" else IrregularSample
         return made(
             fields,
@@ -278,6 +282,10 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             topology=self._topology(local),
             held=held,
             ghosts=self.reader.ghosts,
+            graph_values={
+                name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+                for name, value in self.reader.graph_values(local.index).items()
+            },
         )
 
     def _topology(self, local: LocalPart) -> Topology:

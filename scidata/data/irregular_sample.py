@@ -44,6 +44,8 @@ class IrregularSample(Sample[TensorT]):
         Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
     ghosts
         ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
+    graph_values
+        Of the whole sample: tensors, the same on every rank, or numbers and text.
 
     Examples
     --------
@@ -81,10 +83,12 @@ class IrregularSample(Sample[TensorT]):
         topology: Topology,
         held: Mapping[str, Tensor] | None = None,
         ghosts: str = "exchange",
+        graph_values: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(fields, dims=dims, index=index)
         self.ghosts = ghosts
         self._places, self._topology, self._held = dict(places), topology, dict(held or {})
+        self._graph_values = dict(graph_values or {})
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -168,6 +172,14 @@ class IrregularSample(Sample[TensorT]):
         """Local rows with ghosts of the fields that are as they were read with ``ghosts="disk"``."""
         return self._held
 
+    @property
+    def graph_values(self) -> Mapping[str, Any]:
+        """What belongs to the whole sample, as a target of the graph does: plain tensors, numbers and text.
+
+        The same on every rank. A batch has tensors and numbers joined along dim 0, lists of what is neither.
+        """
+        return self._graph_values
+
     def entity_of(self, name: str) -> str:
         """Return what a field has one row of."""
         return self._place(name).entity
@@ -241,6 +253,7 @@ class IrregularSample(Sample[TensorT]):
             "topology": self._topology,
             "held": self._held,
             "ghosts": self.ghosts,
+            "graph_values": self._graph_values,
         } | changes
         made = type(self)(now.pop("fields"), **now)
         made._go_on_with(self)
@@ -270,7 +283,8 @@ class IrregularSample(Sample[TensorT]):
             name: self._wrap(held[name], name) if name in held else x.to(*args, **kwargs)
             for name, x in self.items()
         }
-        return self._changed(fields=fields, topology=topology, held=held)
+        values = {name: x.to(*args, **kwargs) if isinstance(x, Tensor) else x for name, x in self._graph_values.items()}
+        return self._changed(fields=fields, topology=topology, held=held, graph_values=values)
 
     @staticmethod
     def _names_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -327,7 +341,8 @@ class IrregularSample(Sample[TensorT]):
     ) -> Data:
         """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
 
-        It has ``edge_index``, ``num_nodes`` and all fields of nodes (points) and edges by their names, entity first.
+        It has ``edge_index``, ``num_nodes``, all fields of nodes (points) and edges by their names, entity first, and
+        :attr:`graph_values`.
 
         Parameters
         ----------

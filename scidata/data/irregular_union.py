@@ -102,7 +102,17 @@ def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
         topology=_topology(samples, rows),
         held=held,
         ghosts=first.ghosts,
+        graph_values={name: _joined_values([s.graph_values[name] for s in samples]) for name in first.graph_values},
     )
+
+
+def _joined_values(values: Sequence[Any]) -> Any:
+    """Join values of graphs as PyTorch Geometric does: along dim 0, numbers to a tensor, anything else to a list."""
+    if all(isinstance(v, Tensor) for v in values):
+        return torch.cat([v.reshape(1) if v.ndim == 0 else v for v in values])
+    if all(isinstance(v, int | float) for v in values):
+        return torch.tensor(values)
+    return list(values)
 
 
 def _check(samples: Sequence[IrregularSample]) -> None:
@@ -114,6 +124,11 @@ def _check(samples: Sequence[IrregularSample]) -> None:
             raise FieldMismatchError(
                 f"sample {s.index} has fields {list(s)} on {s.entities}, but sample {first.index} has {list(first)} "
                 f"on {first.entities}"
+            )
+        if s.graph_values.keys() != first.graph_values.keys():
+            raise FieldMismatchError(
+                f"sample {s.index} has values of the graph {sorted(s.graph_values)}, but sample {first.index} has "
+                f"{sorted(first.graph_values)}"
             )
         for name in s:
             if s.places.get(name) is None or s.places[name] != first.places[name]:

@@ -115,6 +115,10 @@ class GraphSample(Protocol):
         """Entity and dim of each field."""
 
     @property
+    def graph_values(self) -> Mapping[str, Any]:
+        """What belongs to the whole graph, the same on every rank."""
+
+    @property
     def parts(self) -> Any:
         """What ``call_on_parts`` runs on; None where samples are plain."""
 
@@ -174,7 +178,9 @@ def data_of(
         (node_with_ghosts if has_ghosts else node)[name] = columns
     for name, group in edge_fields.items():
         edge[name] = _columns(sample, group, "edge")[0][: sample.index_map("edge").num_owned]
-    graph = {"num_nodes": sample.num_nodes}
+    taken = {*node, *node_with_ghosts, *edge}
+    graph = {name: value for name, value in sample.graph_values.items() if name not in taken}
+    graph["num_nodes"] = sample.num_nodes
     if mesh is None:
         return _plain(sample.edge_index, {**node, **node_with_ghosts, **edge, **graph})
     index = sample.edge_index
@@ -213,7 +219,7 @@ def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str
     """Return plain tensors of owned rows, then ghosts; with ``by_hop`` in that order, and how many these are."""
     assert sample.device_mesh is not None
     rows = sample.index_map(sample.entity)
-    fields: dict[str, Any] = {"num_nodes": rows.num_local}
+    fields: dict[str, Any] = {**sample.graph_values, "num_nodes": rows.num_local}
     for entity, groups in ((sample.entity, node), ("edge", edge)):
         for name, (names, flat) in groups.items():
             for each in names:
@@ -228,7 +234,7 @@ def _of_parts(sample: GraphSample, node: Mapping[str, _Group], edge: Mapping[str
         fields |= {name: fields[name].index_select(0, order.edges) for name in edge}
         fields |= {"num_sampled_nodes": order.num_rows, "num_sampled_edges": order.num_edges}
         edge_index = order.edge_index
-    for name in fields.keys() & set(FOR_LOSSES):
+    for name in (fields.keys() & set(FOR_LOSSES)) - (sample.graph_values.keys() - node.keys()):
         fields[name] = node_tensor(fields[name][: rows.num_owned], rows, sample.device_mesh)
     return _plain(edge_index, fields)
 

@@ -12,7 +12,7 @@ import resource
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,7 +56,16 @@ def _allow_geometric() -> Any:
     return data
 
 
-def _samples(found: Any, geometric: Any) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+class _Array(NamedTuple):
+    """A tensor, which of its dims counts what, and whether it is the bytes of JSON."""
+
+    tensor: torch.Tensor
+    entity: str | None = None
+    dim: int = 0
+    is_json: bool = False
+
+
+def _samples(found: Any, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
     """Yield what the file holds: one sample without a name, or several by number."""
     if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
         from torch_geometric.data.separate import separate  # what InMemoryDataset.save writes: all samples in one
@@ -76,42 +85,76 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | str)
 
 
-def _arrays(sample: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of one sample: a graph's by entity, as far as it knows."""
+def _arrays(sample: Any) -> dict[str, _Array | str]:
+    """Return the tensors of one sample, a graph's by entity; of what is left out, the reason."""
     if isinstance(sample, torch.Tensor):
-        return {"data": sample}
+        return {"data": _Array(sample)}
     if isinstance(sample, Mapping):
-        return {str(name): value for name, value in sample.items() if isinstance(value, torch.Tensor)}
+        found = {str(name): _Array(value) for name, value in sample.items() if isinstance(value, torch.Tensor)}
+        if isinstance(number := sample.get("num_nodes"), int):
+            found["num_nodes"] = _Array(torch.tensor(number))
+        return {**found}
     if hasattr(sample, "edge_types"):
         return _arrays_of_sets(sample)
     if not hasattr(sample, "is_node_attr"):
         raise TypeError(f"holds {type(sample).__name__}, not tensors, dicts of tensors or PyTorch Geometric's Data")
-    found = {}
-    for name in sample.keys():  # noqa: SIM118 - it is no mapping
-        value = sample[name]
-        if not isinstance(value, torch.Tensor):
+    keys = set(sample.keys())
+    if {"x_s", "x_t"} <= keys and "num_nodes" not in keys:
+        raise ValueError("x_s and x_t make it a graph between two node sets, which is kept as a HeteroData")
+    own: dict[str, _Array | str] = {}
+    own |= _of_store(sample, sample, ("node/", "edge/", "graph/"), given=("face", "edge_index", "pos"))
+    if "face" in keys:
+        own["cells"] = _Array(sample.face.T)
+    own |= {name: _Array(sample[name]) for name in ("edge_index", "pos") if name in keys}
+    if sample.num_nodes is not None:
+        own["num_nodes"] = _Array(torch.tensor(sample.num_nodes))
+    return own
+
+
+def _of_store(
+    store: Any, whole: Any, groups: tuple[str, str, str], given: Sequence[str]
+) -> Iterator[tuple[str, _Array | str]]:
+    """Yield what a ``Data`` or a set or relation has, in a group for nodes, edges, and what PyG has for neither."""
+    for name in store.keys():  # noqa: SIM118 - it is no mapping
+        value = store[name]
+        if name in given or name == "num_nodes" or value is None:
             continue
-        if name == "face":
-            found["cells"] = value.T
-        elif name in ("edge_index", "pos"):
-            found[name] = value
+        if not isinstance(value, torch.Tensor):
+            yield f"{groups[2]}{name}", _as_json(value)
+        elif ("index" in name or name == "face") and not value.is_floating_point():
+            yield f"{groups[2]}{name}", "numbers nodes by its name (PyG), which have other numbers in a store"
+        elif store.is_node_attr(name) or store.is_edge_attr(name):
+            entity = int(store.is_edge_attr(name))
+            dim = whole.__cat_dim__(name, value, store) % value.ndim
+            yield f"{groups[entity]}{name}", _Array(value, ("node", "edge")[entity], dim)
         else:
-            group = "node/" if sample.is_node_attr(name) else "edge/" if sample.is_edge_attr(name) else ""
-            found[group + name] = value
-    return found
+            yield f"{groups[2]}{name}", _Array(value)
 
 
-def _arrays_of_sets(sample: Any) -> dict[str, torch.Tensor]:
+def _as_json(value: Any) -> _Array | str:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return f"holds {type(value).__name__}, neither a tensor nor what JSON has"
+    return _Array(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), is_json=True)
+
+
+def _arrays_of_sets(sample: Any) -> dict[str, _Array | str]:
     """Return the tensors of a graph between node sets, in groups as ``scidata/meshes/formats/hetero.py`` has them."""
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, _Array | str] = {}
     for name in sample.node_types:
         store = sample[name]
-        found |= {f"nodes/{name}/{key}": value for key, value in store.items() if isinstance(value, torch.Tensor)}
+        found |= _of_store(store, sample, (f"nodes/{name}/", "", f"graph/{name}/"), given=("pos",))
+        if isinstance(store.get("pos"), torch.Tensor):
+            found[f"nodes/{name}/pos"] = _Array(store.pos)
         if store.num_nodes is not None:
-            found[f"nodes/{name}/num_nodes"] = torch.tensor([store.num_nodes])
+            found[f"nodes/{name}/num_nodes"] = _Array(torch.tensor([store.num_nodes]))
     for parts in sample.edge_types:
         group = "__".join(parts)
-        found |= {f"edges/{group}/{key}": v for key, v in sample[parts].items() if isinstance(v, torch.Tensor)}
+        found |= _of_store(sample[parts], sample, ("", f"edges/{group}/", f"graph/{group}/"), given=("edge_index",))
+        found[f"edges/{group}/edge_index"] = _Array(sample[parts].edge_index)
+    for name, value in sample._global_store.items():
+        found[f"graph/{name}"] = _Array(value) if isinstance(value, torch.Tensor) else _as_json(value)
     return found
 
 
@@ -131,11 +174,16 @@ def _reason(error: Exception) -> str:
 def write_arrays(path: str, folder: str, most: int) -> None:
     """Write the arrays of a file, of at most so many bytes together, and ``arrays.json``."""
     geometric = _allow_geometric()
-    made: dict[str, str] = {}
+    made: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     for sample, arrays in _samples(loaded, geometric):
-        for name, tensor in arrays.items():
+        for name, array in arrays.items():
             full = f"{sample}/{name}" if sample else name
+            if isinstance(array, str):
+                left_out[full] = array
+                continue
+            tensor = array.tensor
             most -= tensor.numel() * tensor.element_size()
             if most < 0:
                 raise ValueError(
@@ -144,9 +192,10 @@ def write_arrays(path: str, folder: str, most: int) -> None:
                 )
             values = tensor.detach()
             values = values.float() if values.dtype is torch.bfloat16 else values.resolve_conj().resolve_neg()
-            made[full] = f"{len(made)}.npy"
-            np.save(os.path.join(folder, made[full]), values.to_dense().numpy(), allow_pickle=False)
-    _write(folder, "arrays.json", json.dumps(made))
+            file = f"{len(made)}.npy"
+            np.save(os.path.join(folder, file), values.to_dense().numpy(), allow_pickle=False)
+            made[full] = {"file": file, "entity": array.entity, "dim": array.dim, "is_json": array.is_json}
+    _write(folder, "arrays.json", json.dumps({"arrays": made, "left_out": left_out}))
 
 
 def _write(folder: str, name: str, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,8 @@ class RawHetero:
         By name; ``entity`` is a set or a relation.
     left_out
         Arrays that are no field of this sample, and why.
+    values
+        Of the whole graph, or of ``<set>/`` or ``<relation>/``: arrays of any shape, or anything that JSON has.
     """
 
     name: str
@@ -113,6 +116,7 @@ class RawHetero:
     on_sphere: bool = False
     fields: Mapping[str, RawField] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     period: None = None
 
     kind = "hetero"
@@ -156,6 +160,8 @@ class HeteroHeader:
         Reads, or makes, the sets and relations.
     finish
         Makes the fields of edges that are made, when they are; None where there are none.
+    values, load_values
+        Names of the values of the whole, or of one set or relation, and how they are read.
     fields, left_out, paths
         As in :class:`scidata.meshes.sample.SampleHeader`.
     """
@@ -168,6 +174,8 @@ class HeteroHeader:
     paths: tuple[str, ...]
     load: Callable[[], tuple[Mapping[str, RawSet], Mapping[str, IntArray]]]
     finish: Callable[[Mapping[str, RawField]], Mapping[str, RawField]] | None = None
+    values: tuple[str, ...] = ()
+    load_values: Callable[[], Mapping[str, Any]] = dict
 
     kind = "hetero"
     entity = JOINT
@@ -183,9 +191,10 @@ class HeteroHeader:
         with damage_named(", ".join(self.paths)):
             sets, relations = self.load()
             fields = self.fields if self.finish is None else self.finish(self.fields)
+            values = self.load_values()
         return RawHetero(
             name=self.name, sets=sets, relations=relations, on_sphere=self.on_sphere, fields=fields,
-            left_out=self.left_out,
+            left_out=self.left_out, values=values,
         )  # fmt: skip
 
 

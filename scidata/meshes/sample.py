@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 from scidata.meshes.formats.base import RawField, RawTopology, damage_named
+from scidata.meshes.formats.graph_values import read_graph_values
 from scidata.meshes.geometry import Geometry
 
 KINDS = ("mesh", "points", "graph")
@@ -52,6 +54,8 @@ class RawSample(Geometry):
         Width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none.
     left_out
         Arrays that are no field of this sample, and why.
+    values
+        Of the whole sample: arrays of any shape, or anything that JSON has.
     """
 
     name: str
@@ -64,6 +68,7 @@ class RawSample(Geometry):
     num_nodes: int = -1
     period: tuple[float, ...] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -104,6 +109,8 @@ class SampleHeader:
         As in :class:`RawSample`.
     paths
         The files it is read from.
+    values
+        Names of the values of the whole sample.
     """
 
     name: str
@@ -113,6 +120,7 @@ class SampleHeader:
     fields: Mapping[str, RawField]
     left_out: Mapping[str, str]
     paths: tuple[str, ...]
+    values: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -131,6 +139,7 @@ class SampleHeader:
         with damage_named(self.topology.source.path):
             geometry = self.topology.load()
             mesh_edges = self.topology.load_mesh_edges() if on_mesh_edges else None
+            values = read_graph_values(self.topology.source, self.values, self.topology.options)
         return RawSample(
             name=self.name,
             kind=self.kind,
@@ -145,6 +154,7 @@ class SampleHeader:
             num_nodes=self.topology.sizes[row_entity(self.kind)],
             period=self.topology.period,
             left_out=self.left_out,
+            values=values,
         )
 
 

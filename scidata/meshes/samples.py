@@ -20,6 +20,7 @@ from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
+from scidata.meshes.formats.graph_values import find_graph_values
 from scidata.meshes.formats.hetero import has_relations, open_hetero
 from scidata.meshes.hetero import HeteroHeader, RawHetero
 from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
@@ -157,7 +158,11 @@ class _Reading:
             reasons["node"] = "lives on the nodes, but rows are cells (entity='cell')"
         left_out |= {n: reasons[f.entity] for n, f in combined.items() if f.entity in reasons}
         combined = {n: f for n, f in combined.items() if f.entity not in reasons}
-        self._check_names(combined, left_out, sources, every)
+        values: tuple[str, ...] = ()
+        if topology.leading_only:
+            values, too_large = find_graph_values(topology.source, self.fields)
+            left_out |= too_large
+        self._check_names(combined, left_out, sources, every, values)
         return SampleHeader(
             name=name,
             topology=topology,
@@ -166,6 +171,7 @@ class _Reading:
             fields=combined,
             left_out={n: reason for n, reason in left_out.items() if n not in combined},
             paths=tuple(source.path for source in sources),
+            values=values,
         )
 
     def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
@@ -222,9 +228,10 @@ class _Reading:
         return self.fields is None or name in self.fields or name.rpartition("/")[2] in self.fields
 
     def _check_names(
-        self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str]
-    ) -> None:
-        known = {name for full in found for name in (full, full.rpartition("/")[2], found[full].path)}
+        self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str],
+        values: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        known = {*values} | {name for full in found for name in (full, full.rpartition("/")[2], found[full].path)}
         for name in self.fields or ():
             if name in known:
                 continue

@@ -165,7 +165,8 @@ class Execution:
         for p, i, chunk in zip(plan.pieces, plan.boxes.piece[box].tolist(), layout.chunks, strict=True):
             start, step = int(p.chunks[p.chunk_row[i]]) * chunk + int(p.start[i]), int(p.step[i])
             place.append(slice(start, start + (int(p.count[i]) - 1) * step + 1, step))
-        piece = target.out.reshape(plan.out_shape)[self._dest_slices(box)]
+        out = target.out.reshape(plan.out_shape)
+        piece = out[self._dest_slices(box)] if out.ndim else out
         nbytes = piece.size * layout.dtype.itemsize
         raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
         now = time.perf_counter_ns()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,32 @@ _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker
 
 OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF"  # a pickle of torch's magic number: what torch.save wrote before 1.6
 
-_loaded: Cache[dict[str, npt.NDArray[Any]]] = Cache(1 << 30, "lru")  # to look at a file and to open it takes it once
+#: Entity of each dim that PyTorch Geometric says counts nodes or edges.
+ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 
 
-def _nbytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    return sum(array.nbytes for array in arrays.values())
+@dataclass(frozen=True, kw_only=True)
+class _Contents:
+    """What was read: values, names of their dims, attributes, by array; and why others are left out."""
+
+    values: dict[str, npt.NDArray[Any]]
+    dims: dict[str, tuple[str, ...]]
+    attributes: dict[str, dict[str, Any]]
+    left_out: dict[str, str]
+
+
+_loaded: Cache[_Contents] = Cache(1 << 30, "lru")  # to look at a file and to open it takes it once
+
+
+def _nbytes(contents: _Contents) -> int:
+    return sum(array.nbytes for array in contents.values.values())
 
 
 class TorchSource:
     """One file of ``torch.save``. Fields of nodes and edges are ``node/<name>`` and ``edge/<name>``.
 
+    Of a ``Data`` PyTorch Geometric's own rules say which are fields (``is_node_attr``, ``__cat_dim__``); what it has
+    beside them is ``graph/<name>``.
     Several samples are groups: ``0/node/x``, ``1/node/x``, ….
 
     Parameters
@@ -55,10 +72,10 @@ class TorchSource:
         self.path = os.fspath(path)
         self.allow_external = allow_external
         self._versions = Versions()
-        self._values: dict[str, npt.NDArray[Any]] | None = None
+        self._contents: _Contents | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_values": None}
+        return self.__dict__ | {"_contents": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -72,14 +89,20 @@ class TorchSource:
         UnsupportedFormatError
             The file holds other objects than tensors.
         """
-        return {name: self._layout(name, values) for name, values in self._read().items()}
+        return {name: self._layout(name, values) for name, values in self._read().values.items()}
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why some of what the file holds is not among the arrays, by name."""
+        return self._read().left_out
 
     def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
         return ArrayLayout(
             store=self.path,
             name=name,
             shape=values.shape,
-            dims=tuple(f"dim_{i}" for i in range(values.ndim)),
+            dims=self._read().dims[name],
+            attributes=self._read().attributes[name],
             dtype=values.dtype,
             chunks=values.shape,
             axis_order=tuple(range(values.ndim)),
@@ -93,7 +116,7 @@ class TorchSource:
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Copy a box into ``out``."""
-        values = self._read()
+        values = self._read().values
         if layout.name not in values:
             raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, values)}")
         out[...] = values[layout.name][box]
@@ -107,14 +130,14 @@ class TorchSource:
 
     def close(self) -> None:
         """Forget what was read; the next use reads it again."""
-        self._values = None
+        self._contents = None
 
-    def _read(self) -> dict[str, npt.NDArray[Any]]:
-        if self._values is None:  # two threads may both read it: they get the same
+    def _read(self) -> _Contents:
+        if self._contents is None:  # two threads may both read it: they get the same
             self._versions.check((self.path,))
             key = os.path.abspath(self.path), version_at(self.path)
-            self._values = _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
-        return self._values
+            self._contents = _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
+        return self._contents
 
 
 def is_torch_file(path: str) -> bool:
@@ -126,7 +149,7 @@ def is_torch_file(path: str) -> bool:
         return False
 
 
-def _load(path: str) -> dict[str, npt.NDArray[Any]]:
+def _load(path: str) -> _Contents:
     with tempfile.TemporaryDirectory(prefix="scidata-torch-") as folder:
         command = [sys.executable, "-P", _WORKER, os.path.abspath(path), folder]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -144,4 +167,15 @@ def _load(path: str) -> dict[str, npt.NDArray[Any]]:
             raise CorruptDataError(f"{path}: the process that reads it ended: {why}")
         with open(os.path.join(folder, "arrays.json"), encoding="utf-8") as file:
             made = json.load(file)
-        return {name: np.load(os.path.join(folder, each)) for name, each in made.items()}
+        found = made["arrays"]
+        values = {name: np.load(os.path.join(folder, each["file"])) for name, each in found.items()}
+        return _Contents(
+            values=values,
+            dims={name: _dims(values[name].ndim, each["entity"], each["dim"]) for name, each in found.items()},
+            attributes={name: {"json": 1} if each["is_json"] else {} for name, each in found.items()},
+            left_out=made["left_out"],
+        )
+
+
+def _dims(ndim: int, entity: str | None, position: int) -> tuple[str, ...]:
+    return tuple(entity if entity is not None and i == position else f"dim_{i}" for i in range(ndim))

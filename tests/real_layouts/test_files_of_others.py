@@ -123,6 +123,9 @@ def test_graphs_of_pytorch_geometric(tmp_path, function):
         assert len(want) == sample.edge_index.shape[1]
         for pair, row in zip(order[sample.edge_index].T.tolist(), sample["edge_attr"], strict=True):
             assert torch.equal(want[tuple(pair)], row)
+        again = sample.to_pyg()
+        assert torch.equal(again.graph_label, graph.graph_label)
+        assert again.name == "benzene"
 
 
 def test_tensors_and_what_is_no_tensor(tmp_path):

@@ -14,6 +14,7 @@ from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import GROUPS, Joined, NewDim, RawField, RawTopology, base_name, field_of
+from scidata.meshes.formats.graph_values import is_graph_value
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
 #: Names of integers that number rows of the mesh: ``nod_in_elem2D``, ``cellsOnCell``, ``edge_cells``, ``face_links``.
@@ -54,6 +55,8 @@ def find_fields(
     left_out: dict[str, str] = dict(getattr(source, "skipped", {}))
     for name, layout in source.arrays.items():
         if wanted is not None and name not in wanted and name.rpartition("/")[2] not in wanted:
+            continue
+        if own and topology.leading_only and is_graph_value(name):
             continue
         if wanted is None and _is_structure(topology, source, layout, own=own):
             continue

@@ -13,14 +13,16 @@ array                     shape                what
                                                of the domain along each coordinate where it wraps, else 0
 ``node/<name>``           (N, …)               fields of nodes; also without the group
 ``edge/<name>``           (E, …)               fields of edges; also without the group, or ``edge_<name>``
+``graph/<name>``          any                  values of the whole graph
 ========================= ==================== ================================================================
 
-The number of nodes is that of the positions, of ``indptr``, of the store's attribute ``num_nodes``, or of the arrays
-in ``node/``; only where there are none of these is it the largest index + 1.
+The number of nodes is that of the positions, of ``indptr``, of the store's attribute ``num_nodes``, of an array of that
+name, or of the arrays in ``node/``; only where there are none of these is it the largest index + 1.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +34,9 @@ from scidata.meshes.formats.base import Options, RawTopology
 from scidata.meshes.formats.coordinates import find_points, period_of, read_points
 from scidata.meshes.geometry import Geometry
 from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
+from scidata.sources.torch_files import ENTITY_DIMS
+
+_NUM_NODES = "num_nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +86,13 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
             "make them from the points with edges='knn:8' or edges='radius:0.1'"
         )
     layouts, on_sphere = _positions(source, options)
-    num_nodes = _num_nodes(source, layouts, pointers)
+    num_nodes = _num_nodes(source, layouts, pointers, options)
     if num_nodes is None:
         assert pairs is not None
         num_nodes = int(read_pairs(source, pairs, options).max(initial=-1)) + 1
     named = {name: "edge" for name in source.arrays if name.startswith("edge_")}
-    entity_of_dim = {layout.dims[0]: "node" for layout in layouts}
+    entity_of_dim = dict(ENTITY_DIMS) if source.format == "torch" else {}
+    entity_of_dim |= {layout.dims[0]: "node" for layout in layouts}
     if pairs is not None:
         entity_of_dim[source.arrays[pairs].dims[1]] = "edge"
     return GraphTopology(
@@ -97,7 +103,7 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
         sizes={"node": num_nodes, "edge": num_edges},
         entity_of_dim=entity_of_dim,
         entity_of_name=named,
-        not_fields=frozenset(structure | {layout.name for layout in layouts}),
+        not_fields=frozenset(structure | {_NUM_NODES} | {layout.name for layout in layouts}),
         period=period_of(layouts, on_sphere=on_sphere) if layouts else None,
         leading_only=True,
         coordinates=tuple(layout.name for layout in layouts),
@@ -124,13 +130,17 @@ def _positions(source: Source, options: Options) -> tuple[list[ArrayLayout], boo
     return find_points(source, options) or ([], False)
 
 
-def _num_nodes(source: Source, layouts: list[ArrayLayout], pointers: tuple[str, str] | None) -> int | None:
+def _num_nodes(
+    source: Source, layouts: list[ArrayLayout], pointers: tuple[str, str] | None, options: Options
+) -> int | None:
     """Return the number of nodes as far as metadata say it, checking that they agree."""
     said: dict[str, int] = {layout.name: layout.shape[0] for layout in layouts}
     if pointers is not None:
         said[pointers[0]] = source.arrays[pointers[0]].shape[0] - 1
     if "num_nodes" in source.attributes:
         said["attribute num_nodes"] = int(np.asarray(source.attributes["num_nodes"]).reshape(-1)[0])
+    if _NUM_NODES in source.arrays and math.prod(source.arrays[_NUM_NODES].shape) == 1:
+        said[_NUM_NODES] = int(read_indices(source, _NUM_NODES, options).reshape(-1)[0])
     in_group = {name: a.shape[0] for name, a in source.arrays.items() if name.startswith("node/") and a.shape}
     if not said and len(set(in_group.values())) == 1:
         said = in_group

@@ -10,6 +10,8 @@ array                                           shape               what
 ``edges/<source>__<name>__<target>/edge_index`` (2, E) integer      rows of the source set and of the target set,
                                                                     0-based (``start_index``: an attribute, for others)
 ``edges/<source>__<name>__<target>/<name>``     (E, …)              fields of its edges
+``graph/<name>``                                any                 values of the whole graph; ``graph/<set>/<name>``
+                                                                    of a set or relation
 =============================================== =================== ==================================================
 
 The number of nodes of a set is that of its positions, else ``nodes/<set>/num_nodes``, one integer, else the first
@@ -21,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +33,10 @@ from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
 from scidata.meshes.formats.base import Options, RawField, field_of, read_values
 from scidata.meshes.formats.coordinates import as_coordinates, in_degrees
+from scidata.meshes.formats.graph_values import find_graph_values, is_graph_value, read_graph_values
 from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_parts
 from scidata.sources.kinds import RELATION
-from scidata.sources.torch_files import TorchSource
+from scidata.sources.torch_files import ENTITY_DIMS
 
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
@@ -94,7 +98,7 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
                 f"{source.path}: edges/{group} has edges, but its name says not of which node sets; expected "
                 "edges/<source>__<name>__<target>, as in edges/grid__to__mesh"
             )
-        else:
+        elif not is_graph_value(path):
             left_out[path] = "lies in no group nodes/<set> or edges/<source>__<name>__<target>"
     for relation in [group for group in groups if relation_parts(group) is not None]:
         if relation not in relations:
@@ -111,22 +115,24 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
         prefix = "edges" if group in relations else "nodes"
         structure = {f"edges/{group}/edge_index", f"nodes/{group}/{_NUM_NODES}", *positions.get(group, ())}
         rows = {dim for p in structure & set(source.arrays) for dim in source.arrays[p].dims}
+        rows |= set(ENTITY_DIMS) if source.format == "torch" else set()
         for layout in arrays:
             short = f"{group}/{layout.name.removeprefix(f'{prefix}/{group}/')}"
             if layout.name in structure or not _is_wanted(short, wanted):
                 continue
             place = _place(layout, counts[group], rows)
             if isinstance(place, str):
-                # a group says what its arrays are of; what PyG holds of a set may be anything
-                if wanted is not None or (layout.shape and not isinstance(source, TorchSource)):
+                if wanted is not None or layout.shape:  # a group says what its arrays are of
                     raise FieldMismatchError(
                         f"{source.path}: field {layout.name!r} of {group} {place}; mend it, or choose others, --fields"
                     )
                 left_out[layout.name] = place
                 continue
             fields[short] = field_of(source, layout, group, place, options, name=short)
+    values, too_large = find_graph_values(source, wanted)
+    left_out |= too_large
     for each in wanted or ():
-        if not any(_is_wanted(known, [each]) for known in fields):
+        if each not in values and not any(_is_wanted(known, [each]) for known in fields):
             raise UnknownNameError(f"{source.path}: no field {each!r}{near_matches(each, fields)}")
     return HeteroHeader(
         name=name,
@@ -135,6 +141,8 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
         fields=fields,
         left_out=left_out,
         paths=(source.path,),
+        values=values,
+        load_values=partial(read_graph_values, source, values, options),
         load=_Loading(
             source=source, options=options, counts={each: counts[each] for each in sets}, positions=positions,
             relations=tuple(relations), on_sphere=on_sphere,

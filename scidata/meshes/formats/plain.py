@@ -20,6 +20,7 @@ array                    shape                what
 ``edge_index``           (2, E) integer       optional, read where ``edges="edge_index"`` asks for it
 ``node/<name>``,         any                  the same, said by the group: needed where N = C. Other dimensions may
 ``cell/<name>``                               come first here, such as (time, N)
+``graph/<name>``         any                  values of the whole mesh
 ======================== ==================== ================================================================
 
 Where a store has no groups (NetCDF-3), ``cells_offsets``, ``cells_connectivity`` and ``cells_types`` are read as well.
@@ -53,6 +54,7 @@ from scidata.meshes.formats.coordinates import find_points, period_of, read_poin
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES
 from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, find_array
+from scidata.sources.torch_files import ENTITY_DIMS
 
 _TYPES = {"line": 3, "triangle": 5, "polygon": 7, "quad": 9, "tetra": 10, "hexahedron": 12, "wedge": 13, "pyramid": 14}
 
@@ -172,7 +174,8 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     if own_edges is not None:
         sizes["edge"] = num_pairs(arrays[own_edges])
     structure = {n for n in (rows, *(ragged or ()), types, pairs) if n} | {layout.name for layout in layouts}
-    entity_of_dim = {layouts[0].dims[0]: "node"}
+    entity_of_dim = dict(ENTITY_DIMS) if source.format == "torch" else {}
+    entity_of_dim[layouts[0].dims[0]] = "node"
     for per_cell in (rows, types):
         if per_cell is not None:
             entity_of_dim[arrays[per_cell].dims[0]] = "cell"

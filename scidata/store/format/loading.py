@@ -31,6 +31,7 @@ from scidata.store.format.node_sets import rows_of_sets
 from scidata.store.format.places import folder_of
 from scidata.store.format.streamed import Items, parse_object
 from scidata.store.format.treatments import TREATMENTS
+from scidata.store.format.values import check_value
 
 _KINDS = ("mesh", "points", "graph", "hetero")
 _SPACES = (None, "pos", "unit_sphere")
@@ -40,7 +41,7 @@ _ARRAY_KEYS = frozenset(["shape", "dtype", "digest"])
 _FIELD_KEYS = frozenset(["name", "entity", "dtype", "dims", "entity_dim", "units", "attributes"])
 _FIGURES = ("count", "mean", "std", "min", "max")
 _INPUT_KEYS = frozenset(["name", "size", "digest"])
-_SAMPLE_KEYS = frozenset(SampleInfo.__dataclass_fields__) - {"documents", "inputs"}
+_SAMPLE_KEYS = frozenset(SampleInfo.__dataclass_fields__) - {"documents", "inputs", "values"}
 _MANIFEST_KEYS = frozenset(Manifest.__dataclass_fields__)
 
 
@@ -165,7 +166,7 @@ class _Fields:
 
 
 def _sample(data: Any, where: str, fields: _Fields) -> SampleInfo:
-    entry = Entry(data, where, "", _SAMPLE_KEYS, frozenset(["documents", "inputs"]))
+    entry = Entry(data, where, "", _SAMPLE_KEYS, frozenset(["documents", "inputs", "values"]))
     index = entry.count("index")
     folder = entry.text("folder")
     if folder != folder_of(index):
@@ -190,6 +191,7 @@ def _sample(data: Any, where: str, fields: _Fields) -> SampleInfo:
         statistics=entry.each("statistics", _figures),
         inputs=_inputs(entry),
         notes=entry.texts("notes"),
+        values=entry.each("values", check_value) if "values" in data else {},
         documents=entry.text("documents") if "documents" in data else None,
     )
     _check_sample(entry, info)

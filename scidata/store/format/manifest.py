@@ -104,6 +104,8 @@ class SampleHead:
         What it was made of.
     notes
         What whoever made it should know: fallbacks of the order, repairs.
+    values
+        Of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
     """
 
     index: int
@@ -117,6 +119,7 @@ class SampleHead:
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[InputInfo, ...] = ()
     notes: tuple[str, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
         """Return these entries alone, of what has more."""
@@ -276,6 +279,8 @@ def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
     """Return the description as plain data with a digest of itself."""
     data = _plain(asdict(description))
     for sample in data.get("samples", [data]):
+        if not sample["values"]:  # a key that readers know who came later
+            del sample["values"]
         if sample["documents"] is None:  # of schema version 1: what that does not have is left out, so that it stays
             del sample["documents"]
             for array in sample["arrays"].values():
@@ -364,6 +369,8 @@ def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
             raise differ(what, getattr(first, what), getattr(other, what))
     if first.counts.keys() != other.counts.keys():
         raise differ("entities", sorted(first.counts), sorted(other.counts))
+    if first.values.keys() != other.values.keys():
+        raise differ("values of the whole", sorted(first.values), sorted(other.values))
     if first.fields.keys() != other.fields.keys():
         raise differ("fields", sorted(first.fields), sorted(other.fields))
     for path, info in first.fields.items():

@@ -23,6 +23,7 @@ from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
 from scidata.meshes.samples import RawSamples
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleHead
 from scidata.store.format.treatments import TREATMENTS
+from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, write_sample
 from scidata.store.partitioning.hetero import order_hetero
 from scidata.store.partitioning.inputs import describe_input
@@ -131,6 +132,7 @@ def _ordered(task: Task, index: int) -> OrderedSample:
         settings=task.settings,
         inputs=inputs,
         notes=notes,
+        values=encode_values(raw.values),
     )
     if isinstance(raw, RawHetero):
         return order_hetero(raw, task.order, head, findings)

@@ -43,6 +43,10 @@ class PartReader:
         """Return what there is to say of a field: entity, units, attributes, dims and dtype as it is stored."""
         return self._infos[self._known(name)]
 
+    def graph_values(self, index: int) -> dict[str, Any]:
+        """Return values of a whole sample: arrays, and what JSON has. Files have none."""
+        return {}
+
     def _known(self, name: str) -> str:
         if name not in self._infos:
             raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")

@@ -27,6 +27,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
 from scidata.store.format.manifest import SampleInfo, Statistics
 from scidata.store.format.store import open_store
+from scidata.store.format.values import decode_values
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
 from scidata.store.reading.cuts import Weights, bounds_of_rows, bounds_of_sample, check_cut, checked_weights
@@ -187,6 +188,10 @@ class StoreReader(PartReader):
     def sample_info(self, index: int) -> SampleInfo:
         """Return the description of the stored sample that a sample is of."""
         return self.store.sample(self.numbering.locate(index)[0])
+
+    def graph_values(self, index: int) -> dict[str, Any]:
+        """Return values of a whole sample: arrays, and what JSON has."""
+        return decode_values(self.sample_info(index).values)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the dtype in which a field is read."""

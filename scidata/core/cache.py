@@ -11,10 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 _T = TypeVar("_T")
 
-# One lock for all caches, held for a few dict operations and never while a value is made. A fork waits for it: no child
-# finds it held, or a cache half changed, by a thread that the child does not have. A finalizer may come in between.
-_lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+#: One lock for all caches, and for counts in what they keep: held for a few operations, never while a value is made. A
+#: fork waits for it: no child finds it held, or a cache half changed, by a thread that the child does not have. A
+#: finalizer may come in between.
+lock = threading.RLock()
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class Cache(Generic[_T]):
@@ -42,7 +43,7 @@ class Cache(Generic[_T]):
 
     def get(self, key: Hashable) -> _T | None:
         """Return the value of a key, or None."""
-        with _lock:
+        with lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 self._demoted.pop(key, None)
@@ -50,7 +51,7 @@ class Cache(Generic[_T]):
 
     def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
         """Keep a value in place of the key's earlier one, if there is room; return it."""
-        with _lock:
+        with lock:
             gone = [self._pop(key)]  # what goes is freed once the lock is
             room = self.max_size - size
             while self.evict != "none" and self.size > room >= 0:
@@ -64,13 +65,13 @@ class Cache(Generic[_T]):
 
     def drop(self, key: Hashable) -> None:
         """Let go of a value, where it is kept."""
-        with _lock:
+        with lock:
             gone = self._pop(key)
         del gone
 
     def demote(self, key: Hashable) -> None:
         """Let a value go before others, after those that this was said of earlier: no use of it is in sight."""
-        with _lock:
+        with lock:
             if key in self._entries:
                 self._demoted.setdefault(key)
 
@@ -103,13 +104,13 @@ class Cache(Generic[_T]):
 
     def _keep_first(self, key: Hashable, value: _T, size: Callable[[_T], int] | None) -> _T:
         nbytes = 1 if size is None else size(value)
-        with _lock:
+        with lock:
             found = self._entries.get(key)
             return self.put(key, value, nbytes) if found is None else found
 
     def _make_once(self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None) -> _T:
         slot = os.getpid(), key  # a forked child has no thread that makes what was under way in its parent
-        with _lock:
+        with lock:
             found = self._entries.get(key)
             if found is not None:
                 return found
@@ -131,7 +132,7 @@ class Cache(Generic[_T]):
 
     def clear(self) -> None:
         """Let go of all values."""
-        with _lock:
+        with lock:
             gone = list(self._entries.values())
             self._entries.clear()
             self._sizes.clear()

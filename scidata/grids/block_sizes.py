@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, IntArray
 from scidata.core.urls import Url
 from scidata.grids.kept import KeptRows
@@ -41,10 +42,7 @@ def _found_once(find: Callable[[BlockSizes, Part], _T]) -> Callable[[BlockSizes,
 
     @functools.wraps(find)
     def kept(self: BlockSizes, part: Part) -> _T:
-        key = find.__name__, part.position
-        if key not in self._known:
-            self._known[key] = find(self, part)
-        found: _T = self._known[key]
+        found: _T = self._known.get_or_make((find.__name__, part.position), lambda: find(self, part))
         return found
 
     return kept
@@ -96,8 +94,7 @@ class BlockSizes:
         self._node_parts = node_parts
         self._limit, self._fits = max_bytes, fits
         self._max_bytes: int | None = None
-        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
-        self._fits_at_once: dict[tuple[tuple[int, ...], str], bool] = {}
+        self._known: Cache[Any] = Cache(1 << 12)
 
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part; of the first that is asked for."""
@@ -245,12 +242,12 @@ class BlockSizes:
 
     def at_once(self, name: str, i: int, part: Part) -> Together:
         """Return the trajectories of a field that are decoded with the ``i``-th, where all of them go to disk."""
-        key = part.position, name
-        if key not in self._fits_at_once:
-            num = self.steps_per_block[name] * self._trajectories.most(name)
-            most = num * max(self._bytes_of_step(name, each) for each in [part, *self._sharers])
-            self._fits_at_once[key] = most <= _MAX_AT_ONCE
-        return self._trajectories.of(name, i, alone=not self._fits_at_once[key])
+        fits = self._known.get_or_make((name, part.position, "at once"), lambda: self._fits_at_once(name, part))
+        return self._trajectories.of(name, i, alone=not fits)
+
+    def _fits_at_once(self, name: str, part: Part) -> bool:
+        num = self.steps_per_block[name] * self._trajectories.most(name)
+        return num * max(self._bytes_of_step(name, each) for each in [part, *self._sharers]) <= _MAX_AT_ONCE
 
     @functools.cached_property
     def enough(self) -> dict[str, int]:

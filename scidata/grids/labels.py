@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
+from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, UnknownNameError, visible
@@ -30,12 +31,10 @@ class Labels:
 
     def __init__(self, series: Series, partition: GridPartition) -> None:
         self._series, self._partition = series, partition
-        self._known: dict[str, npt.NDArray[Any] | None] = {}
+        self._known: Cache[tuple[npt.NDArray[Any] | None]] = Cache(1 << 10)
 
     def _of(self, dim: str) -> npt.NDArray[Any] | None:
-        if dim not in self._known:
-            self._known[dim] = labels_of(self._series, dim)
-        return self._known[dim]
+        return self._known.get_or_make(dim, lambda: (labels_of(self._series, dim),))[0]
 
     def local(self, dim: str, coordinate: Mapping[str, int]) -> npt.NDArray[Any] | None:
         """Return those of the rows of one rank along a dimension, halo included."""

@@ -14,17 +14,18 @@ read, in stored order or in that of ``shuffle="blocks"``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.cache import Cache
+from scidata.core.cache import Cache, lock
 from scidata.grids.block_reader import BlockReader
 from scidata.grids.block_sizes import BlockSizes
 from scidata.grids.kept import KeptRows
@@ -182,7 +183,7 @@ class SharedRows:
         )  # blocks of which a row was read alone, as many as could be kept
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"wanted": {}}
+        return self.__dict__ | {"wanted": {}, "_uncounted": deque()}
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -308,8 +309,13 @@ class SharedRows:
             found = run_each([functools.partial(self._copy, name, reads[name], part, out[name]) for name in names])
         else:
             found = [self._copy(name, reads[name], part, out[name]) for name in names]
-        ahead = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-        return sum(itertools.chain(ahead, *found), start=NO_READ)
+        return sum(itertools.chain(self._ahead(), *found), start=NO_READ)
+
+    def _ahead(self) -> Iterator[ReadStats]:
+        """Take what reading ahead took since the last sample; of several threads each takes some of it."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._uncounted.popleft()
 
     def _copy(self, name: str, reads: Sequence[BlockRead], part: Part, out: npt.NDArray[Any]) -> list[ReadStats]:
         axis = self._fields[name].source_dims.index(str(self._series.sample_dim))
@@ -317,7 +323,8 @@ class SharedRows:
         stats: list[ReadStats] = []
         for read in reads:
             block = self._block(read.key, part, stats)
-            block.left -= len(read.rows)
+            with lock:
+                block.left -= len(read.rows)
             rows = _rows_first(block.values if read.inside is None else block.values[read.inside], axis)
             for row, place in read.rows:
                 values[place] = rows[row]

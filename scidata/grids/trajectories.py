@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scidata.core.cache import Cache
 from scidata.core.types import Segment, Segments
 from scidata.grids.series import Series
 
@@ -52,7 +53,7 @@ class Trajectories:
         self._series = series
         runs = {dim: _run_of(selected[dim]) for dim in series.outer}
         self._runs = {dim: run for dim, run in runs.items() if run is not None}
-        self._known: dict[tuple[str, int, bool], Together] = {}
+        self._known: Cache[Together] = Cache(1 << 16)
 
     def of(self, name: str, i: int, *, alone: bool) -> Together:
         """Return the members that are read together with the ``i``-th; ``alone``: itself.
@@ -60,10 +61,12 @@ class Trajectories:
         Of a field without a dimension of trajectories, which is the same in all of them, the first has it.
         """
         key = name, i, alone
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None:
             found = self._find(name, i, alone=alone)
-            self._known |= {(name, each, alone): found for each in (i, *found.members)}  # one for all, which each lists
-        return self._known[key]
+            for each in (i, *found.members):  # one for all, which each lists
+                self._known.put((name, each, alone), found)
+        return found
 
     def most(self, name: str) -> int:
         """Return how many trajectories a chunk of a field holds that is decoded for any of them, at most."""

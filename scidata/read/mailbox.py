@@ -354,13 +354,13 @@ def _base() -> str:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
-_alive: dict[str, tuple[int, int]] = {}  # by folder: the process, and its descriptor of the lock
+_alive: dict[tuple[str, int], int] = {}  # by folder and process: its descriptor of the lock
 
 
 def _join(name: str) -> str | None:
     """Return the folder of these processes, this one's from now on; None where there can be none."""
     folder = os.path.join(_base(), f"{_PREFIX}{os.getuid()}-{hashlib.sha256(name.encode()).hexdigest()[:24]}")
-    if folder in _alive and _alive[folder][0] == os.getpid():
+    if (folder, os.getpid()) in _alive:
         return folder
     _sweep()
     for _ in range(100):
@@ -374,7 +374,9 @@ def _join(name: str) -> str | None:
             continue  # removed meanwhile
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.path.exists(os.path.join(folder, "alive")) and _same(fd, os.path.join(folder, "alive")):
-            _alive[folder] = os.getpid(), fd
+            if _alive.setdefault((folder, os.getpid()), fd) != fd:
+                os.close(fd)  # another thread was first
+                return folder
             multiprocessing.util.Finalize(None, _leave, exitpriority=0)  # its children end without atexit
             return folder
         os.close(fd)
@@ -410,7 +412,7 @@ def _remove_if_dead(folder: str) -> None:
 
 
 def _leave() -> None:
-    for folder, (pid, fd) in list(_alive.items()):
+    for (folder, pid), fd in list(_alive.items()):
         if pid == os.getpid():
             os.close(fd)
             _remove_if_dead(folder)

@@ -7,7 +7,6 @@ this thread holds a lock. So nothing on that path takes a lock: it uses only sin
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import weakref
 from abc import ABC, abstractmethod
@@ -207,8 +206,7 @@ class BufferRing(Ring[BufferSet]):
 
     def _take(self, rows: int) -> BufferSet | None:
         self._rows = max(self._rows, rows)
-        while self._free:
-            buffers = self._free.popleft()
+        while (buffers := self._pop_free()) is not None:
             if buffers.max_rows < rows:
                 continue
             self._busy.add(buffers)
@@ -224,6 +222,12 @@ class BufferRing(Ring[BufferSet]):
         self._busy.add(buffers)
         self.num_allocated += 1
         return buffers
+
+    def _pop_free(self) -> BufferSet | None:
+        try:
+            return self._free.popleft()
+        except IndexError:  # asked for, not looked up: two threads take some
+            return None
 
     def hand_out(self, buffers: BufferSet) -> dict[str, torch.Tensor]:
         """Return a set's tensors to give away; it comes back when no view of them is left."""
@@ -255,9 +259,9 @@ class BufferRing(Ring[BufferSet]):
     def fit(self, prefetch: int) -> None:
         """Change the capacity to so many sets besides the user's, and let go of free ones beyond it."""
         shrunk, self.capacity = prefetch + 1 < self.capacity, prefetch + 1
-        while shrunk and self._free and self.num_live > self.capacity + max(0, len(self._kept) - 1):
-            with contextlib.suppress(IndexError):  # a reader took it
-                self._free.pop()
+        while shrunk and self.num_live > self.capacity + max(0, len(self._kept) - 1):
+            if self._pop_free() is None:
+                break
 
     def make_room(self) -> None:
         """Fit the limit to what the user keeps.

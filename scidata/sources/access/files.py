@@ -116,7 +116,7 @@ class FileCache:
                 return handle
         handle = self._open(path)
         with self._lock:
-            self._handles[path] = handle
+            handle = self._handles.setdefault(path, handle)  # of two threads both read the same file
             while len(self._handles) > self._max_open:
                 self._handles.popitem(last=False)
             is_first_of_many = len(self._handles) == _SEVERAL and not self._has_reserved
@@ -264,6 +264,9 @@ class Versions:
     def __init__(self) -> None:
         self._seen: dict[str, Version] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_seen": self._seen.copy()}  # other threads add to it
+
     def note(self, path: str, found: Version) -> None:
         """Take in the version of a file that is about to be read.
 
@@ -274,10 +277,9 @@ class Versions:
             set that time back.
         """
         known = self._seen.get(path)
-        if known is None:
-            if len(self._seen) < _MAX_VERSIONS:
-                self._seen[path] = found
-        elif known != found:
+        if known is None and len(self._seen) < _MAX_VERSIONS:
+            known = self._seen.setdefault(path, found)
+        if known not in (None, found):
             raise SourceChangedError(
                 f"{path}: it was replaced or changed while it was in use: {_shown(known)} when it was first read, "
                 f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"

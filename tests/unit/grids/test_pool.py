@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
+import time
+from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from scidata.grids import pool
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily
 
@@ -150,6 +155,68 @@ def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:
         total = sum(threads.map(run, range(8)))
     once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
     assert once <= total <= 2 * once
+
+
+class SlowDeque(deque):
+    """Another thread's turn comes between the count and what follows from it."""
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        time.sleep(1e-4)
+        return count
+
+
+class SlowBlock(pool._Block):
+    """Another thread's turn comes between the look at a number and its change."""
+
+    @property
+    def left(self) -> int:
+        found = self.__dict__["left"]
+        time.sleep(0)
+        return found
+
+    @left.setter
+    def left(self, value: int) -> None:
+        self.__dict__["left"] = value
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Have threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_count_what_was_read_and_used(
+    stores: dict[str, Any], hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_Block", SlowBlock)
+    alone, pooled = (GridReader(stores["lz4"], sample_dim="time", num_threads=0, pool_bytes=n) for n in (0, BIG))
+    shared = pooled.pool
+    shared._uncounted, shared.wanted[0] = SlowDeque(), set()
+    for index in range(STEPS):
+        shared.wanted[0].update(each.key for each in pooled.shared_reads(index, pooled.partition.coordinate(0)))
+    barrier = threading.Barrier(8)
+
+    def run(i: int) -> int:
+        barrier.wait(30)
+        decoded = 0
+        for index in range(STEPS):
+            for each in pooled.shared_reads(index, pooled.partition.coordinate(0)):
+                each.load()
+            decoded += read(pooled, index, 0)[1].bytes_decoded
+            if i == 0:
+                pickle.dumps(pooled)
+        return decoded
+
+    with ThreadPoolExecutor(8) as threads:
+        total = sum(threads.map(run, range(8)))
+    once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
+    assert total + sum(stats.bytes_decoded for stats in shared._uncounted) == once
+    blocks = [shared._blocks.get(key) for key in shared.wanted[0]]
+    assert sum(8 - block.left for block in blocks) == 8 * 2 * STEPS
 
 
 def test_a_block_is_read_when_a_second_sample_needs_it(stores: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -118,6 +119,26 @@ def test_backward_through_a_batch_that_was_let_go() -> None:
     assert torch.equal(weight.grad, torch.full(SHAPE, 3.0))
     del loss
     assert ring.num_kept == 0
+
+
+def test_a_set_that_is_let_go_of_while_it_is_taken() -> None:
+    """The consumer fits the ring between a reader's look at the free sets and its grasp."""
+    ring = BufferRing(SPECS, capacity=4)
+    reader = threading.get_ident()
+
+    class Free(deque):
+        def __len__(self) -> int:
+            count = super().__len__()
+            if threading.get_ident() == reader:
+                fit = threading.Thread(target=ring.fit, args=(1,))
+                fit.start()
+                fit.join(30)
+            return count
+
+    sets = [ring.acquire(2) for _ in range(4)]
+    ring.give_back(sets.pop())
+    ring._free = Free(ring._free)
+    assert ring._take(2) is None or ring.num_live == 4
 
 
 def test_a_set_waits_for_all_its_fields() -> None:

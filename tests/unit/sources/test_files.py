@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from scidata.device_mesh.board import processes
+from scidata.errors import SourceChangedError
 from scidata.sources.access import files
-from scidata.sources.access.files import FileCache
+from scidata.sources.access.files import FileCache, Versions
 from tests.faults.descriptors import data_sets, run_apart
 
 
@@ -108,3 +111,42 @@ def test_descriptors_close_when_the_interpreter_has_cleared_the_module(
     monkeypatch.setattr(module, "os", None)
     kept.clear()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _at_once(*calls: Callable[[], object]) -> list[object]:
+    """Return what calls on threads of their own return, or raise, with a barrier that each may wait at."""
+
+    def outcome(call: Callable[[], object]) -> object:
+        try:
+            return call()
+        except SourceChangedError as error:
+            return type(error)
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(outcome, calls))
+
+
+def test_two_threads_that_meet_a_file_first_take_it_in_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(2)
+
+    class Slow(dict[str, Any]):
+        def get(self, *key: Any) -> Any:
+            found = super().get(*key)
+            barrier.wait(30)
+            return found
+
+    versions = Versions()
+    versions._seen = Slow()
+    found = _at_once(lambda: versions.note("f", (1, 2, 3)), lambda: versions.note("f", (1, 2, 4)))
+    assert sorted(map(str, found)) == sorted(map(str, [None, SourceChangedError]))
+
+    (tmp_path / "f").write_bytes(b"1")
+    cache, opened = FileCache(), FileCache._open
+
+    def slow(self: FileCache, path: str) -> Any:
+        barrier.wait(30)
+        return opened(self, path)
+
+    monkeypatch.setattr(FileCache, "_open", slow)
+    first, second = _at_once(*[lambda: cache._handle(str(tmp_path / "f"))] * 2)
+    assert first is second

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from scidata.device_mesh.board import stuck
 from scidata.device_mesh.board.events import Event, Others, events_of, failed, in_words, left, post
 from scidata.device_mesh.board.processes import ProcessId, StepShown
+from scidata.device_mesh.board.recall import BREAK_SECONDS, Recall, waits_for
 from scidata.device_mesh.board.store import Store, common_store, is_served, within
 from scidata.device_mesh.torch_internals import num_started
 from scidata.errors import RankFailedError
@@ -30,15 +30,14 @@ _PERIOD = 0.25  # s between two looks
 _RANKS_A_PERIOD = 1024  # more ranks ask less often: one process answers them all
 _BEAT = 4  # looks from one sign of life to the next
 _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
-_BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
+_GAP = 3.0  # s between two looks, after which silence says nothing
 _SHORTEST_SILENCE = 1.0  # s of a stopped process, however short the timeouts are
 _REASON_SECONDS = 1.0  # for another rank's end to be seen, after a collective with it has failed
 _GOODBYE_SECONDS = 1.0  # that a process which has failed waits until the others know
 _HOST_SECONDS = 2.0  # that one which keeps the store waits until the others do not ask for it any more
 _CULPRIT_SECONDS = 2.0  # that a process which another one ends waits until that has ended
 _MET_SECONDS = 0.2  # after an error of an operation, without a collective since
-_ALIKE_SECONDS = 10.0  # between errors of one kind that ranks have met together
 _JOIN_SECONDS = 5.0
 _NUM_LOOPS = 8  # that are remembered
 
@@ -65,8 +64,8 @@ class Loop(Protocol):
 
 
 @dataclass
-class _Met:
-    """An error of an operation."""
+class Met:
+    """An error of an operation, and how many collectives the rank had begun in each group by then."""
 
     words: str
     started: dict[str, int]
@@ -85,6 +84,14 @@ class Board:
         By a loader's name, its last iteration that an error has ended here.
     told
         What this rank has posted of an error of its own that has ended a loop.
+    met_last
+        The latest error of an operation on this rank.
+    loops
+        That are under way.
+    thread
+        Which is looked after where no loop is.
+    is_lost, is_alone
+        Whether the store does not answer; whether the process that keeps it has ended, with a word.
     """
 
     def __init__(self, host: int | None) -> None:
@@ -94,7 +101,7 @@ class Board:
         self._base = dist.PrefixStore(f"board{common.add(f'boards/{self.rank}', 1)}", common)  # type: ignore[attr-defined]
         self.store = self._base.clone()  # type: ignore[attr-defined, unused-ignore]  # a connection of its own
         self._host = host if is_served(common) else None
-        self.thread = threading.get_ident()  # which is looked after where no loop is
+        self.thread = threading.get_ident()
         self.timeout = 0.0
         self.shown = StepShown()
         self.shown.show(-1)
@@ -102,18 +109,16 @@ class Board:
         self.events: list[Event] = []
         self.over: dict[str, int] = {}
         self.told: Event | None = None
-        self._loops: list[Loop] = []
+        self.loops: list[Loop] = []
         self._places: dict[str, tuple[int, int, str]] = {}
-        self._met: _Met | None = None
-        self._posted: list[_Met] = []  # not taken back yet
+        self.met_last: Met | None = None
+        self._posted: list[Met] = []  # not taken back yet
         self._own: Event | None = None  # the last of them
         self._num_read = self._count = self._num_loaders = 0
+        self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
-        self._standing, self._armed = stuck.Standing(), 0.0
-        self._is_due = self._is_broken = self._is_outside = False
-        self._breaks: Event | None = None
-        self.is_lost = False  # the store
-        self.is_alone = False  # the process that keeps the store has ended, with a word
+        self._recall = Recall()
+        self.is_lost = self.is_alone = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._observing: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -136,7 +141,7 @@ class Board:
         """Begin to call a loop, and to look after its thread."""
         self.told = None
         self._places.pop(loop.name, None)
-        self._inbox.put(lambda: self._loops.append(loop))
+        self._inbox.put(lambda: self.loops.append(loop))
 
     def detach(self, loop: Loop) -> None:
         """End that, once the others can know how it has ended."""
@@ -144,7 +149,7 @@ class Board:
 
         def leave() -> None:
             self._remember(loop)
-            self._loops = [each for each in self._loops if each is not loop]
+            self.loops = [each for each in self.loops if each is not loop]
             if not self.is_alone and not self.is_lost:
                 loop.tick()
                 self._beat()
@@ -165,7 +170,7 @@ class Board:
     def met(self, error: BaseException) -> None:
         """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
         if not isinstance(error, RankFailedError):
-            self._met = _Met(in_words(error), num_started(), time.monotonic())
+            self.met_last = Met(in_words(error), num_started(), time.monotonic())
             self._inbox.put(lambda: None)
 
     def new_loader(self) -> str:
@@ -175,12 +180,27 @@ class Board:
 
     def has_said(self, event: Event) -> bool:
         """Whether the log has it that a collective was broken off for an event."""
-        return self._breaks is not None and self._breaks.number == event.number
+        return self._recall.breaks is not None and self._recall.breaks.number == event.number
 
     def knows(self, event: Event) -> None:
         """Say that this rank has heard of an event, and can do without who has posted it."""
         if event.number >= 0 and not self.is_lost and (not self.is_alone or event.rank == self._host):
             self.store.set(f"knows/{event.number}/{self.rank}", "")
+
+    def has(self, key: str) -> bool:
+        """Whether a word was left; True where that cannot be known any more. By the board's thread."""
+        return not self.is_answered or bool(self.store.check([key]))
+
+    def leave_word(self, key: str) -> None:
+        """Leave a word, where the store still answers. By the board's thread."""
+        if self.is_answered:
+            self.store.set(key, "")
+
+    def all_know(self, event: Event, store: Store | None = None) -> bool:
+        """Whether all ranks have heard of an event, or have ended, but this one and the event's."""
+        asked = self.store if store is None else store
+        others = [rank for rank in self.ranks if rank not in (self.rank, event.rank)]
+        return all(asked.check([f"knows/{event.number}/{rank}"]) or asked.check([f"ended/{rank}"]) for rank in others)
 
     def _remember(self, loop: Loop) -> None:
         self._places[loop.name] = loop.place
@@ -207,7 +227,7 @@ class Board:
             finally:
                 self._asked = 0.0
             try:
-                work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
+                work = self._inbox.get(timeout=_DUE_PERIOD if self._recall.is_due else period)
             except queue.Empty:
                 work = self._nothing
 
@@ -219,7 +239,7 @@ class Board:
         self.store.set(f"process/{self.rank}", json.dumps(record))
 
     def _say_over(self) -> None:
-        if self._is_answered:
+        if self.is_answered:
             post(
                 self.store,
                 Event(kind="left", rank=self.rank, text=f"rank {self.rank} has destroyed its process groups"),
@@ -228,24 +248,29 @@ class Board:
 
     def _observe(self) -> None:
         """See whether the store still answers the other thread, which waits for it if it takes for ever."""
+        looked = time.monotonic()
         while True:
             try:
                 self._observing.get(timeout=_PERIOD)
                 return
             except queue.Empty:
-                since, limit = self._asked, self._patience(self._host_process())
+                looked, before = time.monotonic(), looked
             if self.is_over:
                 return
+            since, limit = self._asked, self._patience(self._host_process())
+            if since and looked - before > _GAP:  # this process was stopped itself
+                self._asked = looked
+                continue
             if since and time.monotonic() - since > limit:
                 self._lose(f"for {limit:g} s")
                 while not self._has_ended and not self.is_over and self._asked:
-                    self._alarm()
+                    self._recall.look(self)
                     time.sleep(_DUE_PERIOD)
                 return
 
     def _patience(self, process: ProcessId | None) -> float:
         """Return how long a rank may be silent: one that is seen to run may hold the GIL for long."""
-        limits = [limit for limit in (self.timeout, *(loop.timeout for loop in self._loops)) if limit]
+        limits = [limit for limit in (self.timeout, *(loop.timeout for loop in self.loops)) if limit]
         if process is None or process.runs() is not False or not limits:
             return _SILENCE
         return min(_SILENCE, max(_SHORTEST_SILENCE, min(limits)))
@@ -258,7 +283,7 @@ class Board:
     def _tick(self) -> None:
         self._count += 1
         if not self.is_alone and not self.is_lost:
-            for loop in self._loops:
+            for loop in self.loops:
                 self._remember(loop)
                 loop.tick()
             if self._count % _BEAT == 1:
@@ -267,7 +292,7 @@ class Board:
             self._say_what_was_met()
             if not self.is_alone:
                 self._look_after()
-        self._alarm()
+        self._recall.look(self)
 
     def _beat(self) -> None:
         self.store.set(f"beat/{self.rank}", json.dumps({"beat": self._count, "loops": self._places}))
@@ -288,7 +313,7 @@ class Board:
                 return
 
     def _say_what_was_met(self) -> None:
-        met, started = self._met, num_started()
+        met, started = self.met_last, num_started()
         for old in [each for each in self._posted if each is not met or each.started != started]:
             self._posted.remove(old)  # it has gone on
             if old.event is not None:
@@ -309,6 +334,9 @@ class Board:
         if process is None:
             return
         beat, since, stopped = self._heard
+        if now - self._looked > _GAP:  # this process was stopped itself, perhaps with the other
+            since, stopped = now, 0.0
+        self._looked = now
         has_ended, runs = process.has_ended(), process.runs()
         stopped = (stopped or now) if runs is False else 0.0
         if often and self.store.check([f"beat/{neighbour}"]):
@@ -325,78 +353,10 @@ class Board:
         event = self.others.dead(neighbour, self.others.loops(self.store, neighbour), how)
         self.events.append(self.post(event))
 
-    # -- what has to be raised here ----------------------------------------------------------------------------------
-
-    def _alarm(self) -> None:
-        """Let loops raise; call a thread back that waits in a collective for a rank that does not come."""
-        event, thread, in_loop = next(self._due(), (None, 0, False))
-        self._is_due = event is not None
-        if event is None or self._is_broken or self._has_ended:
-            return
-        how = self._standing.look(thread, anywhere=in_loop)
-        if how is None:
-            self._armed = 0.0
-            # a loop comes to it by itself
-            if not self._standing.is_inside and self._is_outside and not in_loop:
-                self.knows(event)
-            self._is_outside = not self._standing.is_inside
-        elif not self._armed:
-            if event.kind != "met" or not self._is_taken_back(event):
-                self._arm(event, thread, how)
-        elif self._all_know(event) or time.monotonic() - self._armed > _BREAK_SECONDS:
-            self._is_broken = True
-            if event.kind == "met" and self._is_answered:
-                self.store.set(f"broken/{event.number}", "")
-            stuck.break_groups()
-
-    def _is_taken_back(self, event: Event) -> bool:
-        return not self._is_answered or self.store.check([f"over/{event.number}"])
-
-    def _due(self) -> Iterator[tuple[Event, int, bool]]:
-        for loop in self._loops:
-            event = loop.alarm()
-            if event is not None:
-                yield event, loop.thread, True
-        for event in self.events:
-            if (event.is_last and event.kind != "left") or (event.kind in ("left", "met") and self._waits_for(event)):
-                yield event, self.thread, False
-
-    def _waits_for(self, event: Event) -> bool:
-        """Whether this rank has begun a collective that the other one had not come to, and does not for its error."""
-        if event.kind == "met" and self._has_met_alike(event):
-            return False
-        started = num_started()
-        return any(started.get(name, 0) > number for name, number in event.started.items())
-
-    def _has_met_alike(self, event: Event) -> bool:
-        own, kind = self._met, event.text.partition(": ")[2].partition(":")[0]
-        is_recent = own is not None and time.monotonic() - own.time < _ALIKE_SECONDS
-        return own is not None and is_recent and own.words.partition(":")[0] == kind
-
-    def _arm(self, event: Event, thread: int, how: str) -> None:
-        """Have the thread raise the reason as soon as it comes back.
-
-        All ranks do that before one breaks its groups, because that ends the collectives of the others, too.
-        """
-        self._armed = time.monotonic()
-        said = f"{event.text}; rank {self.rank} waited for it in a collective, which it has broken off"
-        _log.error("%s: its process groups are of no more use", said)
-        self._breaks = replace(event, text=said)
-        if how == "call":
-            stuck.raise_in(thread, self._breaks.error())
-        self.knows(event)
-
-    def _all_know(self, event: Event) -> bool:
-        return not self.is_lost and not self.is_alone and self._know(self.store, event)
-
-    def _know(self, store: Store, event: Event) -> bool:
-        others = [rank for rank in self.ranks if rank not in (self.rank, event.rank)]
-        return all(store.check([f"knows/{event.number}/{rank}"]) or store.check([f"ended/{rank}"]) for rank in others)
-
     # -- when a collective fails -------------------------------------------------------------------------------------
 
     @property
-    def _is_answered(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether the store may still answer; torch prints a backtrace of its own where it is asked and does not."""
         host = self._host_process()
         return not self.is_lost and not self.is_alone and (host is None or host.runs() is not False)
@@ -408,16 +368,16 @@ class Board:
         if event.rank == self.rank or event.kind not in ("failed", "disagree", "left"):
             return False
         if event.kind == "left":  # one that has destroyed its groups cannot say how far it has come
-            return self._waits_for(event) or not event.started
+            return waits_for(self, event) or not event.started
         return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
 
     def reason(self) -> Exception | None:
         """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
-        event = self._breaks
-        if event is None and self._is_answered:
-            event = within(_REASON_SECONDS + _BREAK_SECONDS, self._find_reason)
+        event = self._recall.breaks
+        if event is None and self.is_answered:
+            event = within(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
         event = event or next(filter(self._is_cause, self.events), None)
-        if event is None and not self._is_answered and not self.is_alone:
+        if event is None and not self.is_answered and not self.is_alone:
             event = self.others.lost("since a collective failed")
         return None if event is None else event.error()
 
@@ -431,7 +391,7 @@ class Board:
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""
-        if self._is_answered:
+        if self.is_answered:
             return within(_REASON_SECONDS, lambda: self.others.stopped(self._base, when))
         if self.is_alone:
             return None
@@ -444,23 +404,23 @@ class Board:
         """Say why this process ends, once, and give the others the time to hear of it."""
         if self._has_ended:
             return
-        for loop in list(self._loops):
+        for loop in list(self.loops):
             loop.end()
         was_left = any(state == "left" for *_, state in self._places.values())
-        if self._is_answered:
+        if self.is_answered:
             waits = _HOST_SECONDS if self.rank == self._host else 0.0
             waits = _GOODBYE_SECONDS if error is not None and not isinstance(error, RankFailedError) else waits
             event = self._last_word(error)
             if isinstance(error, RankFailedError):
-                within(_BREAK_SECONDS, lambda: self.others.process(error.rank, self._base))
-            within(waits + _BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
+                within(BREAK_SECONDS, lambda: self.others.process(error.rank, self._base))
+            within(waits + BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
         self._has_ended = True
         self._inbox.put(None)
         self._observing.put(None)
         if was_left and not self.is_over:  # what is under way would wait for ranks that will not come
             stuck.break_groups()
         for thread in self._threads:
-            thread.join(_JOIN_SECONDS if self._is_answered else 0.0)
+            thread.join(_JOIN_SECONDS if self.is_answered else 0.0)
         if isinstance(error, RankFailedError):
             self._outlive(error.rank)
 
@@ -471,8 +431,8 @@ class Board:
             told = self.told or failed(self.rank, self._places, error)
             return replace(told, is_last=True, number=-1)
         started = {} if self.is_over else num_started()
-        has_met = self._met is not None and self._met.started == started
-        event = left(self.rank, self._places, self._met.words if has_met and self._met else None)
+        has_met = self.met_last is not None and self.met_last.started == started
+        event = left(self.rank, self._places, self.met_last.words if has_met and self.met_last else None)
         return replace(event, started=started)
 
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
@@ -480,7 +440,7 @@ class Board:
         if event is not None:
             event = post(self._base, event)
         self._base.set(f"ended/{self.rank}", "")
-        while event is not None and time.monotonic() < deadline and not self._know(self._base, event):
+        while event is not None and time.monotonic() < deadline and not self.all_know(event, self._base):
             time.sleep(_DUE_PERIOD / 5)
 
     def _outlive(self, rank: int) -> None:

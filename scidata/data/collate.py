@@ -10,6 +10,7 @@ import torch
 from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.irregular_union import unite
+from scidata.data.local_fields import LocalFields, stacked
 from scidata.data.sample import Sample, TensorT
 from scidata.errors import FieldMismatchError
 
@@ -48,9 +49,13 @@ def collate(samples: Sequence[Sample[Any]]) -> Sample[Any]:
     >>> tuple(batch["u"].shape), batch.dims["u"], batch.index
     ((2, 3, 7, 8), ('batch', 'level', 'latitude', 'longitude'), [0, 2])
     """
+    if samples and all(isinstance(sample, LocalFields) for sample in samples):
+        return stacked(samples)  # type: ignore[arg-type, return-value]  # in a worker of torch's loader
     if not samples or not all(isinstance(sample, Sample) for sample in samples):
-        found = ", ".join(sorted({type(sample).__name__ for sample in samples})) or "none"
-        raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}")
+        kinds = {type(sample).__name__ for sample in samples}
+        read = "; ds.assemble(part) makes a sample of what a worker has read" if "LocalPart" in kinds else ""
+        found = ", ".join(sorted(kinds)) or "none"
+        raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}{read}")
     irregular = [sample for sample in samples if isinstance(sample, IrregularSample)]
     if not irregular:
         return _stacked(samples)

@@ -21,6 +21,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.collate import collate
 from scidata.data.figures import Statistics
+from scidata.data.local_fields import LocalFields
 from scidata.data.order import Mixture
 from scidata.data.sample import Sample
 from scidata.data.scaling import alike
@@ -148,10 +149,14 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Digest of what decides the samples: the data sets', and which samples of them, in which numbering."""
         content = {
             "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
-            "numbering": [_digest(self._parts), _digest(self._indices)],
+            "numbering": self.numbering(),
             "mixture": None if self.mixture is None else [self.mixture.lengths, self.mixture.takes],
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def numbering(self) -> list[str]:
+        """Return digests of which samples are taken from which data set, in which order."""
+        return [_digest(self._parts), _digest(self._indices)]
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
@@ -300,8 +305,14 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
         return read
 
-    def assemble(self, local: Any, *, index: int | list[int], batched: bool = False) -> SampleT:
-        """Wrap local parts as their data set does: of one sample, or of a batch of them."""
+    def assemble(self, local: Any, *, index: int | list[int] | None = None, batched: bool = False) -> SampleT:
+        """Wrap local parts as their data set does: of one sample, or of a batch of them.
+
+        ``index`` may be left out of parts of grids that a worker of torch's loader has read, which know it.
+        """
+        if index is None and not isinstance(local, LocalFields):
+            raise ConfigError("assemble: which sample is it? pass index=, or a list of them for a batch")
+        index = local.index if index is None else index
         if isinstance(index, int):
             part, own = self.locate(index)
             return self._renumbered(self._sources[part].assemble(local, index=own), index)
@@ -309,7 +320,8 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         if len({part for part, _ in places}) == 1:
             dataset = self.datasets[places[0][0]]
             return self._renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
-        rows = [{name: values[row] for name, values in local.items()} for row in range(len(index))]
+        fields = local.fields() if isinstance(local, LocalFields) else local
+        rows = [{name: values[row] for name, values in fields.items()} for row in range(len(index))]
         return self._renumbered(
             collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)]), index
         )
@@ -323,6 +335,8 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         renumbered: SampleT = sample
         if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
             sample.index = index
+        elif isinstance(sample, LocalFields):
+            sample.number(index)
         return renumbered
 
     def __getstate__(self) -> dict[str, Any]:

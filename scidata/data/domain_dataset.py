@@ -25,6 +25,7 @@ from scidata.data.scaling import Scale, scales_of
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
+from scidata.shard.comm.indexed import note
 
 
 class Reader(Protocol):
@@ -123,6 +124,11 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return tuple(self._coordinate)
 
     @property
+    def dtype(self) -> torch.dtype | None:
+        """What floating fields are handed out as; None: as they are stored, or decoded."""
+        return self._dtype
+
+    @property
     def detached(self) -> bool:
         """Whether this is a copy in a worker process, without the mesh that the data set was opened with."""
         return self._detached
@@ -170,9 +176,20 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         index = as_index(index)
         local = self.read_local(index)
         if self._detached or (self.mesh is not None and get_worker_info() is not None):
-            return local  # type: ignore[no-any-return]  # a worker has no process group; assemble() wraps in the parent
+            return self._of_worker(local, index % len(self))  # type: ignore[no-any-return]  # no process group here
+        self._note(index % len(self))
         sample = self.assemble(local, index=index % len(self))
         return self.transform(sample) if self.transform is not None else sample
+
+    def _of_worker(self, local: Any, index: int) -> Any:
+        """Return what a worker hands out, which :meth:`assemble` wraps in the parent."""
+        return local
+
+    def _note(self, *indices: int) -> None:
+        """Have the ranks that share these samples find out, in their next collective, whether they have the same."""
+        if self._domain is not None:
+            for index in indices:
+                note(f"sample {index} of {len(self)}", self._domain.get_all_groups())
 
     # -- normalising ---------------------------------------------------------------------------------------------
 

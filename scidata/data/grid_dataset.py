@@ -20,6 +20,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, IntArray
 from scidata.data.channels import Channels, channels_of
 from scidata.data.domain_dataset import DomainDataset
+from scidata.data.local_fields import LocalFields
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample, TensorT
 from scidata.data.static_fields import StaticFields
@@ -273,6 +274,11 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         found |= self._static.on(torch.device("cpu"))
         return {name: found[name] for name in self.fields}
 
+    def _of_worker(self, local: Any, index: int) -> Any:
+        if get_worker_info() is None:  # a copy that was pickled for something else
+            return local
+        return LocalFields.of(local, index, is_whole=self.reader.partition.num_parts == 1)
+
     def assemble(
         self,
         local: Mapping[str, torch.Tensor],
@@ -296,6 +302,10 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             Called in a worker process, or with tensors that do not have this rank's shapes.
         """
         self._check_attached()
+        if isinstance(local, LocalFields):
+            index = local.index if index is None else index
+            self._note(*(index if isinstance(index, list) else [index]))
+            local = local.fields()
         tensors: dict[str, TensorT] = {}
         lead: tuple[int, ...] = ()
         for name, tensor in local.items():

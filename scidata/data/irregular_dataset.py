@@ -255,6 +255,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             Called in a worker process, or with another rank's part.
         """
         self._check_attached()
+        if index is None:  # of a worker of torch's loader, say
+            self._note(local.index)
         rows = local.index_maps[local.part.entity]
         if rows.part != self._rank or rows.num_parts != self.reader.num_parts:
             raise ConfigError(

@@ -6,7 +6,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from scidata.core.memory import BlockPool
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
 from scidata.data.source import Source
+from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.position import Position
 from scidata.loader.prefetch.prefetcher import Prefetcher
@@ -43,7 +44,9 @@ class Batches(Iterator[BatchT]):
         waiting: WaitWatch,
         draws: tuple[int, int] = (0, 0),
         stream: TransformStream | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
+        self._agreement = agreement
         self._draws = draws
         self._stream = stream
         self._waiting = waiting
@@ -64,7 +67,7 @@ class Batches(Iterator[BatchT]):
         called = time.perf_counter_ns()
         try:
             with nullcontext() if self._stream is None else self._stream.own():
-                index, local = next(self._prefetcher)
+                index, local = self._read()
                 arrived = time.perf_counter_ns()
                 with trace.span("transform", samples=index):
                     batch: BatchT = self._wrap(index, local)
@@ -83,6 +86,20 @@ class Batches(Iterator[BatchT]):
         self._position.received(self._prefetcher.taken)
         self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
+
+    def _read(self) -> tuple[list[int], Any]:
+        """Return what was read, once all ranks are known to read the same."""
+        if self._agreement is not None:
+            self._agreement.begin()
+        try:
+            index, local = next(self._prefetcher)
+        except StopIteration:
+            if self._agreement is not None and not self._over:
+                self._agreement.end()
+            raise
+        if self._agreement is not None:
+            self._agreement.reached()
+        return index, local
 
     def close(self) -> None:
         """End the epoch and its threads; dropping the iterator does the same."""
@@ -118,11 +135,28 @@ def items_of(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:
         yield [operator.index(i) for i in entry] if batched else [operator.index(entry)]
 
 
-def announced(items: Iterator[list[int]], session: Session | None) -> Iterator[list[int]]:
-    """Tell the other ranks which samples this one is about to read."""
-    if session is None:
-        return items
-    return (session.note(step, item) or item for step, item in enumerate(items))  # type: ignore[func-returns-value]
+class Announced(Iterator[list[int]]):
+    """Items of which the other ranks are told, as soon as this one is about to read them."""
+
+    def __init__(self, items: Iterator[list[int]], session: Session) -> None:
+        self._items, self._session = items, session
+        self._step = 0
+        self._first: list[list[int]] = []
+
+    def look(self) -> list[int]:
+        """Return the first item, before it is asked for; none where there is none."""
+        with suppress(StopIteration):
+            self._first = [self._next()]
+        return [index for item in self._first for index in item]
+
+    def __next__(self) -> list[int]:
+        return self._first.pop() if self._first else self._next()
+
+    def _next(self) -> list[int]:
+        item = next(self._items)
+        self._session.note(self._step, item)
+        self._step += 1
+        return item
 
 
 def part_reader(source: Source, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], Any]:

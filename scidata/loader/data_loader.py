@@ -7,7 +7,7 @@ set knows how to read a sample and how to wrap it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Unpack, overload
 
 import torch
@@ -22,6 +22,7 @@ from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError
+from scidata.loader.agreed import facts_of_data, facts_of_loader
 from scidata.loader.arguments import (
     IndexLists,
     Indices,
@@ -34,8 +35,9 @@ from scidata.loader.arguments import (
     needs_agreement,
     refuse,
 )
-from scidata.loader.batches import Batches, announced, items_of
+from scidata.loader.batches import Announced, Batches, items_of
 from scidata.loader.described import as_html, as_text
+from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -68,7 +70,8 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
     ranks of a domain iterate alike is the sampler's work. On a mesh of several ranks a thread watches the others
     through the process group's key-value store: what one rank cannot read ends all of them at the same step, within a
     second, with its message; so do ranks of a domain that read different samples, and a rank that dies. See
-    :mod:`scidata.loader.peers.watch` for what that can and cannot do.
+    :mod:`scidata.loader.peers.watch` for what that can and cannot do. Before the first batch, and at the end of an
+    epoch, ranks compare there what must be the same on them: :mod:`scidata.loader.peers.agreement`.
 
     A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
     ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
@@ -279,14 +282,20 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         device = self._cuda_device()
         if self._source.dataset.mesh is None:
             warn_of_copies(getattr(self.batch_sampler, "sampler", self.sampler))
-        position = self._position = self._next_position()
-        items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
-        ahead = self._read_ahead(items)
         session = self._begin_session()
         try:
+            position = self._position = self._next_position()
+            agreement, of_loader = None, {} if session is None else facts_of_loader(self)
+            items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
+            ahead = self._read_ahead(items)
+            items = items if ahead is None else ahead
+            if session is not None and self._watch is not None:
+                items = announced = Announced(items, session)
+                of_data = partial(facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced)
+                agreement = Agreement(self._watch, session, of_loader, of_data)
             way = self._ways.of(self, self._prefetch, device)
             prefetcher = Prefetcher(
-                announced(items if ahead is None else ahead, session),
+                items,
                 way.fill,
                 way.ring,
                 num_workers=self.num_workers,
@@ -299,9 +308,10 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
                 own_reads=self._own_reads if self._may_read(device) else None,
                 **way.options,
             )
-        except BaseException:
+        except BaseException as e:
             if session is not None:
-                session.end()
+                session.failed(0, e)
+                session.end(failed=True)
             raise
         waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
         return Batches(
@@ -315,6 +325,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             waiting=waiting,
             draws=self._draws(),
             stream=TransformStream(device) if self.transform_stream and device is not None else None,
+            agreement=agreement,
         )
 
     def _may_read(self, device: torch.device | None) -> bool:

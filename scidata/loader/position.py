@@ -90,7 +90,8 @@ class CountedPosition:
         self._sampler = sampler
         self._index_sampler = index_sampler
         self._epoch = self._epoch_now()
-        self._torch_seed: int | None = None
+        #: What torch's ``RandomSampler`` draws its order with, once the iteration has begun.
+        self.torch_seed: int | None = None
         self._count = self._checksum = 0
         self.begun = self._finished = False
 
@@ -114,7 +115,7 @@ class CountedPosition:
         return entries
 
     def _restart(self) -> None:
-        self._epoch, self._count, self._checksum, self._torch_seed = self._epoch_now(), 0, 0, None
+        self._epoch, self._count, self._checksum, self.torch_seed = self._epoch_now(), 0, 0, None
         self._finished = False
 
     def _epoch_now(self) -> int:
@@ -123,11 +124,11 @@ class CountedPosition:
     def _seeded(self) -> Iterable[Any]:
         if type(self._sampler) is not RandomSampler or self._sampler.generator is not None:
             return self._sampler  # type: ignore[no-any-return]
-        if self._torch_seed is None:
-            self._torch_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        if self.torch_seed is None:
+            self.torch_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         seeded = copy.copy(self._sampler)
         seeded.generator = torch.Generator()
-        seeded.generator.manual_seed(self._torch_seed)
+        seeded.generator.manual_seed(self.torch_seed)
         return seeded
 
     def _leave_out(self, entries: Iterator[Any]) -> None:
@@ -163,7 +164,7 @@ class CountedPosition:
             "epoch": self._epoch + self._finished,
             "received": self._count,
             "checksum": self._checksum,
-            "torch_seed": self._torch_seed,
+            "torch_seed": self.torch_seed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +178,7 @@ class CountedPosition:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(state["epoch"])
         self._epoch = self._epoch_now()
-        self._count, self._checksum, self._torch_seed = state["received"], state["checksum"], state["torch_seed"]
+        self._count, self._checksum, self.torch_seed = state["received"], state["checksum"], state["torch_seed"]
 
 
 Position: TypeAlias = DealtPosition | CountedPosition

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         sum what each rank has found at the end.
     check
         Whether ranks find out, when they first iterate, that they were given different arguments. That first time
-        is collective over the mesh.
+        is collective over the mesh; not in a :class:`scidata.DataLoader`, which finds out by itself.
     weights
         ``(len(dataset),)``: samples are drawn with replacement, each in proportion to its weight.
     num_samples
@@ -326,8 +327,14 @@ class DistributedSampler(_DistributedSampler[Any]):
         """
         if not self._unchecked or self.mesh is None:
             return
+        check_agreement("the sampler", self.arguments(), self.mesh, tuple(self.mesh.mesh_dim_names or ()))
+        self._unchecked = False
+
+    def arguments(self, *, agreed: bool = False) -> dict[str, object]:
+        """Return what must be the same on all ranks of the mesh, by name; ``agreed``: somebody else sees to that."""
+        self._unchecked = self._unchecked and not agreed
         order = self._order
-        values = {
+        return {
             "seed": self.seed,
             "shuffle": self._shuffle_in_words,
             "drop_last": self.drop_last,
@@ -335,14 +342,16 @@ class DistributedSampler(_DistributedSampler[Any]):
             "the number of samples": order.num_samples,
             "epoch": self.epoch,
             "the place in the epoch": self._start,
-            "weights": _digest(order.weights),
-            "sizes": _digest(order.sizes),
+            **self._digests,
             "group": order.group,
-            "blocks": [_digest(order.blocks), _digest(order.stretches)],
             "the length of an epoch": len(order),
         }
-        check_agreement("the sampler", values, self.mesh, tuple(self.mesh.mesh_dim_names or ()))
-        self._unchecked = False
+
+    @cached_property
+    def _digests(self) -> dict[str, object]:
+        order = self._order
+        blocks = [_digest(order.blocks), _digest(order.stretches)]
+        return {"weights": _digest(order.weights), "sizes": _digest(order.sizes), "blocks": blocks}
 
 
 def check_state(what: str, state: Mapping[str, Any], names: set[str], version: int) -> None:

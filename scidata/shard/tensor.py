@@ -254,7 +254,9 @@ class ShardTensor(Tensor):
         """Return the owned part, connected to the graph; no copy.
 
         Its gradient is taken as lying as the part does; where that is replicated, ``Partial()`` in ``grad_placements``
-        says that it is to be summed over the ranks of the axis.
+        says that it is to be summed over the ranks of the axis. A mean over the part, ``mse_loss(model(x).to_local(),
+        y.to_local())``, gives weights gradients that are too large by the number of ranks, over which they are summed:
+        give the loss the ShardTensors, or divide a sum over the part by the global count, ``y.numel()``.
 
         Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
         all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and

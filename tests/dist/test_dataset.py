@@ -122,7 +122,10 @@ def feeds_the_stock_loader(rank, num_ranks, path, whole):
         copy.assemble(copy[1])
     stock = torch.utils.data.DataLoader(ds, batch_size=2, num_workers=1, multiprocessing_context="spawn")
     for first, local in zip((0, 2, 4), stock, strict=True):
+        with pytest.raises(ConfigError, match=r"rank's part.*ds.assemble"):
+            local["u"]
         batch = ds.assemble(local)
+        assert batch.index == [first, first + 1][: len(batch["u"])]
         assert torch.equal(batch["u"].full_tensor(), torch.from_numpy(whole[first : first + 2]))
 
 

@@ -18,6 +18,7 @@ from scidata.loader.peers.watch import Watch
 _log = logging.getLogger("scidata")
 
 _REMEMBERED = 1024  # steps
+_SHOWN = 8  # samples of a step
 
 
 class Session:
@@ -40,6 +41,10 @@ class Session:
         Of the loop.
     wake
         Called by the board's thread when there is something to raise: must make a waiting loop call :meth:`check`.
+    leave
+        Called by it where the loop was left before its end.
+    is_agreed
+        Whether what ranks compare before the first batch has been compared: it says more than the thread would.
     """
 
     def __init__(self, watch: Watch, describe: Callable[[], tuple[str, str]], timeout: float) -> None:
@@ -47,9 +52,12 @@ class Session:
         self.name, self.timeout, self.thread = watch.name, timeout, threading.get_ident()
         self._describe = describe
         self.wake: Callable[[], object] = lambda: None
+        self.leave: Callable[[], object] = lambda: None
+        self.is_agreed = False
         self._checksum = 0
         self._steps: dict[int, tuple[int, list[int]]] = {}
         self._latest = (-1, 0, [])  # type: tuple[int, int, list[int]]
+        self._total: int | None = None  # steps, once the loop has come to their end
         self._at = -1  # the step that the loop is in
         self._alarmed = self._disagreed = False
         self._leaders: Mapping[str, Any] | None = None
@@ -71,6 +79,11 @@ class Session:
         """Iteration, step, and ``"reading"``, ``"done"``, or ``"left"`` in the middle."""
         return self._iteration, self.at, self._state
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`end` was called."""
+        return self._state != "reading"
+
     def note(self, step: int, indices: Sequence[int]) -> None:
         """Say which samples this rank is about to read."""
         own = list(indices)
@@ -78,6 +91,26 @@ class Session:
         self._steps[step] = (self._checksum, own)
         self._steps.pop(step - _REMEMBERED, None)
         self._latest = (step, self._checksum, own)
+
+    def first_step(self) -> dict[str, str]:
+        """Return the samples of the first step, in words; of none that were noted, there are none."""
+        return {"the samples of step 0": _shown(self._steps.get(0, (0, []))[1])}
+
+    def whole_order(self) -> dict[str, str]:
+        """Return what the loop has come to the end of, in words."""
+        step, checksum, own = self._latest
+        self._total = step + 1
+        facts = {"the number of steps": f"{step + 1}", "the order": f"{checksum:08x}, ending with {_shown(own)}"}
+        fingerprint = self._watch.data[0]  # "" until the thread knows
+        return facts | ({"the fingerprint of the data set": fingerprint} if fingerprint else {})
+
+    def found(self, text: str) -> None:
+        """Raise in the loop, as soon as it comes to a step, or waits for another rank, that ranks disagree."""
+        self._board.events.append(self._event("disagree", -1, text))
+
+    def all_know(self) -> None:
+        """Do not tell the others of the error that this rank is about to raise: they have found it out, too."""
+        self._reported.add(-1)
 
     def check(self, step: int) -> None:
         """Raise what another rank has failed with, where it concerns this step.
@@ -174,13 +207,15 @@ class Session:
         if self._state == "reading":
             if watch.leader != watch.rank and (found := self._record(watch.leader)) is not None:
                 self._compare(found)
-        elif self._heard is not None:
+        elif self._state == "left":
+            self.leave()
+        if self._state != "reading" and self._heard is not None:
             self._board.knows(self._heard)
 
     def _publish(self) -> None:
         step, checksum, indices = self._latest
-        record = {"iteration": self._iteration, "step": step, "checksum": checksum, "indices": indices[:8]}
-        record |= {"data": self._watch.data[0], "name": self._watch.data[1]}
+        record = {"iteration": self._iteration, "step": step, "checksum": checksum, "indices": indices[:_SHOWN]}
+        record |= {"data": self._watch.data[0], "name": self._watch.data[1], "total": self._total}
         self._watch.store.set(f"rank/{self._watch.rank}", json.dumps(record))
 
     def _record(self, rank: int) -> Mapping[str, Any] | None:
@@ -192,9 +227,12 @@ class Session:
 
     def _compare(self, leaders: Mapping[str, Any]) -> None:
         """Compare with the first rank that reads the same samples, at a step that both have come to."""
-        if leaders["iteration"] != self._iteration or self._disagreed:
+        if leaders["iteration"] != self._iteration or self._disagreed or not self.is_agreed:
             return
         if leaders["data"] != self._watch.data[0]:
+            self._disagree(leaders, leaders["step"])
+            return
+        if any(total is not None and step >= total for total, step in self._ends(leaders)):
             self._disagree(leaders, leaders["step"])
             return
         self._leaders = leaders if self._leaders is None else self._leaders  # wait for it, however far it goes ahead
@@ -205,12 +243,19 @@ class Session:
                 self._disagree(self._leaders, step)
             self._leaders = None
 
+    def _ends(self, leaders: Mapping[str, Any]) -> list[tuple[int | None, int]]:
+        """Return how many steps each of the two ranks has come to the end of, and the other's latest."""
+        return [(leaders["total"], self._latest[0]), (self._total, leaders["step"])]
+
     def _disagree(self, leaders: Mapping[str, Any], step: int) -> None:
         self._disagreed = True
         own, watch = self._steps.get(step, (0, []))[1], self._watch
         first = f"sample {leaders['indices']} of {leaders['name']} ({leaders['data']})"
-        second = f"sample {own[:8]} of {self._watch.data[1]} ({self._watch.data[0]})"
+        second = f"sample {own[:_SHOWN]} of {self._watch.data[1]} ({self._watch.data[0]})"
         where = f"in step {step}" if first != second else f"in a step before {step}, where both read {first}"
+        for total, further in self._ends(leaders):
+            if total is not None and further >= total:
+                where = f"after {total} steps, which are all that one of them has"
         text = (
             f"ranks {watch.leader} and {watch.rank}, which share their samples, read different ones {where}: rank "
             f"{watch.leader} {first}, rank {watch.rank} {second}; give both the same data set, and a sampler whose "
@@ -218,3 +263,8 @@ class Session:
             "iterates by itself"
         )
         self._board.events.append(self._board.post(self._event("disagree", -1, text)))
+
+
+def _shown(indices: Sequence[int]) -> str:
+    shown = f"{list(indices[:_SHOWN])}"
+    return shown if len(indices) <= _SHOWN else f"{shown[:-1]}, …] ({zlib.crc32(repr(indices).encode()):08x})"

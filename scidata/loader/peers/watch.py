@@ -39,11 +39,13 @@ class Watch:
         same = mesh.mesh
         if dp_axis is not None:
             same = same.select((mesh.mesh_dim_names or ()).index(dp_axis), self.dp_rank)
-        self.leader = int(same.flatten()[0])
+        self.sharing: list[int] = same.flatten().tolist()  # those that read the same samples
+        self.leader = self.sharing[0]
         self.data = ("", "")  # fingerprint and name of the data set, once the thread has asked for them
         self.iteration = 0
         self.name = board.new_loader()
         self.store: Store = dist.PrefixStore(self.name, board.store)  # type: ignore[attr-defined]  # the thread's
+        self.agreeing = self.connect()  # of what compares, before the first batch and at the end
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:

@@ -18,6 +18,7 @@ from torch.autograd import Function
 from scidata.device_mesh.groups import explaining
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.attention.blocks import Partial, block_backward, block_forward, merge
+from scidata.shard.comm.indexed import compare
 from scidata.shard.comm.transport import Group, count_sent, group_rank
 
 
@@ -48,6 +49,7 @@ def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Te
     """Send a flat buffer to the next rank and receive one from the previous; call the result to wait for it."""
     rank, num_ranks = group_rank(group), dist.get_world_size(group)
     received = buffer.new_empty(num_received)
+    compare(group)
     operations = []
     if buffer.numel():
         count_sent(buffer.nbytes)

@@ -41,7 +41,7 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
         return
     mine = json.dumps([dist.get_rank(), texts]).encode()
     everyone = dict(json.loads(each) for each in gather_bytes(mine, groups, mesh.device_type))
-    raise ConfigError(f"ranks disagree about {subject}: {_differences(everyone)}; give every rank the same")
+    raise ConfigError(f"ranks disagree about {subject}: {differences(everyone)}; give every rank the same")
 
 
 def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
@@ -68,13 +68,20 @@ def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool 
     return held
 
 
-def _differences(everyone: Mapping[int, Mapping[str, str]]) -> str:
+def differences(everyone: Mapping[int, Mapping[str, str]]) -> str:
+    """Say which values differ, and which ranks hold what.
+
+    Parameters
+    ----------
+    everyone
+        Values by name, by rank. A name that a rank does not have is left out of it.
+    """
     names = dict.fromkeys(name for texts in everyone.values() for name in texts)
     parts = []
     for name in names:
         holders: dict[str, list[int]] = {}
-        for rank in sorted(everyone):
-            holders.setdefault(everyone[rank].get(name, "absent"), []).append(rank)
+        for rank in sorted(rank for rank, texts in everyone.items() if name in texts):
+            holders.setdefault(everyone[rank][name], []).append(rank)
         if len(holders) > 1:
             shown = [f"{value} on {_ranks(ranks)}" for value, ranks in holders.items()]
             parts.append(f"{name} is {' and '.join(shown[:_MAX_SHOWN])}" + (", …" if len(shown) > _MAX_SHOWN else ""))

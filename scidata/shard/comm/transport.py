@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scidata.errors import ConfigError
+from scidata.shard.comm.indexed import compare
 
 Group: TypeAlias = dist.ProcessGroup | None
 
@@ -90,6 +91,7 @@ def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Gr
     recv_counts = [dtype.itemsize * torch.Size(shape).numel() for shape in shapes]
     received = torch.empty(sum(recv_counts), dtype=torch.uint8, device=device)
     count_sent(sum(send_counts) - send_counts[group_rank(group)])
+    compare(group)
     dist.all_to_all_single(received, torch.cat(outgoing), recv_counts, send_counts, group=group)
     return [
         part.view(dtype).view(tuple(shape))
@@ -103,6 +105,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
         return
     values = x.detach().contiguous()
     count_sent(values.nbytes * (group_size(group) - 1) if group_rank(group) == src else 0)
+    compare(group)
     dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
         x.detach().copy_(values)
@@ -124,6 +127,7 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
         padded[: len(rows)] = rows
     gathered = torch.empty((len(sizes) * longest, *rest), dtype=x.dtype, device=x.device)
     count_sent(padded.nbytes * (len(sizes) - 1))
+    compare(group)
     _all_gather(gathered.view(-1).view(torch.uint8), as_bytes(padded), group=group)
     if min(sizes) == longest:  # no view: nobody could write to what a custom function gives then
         return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
@@ -147,6 +151,7 @@ def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
     wide.copy_(x.detach())
     if wide.numel() > 0:
         count_sent(2 * wide.nbytes * (group_size(group) - 1) // group_size(group))
+        compare(group)
         dist.all_reduce(torch.view_as_real(wide) if wide.is_complex() else wide, op, group=group)
     return wide.to(x.dtype)
 

@@ -28,6 +28,7 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
 from scidata.shard.comm.functions import call
+from scidata.shard.comm.indexed import compare
 from scidata.shard.comm.transport import Group, count_sent, exchange, gather, group_rank, group_size
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -242,6 +243,7 @@ class _Flight:
         received = rows.new_empty((sum(incoming), *rows.shape[1:]))
         self.rows = rows, received
         count_sent(rows.nbytes)
+        compare(self.plan.group)
         self.work = dist.all_to_all_single(received, rows, incoming, outgoing, group=self.plan.group, async_op=True)
         return received
 

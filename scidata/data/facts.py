@@ -1,0 +1,166 @@
+"""What must be the same of a data set on all ranks that share its samples, in words: arguments, sizes, values.
+
+Compared are what arguments have led to, not how they were written: ``halo=1`` and ``halo={"lat": 1}`` may be the same.
+Left out is what may differ: where files lie, and how they are read (threads, caches).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scidata.core.bounds import rows_of
+from scidata.core.urls import is_url
+from scidata.data.combined_dataset import CombinedDataset
+from scidata.data.domain_dataset import DomainDataset
+from scidata.data.grid_dataset import ShardedDataset
+from scidata.data.irregular_dataset import IrregularDataset
+from scidata.errors import SciDataError
+from scidata.plan.array import ArrayPlan
+from scidata.sources.access.files import files
+
+_LONGEST = 120  # characters of a value that are shown
+_FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, reads of each, bytes at both ends of each
+
+
+def facts_of(dataset: Any) -> dict[str, str]:
+    """Return what must be the same of a data set, by name. Reads metadata only.
+
+    Of values: digests that a store has of them; of others see :func:`witness_of`.
+    """
+    facts: dict[str, Any]
+    if isinstance(dataset, CombinedDataset):
+        facts = {"which samples": (len(dataset), *dataset.numbering())}
+        facts["ratios"] = None if dataset.mixture is None else dataset.mixture.takes
+        for number, each in enumerate(dataset.datasets):
+            which = f" of data set {number}" if len(dataset.datasets) > 1 else ""
+            facts |= {name + which: value for name, value in facts_of(each).items()}
+    elif isinstance(dataset, ShardedDataset):
+        facts = _arguments(dataset) | _facts_of_grid(dataset)
+    elif isinstance(dataset, IrregularDataset):
+        facts = _arguments(dataset) | _facts_of_rows(dataset)
+    else:  # a user's own
+        name = re.sub(" at 0x[0-9a-f]+", "", repr(dataset))
+        facts = {"the data set": f"{name} ({getattr(dataset, 'fingerprint', '')})"}
+    return {name: shortened(str(value)) for name, value in facts.items()}
+
+
+# Arguments come first, and what follows from them later: a message shows the first few that differ.
+
+
+def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, Any]:
+    return {
+        "the data set": type(dataset).__name__,
+        "fields": ", ".join(dataset.fields),
+        "dtype": dataset.dtype,
+        "transform": in_words(dataset.transform),
+        "local_transform": in_words(dataset.local_transform),
+        "coords": dataset.has_coords,
+        "normalise": {n: (s.shift.tolist(), s.scale.tolist()) for n, s in dataset.normalising.items()} or None,
+    }
+
+
+def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, Any]:
+    reader, cut, dim = dataset.reader, dataset.reader.partition, dataset.reader.sample_dim
+    rows = {d: rows_of(s) for d, s in cut.selected.items() if d not in reader.sample_dims}
+    labels = None if dim is None else reader.coordinate(dim)
+    ends = "" if labels is None or not len(labels) else f"{labels[0]} to {labels[-1]}, {_digest(labels)}"
+    return {
+        "sample_dim": reader.sample_dims,
+        "steps": reader.field_steps.by_field or reader.field_steps.every,
+        "decode": reader.decodes,
+        "decode by node": reader.pool.sizes.by_node,
+        "shard": dict(cut.axis_of_dim),
+        "halo": dict(cut.halo),
+        "periodic": sorted(cut.periodic),
+        "isel": {d: f"{len(own)} from {own[0]} to {own[-1]}, {_digest(own)}" for d, own in rows.items() if len(own)},
+        "bounds": {d: cut.bounds[d].tolist() for d in cut.axis_of_dim},
+        "the number of samples": len(dataset),
+        f"the coordinate {dim}": ends,
+        "the shapes": {name: dataset.global_shape(name) for name in dataset.fields},
+        "the dims": {name: dataset.dims(name) for name in dataset.fields},
+        "the dtypes that are read": {name: str(reader.dtype(name)) for name in dataset.fields},
+    }
+
+
+def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, Any]:
+    reader: Any = dataset.reader
+    return {
+        "kind": reader.kind,
+        "ghosts": reader.ghosts,
+        "halo": reader.layers if reader.kind == "hetero" else getattr(reader, "halo", 0),
+        "subsample": reader.subsample,
+        "the number of samples": len(dataset),
+        "the dims": {name: dataset.dims(name) for name in dataset.fields},
+        "the dtypes that are read": {name: str(reader.dtype(name)) for name in dataset.fields},
+        "the values": dataset.fingerprint if hasattr(reader, "store") else None,
+    }
+
+
+def witness_of(dataset: Any, index: int) -> dict[str, str]:
+    """Return digests of some stored bytes of a sample, by field, the same on all ranks: a few small reads.
+
+    So that ranks which have other files behind the same path find out. Nothing where no bytes can be told, and of
+    stores, whose :func:`facts_of` have digests of all values. Of data that is cut sample by sample also its bounds.
+    """
+    if isinstance(dataset, CombinedDataset):
+        part, own = dataset.locate(index)
+        return witness_of(dataset.datasets[part], own)
+    if not isinstance(dataset, DomainDataset):
+        return {}
+    found = {}
+    try:
+        if isinstance(dataset, IrregularDataset):
+            reader: Any = dataset.reader
+            cut = {entity: bounds.tolist() for entity, bounds in reader.partition_of(index).bounds.items()}
+            found[f"bounds of sample {index}"] = shortened(str(cut))
+            if hasattr(reader, "store"):
+                return found
+        plan = dataset.plan(index, 0)
+        for name in list(plan.fields)[:_FIELDS]:
+            ends = b"".join(map(_ends, plan.fields[name]))
+            if ends:
+                found[f"stored bytes of {name!r} in sample {index}"] = hashlib.sha256(ends).hexdigest()[:8]
+    except (SciDataError, OSError):  # the reader has said so, or will, when it comes to that
+        pass
+    return found
+
+
+def _ends(plan: ArrayPlan) -> bytes:
+    paths, ranges = plan.ranges()
+    if any(map(is_url, paths)):  # each read would be a request
+        return b""
+    chosen = ranges[np.linspace(0, len(ranges) - 1, min(_READS, len(ranges))).astype(int)] if len(ranges) else ranges
+    pieces = []
+    for path, start, nbytes in chosen.tolist():
+        size = min(_BYTES, nbytes)
+        pieces += [files().read(paths[path], start, size), files().read(paths[path], start + nbytes - size, size)]
+    return b"".join(pieces)
+
+
+def in_words(function: Callable[..., Any] | None) -> str:
+    """Name a function, or another object that is called, so that two of them can be told apart, on other nodes too."""
+    if function is None:
+        return "None"
+    own = getattr(function, "func", function)  # of a functools.partial
+    code = getattr(getattr(own, "__func__", own), "__code__", None)
+    name = getattr(own, "__qualname__", type(own).__qualname__)
+    if code is None:
+        return str(name)
+    plain = [each for each in code.co_consts if isinstance(each, int | float | str | None)]
+    content = f"{code.co_code.hex()} {code.co_names} {plain}"
+    return f"{name} (line {code.co_firstlineno}, {hashlib.sha256(content.encode()).hexdigest()[:6]})"
+
+
+def shortened(text: str) -> str:
+    """Return a text as it is, or the beginning of a long one and a digest of all of it."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+def _digest(values: np.ndarray[Any, np.dtype[Any]]) -> str:
+    content = str(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).tobytes()
+    return hashlib.sha256(content).hexdigest()[:8]

@@ -1,0 +1,211 @@
+"""Ranks that read together compare what must be the same on them: before the first batch, and at the end of an epoch.
+
+A loader that is told something else on one rank than on another (a batch size, a dtype, a file behind the same path, an
+order) would hang, or mix samples, in whatever collective comes next. So each rank writes what it has into the process
+group's store, and compares it with what the first rank has that reads the same samples, and with the first rank of all
+(:mod:`scidata.shard.comm.comparing`); what any of them has found, all raise. The loop waits meanwhile, and hears of a
+rank that fails. At the end, only the order is compared, by the ranks that share it.
+
+A rank that does not come to the first batch is named in a warning, and the loop goes on: one rank may iterate alone.
+One that does not come to the end is named by an error, after the process group's timeout: ``init_mesh(timeout=)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from scidata.device_mesh.board.store import Store
+from scidata.errors import ConfigError, RankFailedError, SciDataError
+from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
+from scidata.shard.comm.agreement import differences
+from scidata.shard.comm.comparing import Comparison, Record, Report
+
+_log = logging.getLogger("scidata")
+
+_POLL = 0.0002, 0.02  # s, growing
+_RANKS_A_POLL = 64  # more ranks ask less often: one process answers them all
+_LOOK = 0.1  # s between two looks of the loop at what has become of other ranks
+_LOOKS = 10  # for why the store does not answer
+_GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
+_LATE_SECONDS = 10.0  # that it waits for others at the end, after which a warning names one of them
+
+
+class Agreement:
+    """What one iteration of a loader compares.
+
+    Parameters
+    ----------
+    of_loader
+        What is the same on all ranks.
+    of_data
+        Called when the first batch is asked for: what is the same on those that share their samples, besides these.
+    """
+
+    def __init__(
+        self, watch: Watch, session: Session, of_loader: Mapping[str, str], of_data: Callable[[], Mapping[str, str]]
+    ) -> None:
+        self._watch, self._session = watch, session
+        self._of_loader, self._of_data = of_loader, of_data
+        self._iteration = watch.iteration
+        self._start: _Talk | None = None
+        self._reached = False
+        session.leave = self._leave
+
+    def begin(self) -> None:
+        """Begin to compare, once, while the first batch is read."""
+        if self._start is None:
+            of_data = dict(self._of_data())
+            self._start = self._talk("start")
+            self._start.begin({"loader": dict(self._of_loader), "data": of_data | self._session.first_step()})
+
+    def reached(self) -> None:
+        """Wait, once, until the others have compared, before the first batch is used.
+
+        Where others do not come for a moment, which may be slow, or iterate something else, the loop goes on, and is
+        told later.
+
+        Raises
+        ------
+        ConfigError
+            Ranks differ: in what, with the values; on all ranks alike.
+        RankFailedError
+            A rank has failed.
+        """
+        if not self._reached and self._start is not None:
+            self._reached = True
+            self._wait(self._start, _GRACE_SECONDS)
+            self._session.is_agreed = True
+
+    def end(self) -> None:
+        """Compare the whole order, at the end of an epoch, unless others have not come to its beginning.
+
+        Raises as :meth:`begin`; RankFailedError also where a rank does not come to the end.
+        """
+        self.reached()
+        if self._start is not None and not self._start.is_alive:
+            talk = self._talk("end")
+            talk.begin({"loader": {}, "data": self._session.whole_order()})
+            self._wait(talk)
+
+    def _talk(self, name: str) -> _Talk:
+        return _Talk(self._watch.agreeing, name, self._iteration, self._watch, self._session)
+
+    def _wait(self, talk: _Talk, grace: float = float("inf")) -> None:
+        """Wait for a talk in its thread, which the store may not answer, and look whether another rank has failed."""
+        began = time.monotonic()
+        while talk.is_alive:
+            talk.join(_LOOK)
+            self._session.check(self._session.at)
+            if time.monotonic() - began > grace:
+                talk.go_on_alone()
+                return
+        if talk.error is None:
+            return
+        if isinstance(talk.error, ConfigError):
+            self._session.all_know()
+        elif not isinstance(talk.error, SciDataError):  # of the store, which has ended with another rank, perhaps
+            for _ in range(_LOOKS):
+                time.sleep(_LOOK)
+                self._session.check(self._session.at)
+        raise talk.error
+
+    def _leave(self) -> None:
+        """Let the others pass, once, who come to what this rank does not come to: the loop was left before."""
+        self._session.leave = lambda: None
+        for name in ("start", "end") if self._start is None else ("end",):
+            self._talk(name).pass_by()
+
+
+class _Talk:
+    """One exchange, of all ranks at the start of an iteration, of those that share their samples at its end."""
+
+    def __init__(self, store: Store, name: str, iteration: int, watch: Watch, session: Session) -> None:
+        self._store, self._iteration, self._watch, self._session = store, iteration, watch, session
+        self._ranks = watch.ranks if name == "start" else watch.sharing
+        self._where = "the first batch of" if name == "start" else "the end of"
+        key, past = (f"agree/{number}/{name}/{self._ranks[0]}" for number in (iteration, iteration - 1))
+        self._comparison = Comparison(store, key, watch.rank, self._ranks, past)
+        self._is_alone = False  # the loop has gone on
+        self._thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def begin(self, record: Record) -> None:
+        """Begin to compare, in a thread."""
+        self._thread = threading.Thread(target=self._run, args=(record,), name="scidata-agree", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not come to its end, with what is in ``error``."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        """Wait for that."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def go_on_alone(self) -> None:
+        """Say that the loop does not wait any more; an error that is found later is raised in its next step."""
+        self._is_alone = True
+
+    def pass_by(self) -> None:
+        """Have nobody wait for this rank, which does not come here."""
+        self._comparison.pass_by()
+
+    def _run(self, record: Record) -> None:
+        leaders = {"loader": self._ranks[0], "data": self._watch.leader}
+        try:
+            if reports := self._comparison.run(record, leaders, self._wait_for):
+                self.error = ConfigError(_in_words(reports))
+                self._session.found(str(self.error))  # where the loop does not wait for this, but for a batch, say
+        except Exception as e:
+            if isinstance(e, SciDataError) or not self._comparison.has_voted:  # else the store has ended with rank 0
+                self.error = e
+            with contextlib.suppress(Exception):
+                self._comparison.withdraw()
+
+    def _wait_for(self, key: str, whose: Sequence[int]) -> None:
+        told, pause, began = False, _POLL[0], time.monotonic()
+        while not self._store.check([key]):
+            waited = time.monotonic() - began
+            if waited > self._store.timeout.total_seconds() or self._session.has_ended:
+                raise self._missing(whose)
+            if not told and (self._is_alone or waited > _LATE_SECONDS):
+                told, what = True, "goes on" if self._is_alone else "waits"
+                _log.warning("rank %d %s: %s", self._watch.rank, what, self._missing(whose))
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL[1] * max(1.0, len(self._ranks) / _RANKS_A_POLL))
+
+    def _missing(self, whose: Sequence[int]) -> RankFailedError:
+        missing = self._comparison.missing(whose)
+        text = (
+            f"rank {missing[0]} has not come to {self._where} iteration {self._iteration} of the loader, which all "
+            f"ranks iterate alike; see its own output, or pass watch=False where rank {self._watch.rank} iterates alone"
+        )
+        return RankFailedError(text, missing[0])
+
+
+def _in_words(reports: Sequence[Report]) -> str:
+    texts = []
+    for part in ("loader", "data"):
+        everyone: dict[int, dict[str, str]] = {}
+        for report in (each[part] for each in reports if part in each):
+            for rank, at in zip(report["ranks"], (0, 1), strict=True):
+                everyone.setdefault(rank, {}).update({name: both[at] for name, both in report["values"].items()})
+        if not everyone:
+            continue
+        if part == "loader":
+            texts.append(f"ranks disagree about the loader: {differences(everyone)}; give every rank the same")
+        else:
+            first, *_, last = sorted(everyone)
+            texts.append(
+                f"ranks {first} and {last}, which share their samples, read different ones: {differences(everyone)}; "
+                "give both the same data set and arguments, and a sampler whose order does not depend on the rank, "
+                "such as scidata.DistributedSampler; or watch=False, where one rank iterates by itself"
+            )
+    return "; ".join(texts)

@@ -1,0 +1,92 @@
+"""Samples that ranks take from a data set one by one, without a loader of scidata: are they the same on all ranks?
+
+Indexing never communicates, and one rank may look at a sample alone. But torch's own loader, or a loop over indices
+that are drawn on each rank, may give ranks of a domain parts of different samples, which an operation on shards would
+mix without a word. So a data set notes here what it has handed out, and the first collective after that, on the ranks
+that share samples, compares the notes through the common store. A rank that has nothing new in a collective does not
+take part, and the others do not wait long for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from scidata.device_mesh.board import common_store
+from scidata.errors import ConfigError
+from scidata.shard.comm.comparing import Comparison
+
+_KEPT = 64  # of the latest notes
+_SHOWN = 4
+_SECONDS = 5.0  # that a rank waits for others in one comparison
+_POLL = 0.0002, 0.01  # s, growing
+
+_noted: dict[str, deque[str]] = {}  # by name of the group
+_calls: Counter[str] = Counter()  # collectives of each group, as many on all of its ranks
+
+
+class _LateError(Exception):
+    """Others have nothing to compare, or are slow."""
+
+
+def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
+    """Say that a sample was handed out, whose parts the ranks of some groups share."""
+    for group in groups:
+        if group.size() > 1 and dist.get_backend(group) not in ("fake", "mpi"):
+            _noted.setdefault(group.group_name, deque(maxlen=_KEPT)).append(sample)
+
+
+def compare(group: Any) -> None:
+    """Compare what was noted since the last time; every collective of scidata's calls it, before it begins.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks alike: the ranks have taken different samples.
+    """
+    name = group.group_name if group is not None else ""
+    _calls[name] += 1
+    notes = _noted.pop(name, None) if _noted else None
+    if notes is None:
+        return
+    ranks = dist.get_process_group_ranks(group)
+    key = f"samples/{name}/{_calls[name]}"
+    comparison = Comparison(common_store(), key, dist.get_rank(), ranks)
+    try:
+        reports = comparison.run({"notes": {"": list(notes)}}, {"notes": ranks[0]}, _wait, _differ)
+    except _LateError:
+        return
+    if reports:
+        found = reports[0]["notes"]
+        (first, second), (one, other) = found["ranks"], found["values"][""]
+        raise ConfigError(
+            f"ranks {first} and {second}, which share their samples, have taken different ones: rank {first} {one}, "
+            f"rank {second} {other}; use scidata.DataLoader, or give torch's the same order on both ranks, such as "
+            "sampler=scidata.DistributedSampler(ds, mesh)"
+        )
+
+
+def _wait(key: str, whose: Sequence[int]) -> None:
+    store, pause, deadline = common_store(), _POLL[0], time.monotonic() + _SECONDS
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise _LateError
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL[1])
+
+
+def _differ(theirs: Mapping[str, list[str]], own: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the latest that both have, unless one has only looked at more: its notes hold the other's, in order."""
+    a, b = theirs[""], own[""]
+    same = _holds(a, iter(b)) or _holds(b, iter(a))
+    if max(len(a), len(b)) == _KEPT:  # the earliest are lost
+        same = a[-1] in b or b[-1] in a
+    return {} if same else {"": [", ".join(notes[-_SHOWN:]) for notes in (a, b)]}
+
+
+def _holds(some: Sequence[str], every: Iterator[str]) -> bool:
+    return all(each in every for each in some)

@@ -237,7 +237,7 @@ def meets(rank: int, num_ranks: int, folder: Path, names: list[str], steps: int,
         if name in ALIKE:
             good = not text and had == steps
         else:
-            both = "rank 0" in text and f"rank {num_ranks - 1}" in text or "ranks 0, 1" in text
+            both = ("rank 0" in text and f"rank {num_ranks - 1}" in text) or "ranks 0, 1" in text
             good = words in text and both and (name in ORDERS or had == 0)
         if not good or seconds > LONGEST:
             amiss.append((name, f"rank {rank} of {num_ranks}, {steps} steps: {had} batches, {seconds:.1f} s", text))

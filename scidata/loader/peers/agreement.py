@@ -162,7 +162,8 @@ class _Talk:
         try:
             if reports := self._comparison.run(record, leaders, self._wait_for):
                 self.error = ConfigError(_in_words(reports))
-                self._session.found(str(self.error))  # where the loop does not wait for this, but for a batch, say
+                # where loops do not wait for this, but for a batch, or for the last of them to come
+                self._session.found(str(self.error), tell=self._comparison.is_last)
         except Exception as e:
             if isinstance(e, SciDataError) or not self._comparison.has_voted:  # else the store has ended with rank 0
                 self.error = e

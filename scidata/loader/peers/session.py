@@ -104,9 +104,13 @@ class Session:
         fingerprint = self._watch.data[0]  # "" until the thread knows
         return facts | ({"the fingerprint of the data set": fingerprint} if fingerprint else {})
 
-    def found(self, text: str) -> None:
-        """Raise in the loop, as soon as it comes to a step, or waits for another rank, that ranks disagree."""
-        self._board.events.append(self._event("disagree", -1, text))
+    def found(self, text: str, *, tell: bool) -> None:
+        """Raise in the loop, as soon as it comes to a step, or waits for another rank, that ranks disagree.
+
+        ``tell``: on all ranks, where a collective may end with this one before they know.
+        """
+        event = self._event("disagree", -1, text)
+        self._board.events.append(self._board.post(event) if tell else event)
 
     def all_know(self) -> None:
         """Do not tell the others of the error that this rank is about to raise: they have found it out, too."""

@@ -36,7 +36,7 @@ class Comparison:
 
     def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int], past: str = "") -> None:
         self._store, self._key, self._rank, self._ranks, self._past = store, key, rank, ranks, past
-        self.has_voted = False
+        self.has_voted = self.is_last = False
 
     def run(
         self,
@@ -94,7 +94,8 @@ class Comparison:
             store.set(f"{key}/found/{store.add(f'{key}/found', 1)}", json.dumps(report))
         votes = store.add(f"{key}/votes", 1)
         self.has_voted = True
-        if votes == len(self._ranks):
+        self.is_last = votes == len(self._ranks)
+        if self.is_last:
             count = min(_MAX_REPORTS, store.add(f"{key}/found", 0))
             reports = [json.loads(store.get(f"{key}/found/{number}")) for number in range(1, count + 1)]
             for old in ("votes", "found", "result") if self._past else ():  # all have read them, and voted since

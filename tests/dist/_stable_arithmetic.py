@@ -29,9 +29,14 @@ _INF, _NAN = math.inf, math.nan
 _OFFSETS = {"0": 0.0, "300": 300.0, "3e4": 3e4, "1e6": 1e6, "-1e9": -1e9}
 _SINGLE = {"nan": {2: _NAN}, "inf": {4: _INF}, "-inf": {6: -_INF}, "two inf": {0: _INF, 8: _INF}}
 _MIXED = {"both inf": {1: _INF, 7: -_INF}, "part masked": dict.fromkeys(range(5), -_INF)}
-_ROWS = {"masked": [-_INF] * LENGTH, "equal": [-1e9] * LENGTH, "ties": [1, 2, 0, 2, 2, 1, 0, 0, 2]}
+_ROWS = {
+    "masked": [-_INF] * LENGTH,
+    "equal": [-1e9] * LENGTH,
+    "ties": [1, 2, 0, 2, 2, 1, 0, 0, 2],
+    "zeros": [0] * LENGTH,
+}
 KINDS = (*_OFFSETS, *_SINGLE, *_MIXED, *_ROWS, "wide", "near limit", "cancelling")
-_ALONE = ("0", "3e4", "1e6", "nan", "inf", "-inf", "masked", "ties", "near limit", "cancelling")
+_ALONE = ("0", "3e4", "1e6", "nan", "inf", "-inf", "masked", "ties", "zeros", "near limit", "cancelling")
 
 
 def _row(kind: str, noise: Tensor, seed: int) -> Tensor:
@@ -99,7 +104,7 @@ def of_rows(functions: dict[str, Callable[..., Any]], **how: Any) -> list[Formul
     return [Formula(name=name, function=function, **how) for name, function in functions.items()]
 
 
-_CLASSES = torch.tensor([3, 0, 8, 5, 6, 1, 2, 7, 4, 4, 8, 0, 3, 5, 6, 2, 1, 7])
+_CLASSES = torch.tensor([3, 0, 8, 5, 6, 1, 2, 7, 4, 4, 8, 0, 3, 5, 6, 2, 1, 7, 3])
 
 
 def _like(x: Any, low: float = 0.0, high: float = 1.0) -> Tensor:

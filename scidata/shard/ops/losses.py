@@ -145,8 +145,9 @@ def _class_loss(
         if weight is not None:
             own = weight[start : start + local.shape[dim]]
             local = local * own.view([-1 if d == dim else 1 for d in range(local.ndim)])
-        total = local.sum(dim)
-        smooth = -(total if axis is None else all_reduce_sum(total, spec.group(axis))).masked_fill(~kept, 0)
+        total = widened(local).sum(dim)
+        total = (total if axis is None else all_reduce_sum(total, spec.group(axis))).to(local.dtype)
+        smooth = -total.masked_fill(~kept, 0)
         each = (1 - smoothing) * each + smoothing / num_classes * smooth
     new = spec_of_layout(layout, rows, tuple(target.shape), spec)
     return reduced(finish(each, new), reduction, finish(factor, new))

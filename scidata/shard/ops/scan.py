@@ -29,7 +29,7 @@ _BOTH = (torch, Tensor)
 
 @register_op(*find("softmax log_softmax"), F.softmin, any_order=True)
 def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Softmax over one dim. Collective where it is sharded: one round of a number for each row and rank."""
+    """Softmax over one dim. Collective where it is sharded: one round of two numbers for each row and rank."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
     dim, spec = argument(args, kwargs, 1, "dim"), x._spec
     refuse_out(func, kwargs, spec)
@@ -39,6 +39,8 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     dtype = kwargs.get("dtype") or next((a for a in args[2:] if isinstance(a, torch.dtype)), None)
     local = -x._local if func is F.softmin else x._local
     local = local if dtype is None else local.to(dtype)
+    if not local.is_floating_point():
+        raise NotImplementedError(f"{func.__name__} of {local.dtype}; give dtype=torch.float32")
     log = "log" in func.__name__
     axis = spec.axis_of_dim(dim)
     if axis is None or spec.axes[axis].size == 1:

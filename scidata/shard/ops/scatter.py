@@ -104,6 +104,7 @@ def _extreme_over_ranks(
         return result
     hits = (plain == result.gather(dim, ids)).to(values.dtype)
     ties = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, hits), group)
+    ties = ties + (rows == result)  # torch counts what was there, too, although it is left out
     # to all values that equal the extreme one, in equal shares
     share = hits / ties.gather(dim, ids)
     return known(values, result, lambda grad, ids, share: grad.gather(dim, ids) * share, ids, share)

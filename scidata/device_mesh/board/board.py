@@ -150,10 +150,12 @@ class Board:
         def leave() -> None:
             self._remember(loop)
             self.loops = [each for each in self.loops if each is not loop]
-            if not self.is_alone and not self.is_lost:
-                loop.tick()
-                self._beat()
-            done.set()
+            try:
+                if not self.is_alone and not self.is_lost:
+                    loop.tick()
+                    self._beat()
+            finally:
+                done.set()
 
         self._inbox.put(leave)
         if threading.current_thread() not in self._threads and not self.is_lost:  # it may wait for a stopped process

@@ -245,6 +245,11 @@ class _Reading:
         try:
             source = self._open(path)
         except UnsupportedFormatError:
+            if meshio.is_known(path) and not by_meshio:
+                edges = "" if self.options.edges is None else f"; nodes get edges={self.options.edges!r} all the same"
+                raise UnsupportedFormatError(
+                    f"{path}: is of a format of meshes, not of kind={self.kind!r}: leave out kind={edges}"
+                ) from None
             if not by_meshio or os.path.isdir(path):
                 raise
             return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
@@ -372,8 +377,7 @@ def read_samples(
                 "(entity='cell'); 'cells' and 'edge_index' have edges between nodes"
             )
         if entity != "cell" and (kind == "points" or (kind == "mesh" and rule in ("knn", "radius"))):
-            remedy = "kind='graph'" if kind == "points" else "kind='graph' with points="
-            raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; use {remedy}")
+            raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; leave out kind=")
     paths = expand_paths(inputs)
     names = _sample_names(paths)
     reading = _Reading(

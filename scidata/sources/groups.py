@@ -89,6 +89,8 @@ class GroupSource:
         self.file = _open_whole(path, allow_external=allow_external)
         if self.file.format not in ("hdf5", "netcdf4", "torch"):
             raise UnsupportedFormatError(f"{self.path}: {path} has no groups, it is {self.file.format}")
+        if group in self.file.arrays:
+            raise UnsupportedFormatError(f"{self.path}: is one array of {path}; open that, with fields=[{group!r}]")
         if not self.arrays:
             there = {name.rpartition("/")[0] for name in self.file.arrays} - {""}
             raise FileNotFoundError(

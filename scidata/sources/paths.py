@@ -40,7 +40,7 @@ def expand_paths(
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")
         return matches
-    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+    if isinstance(path, bytes) or hasattr(path, "dtype") or not hasattr(path, "__iter__"):
         raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
     names = tuple(name for item in path for name in expand_paths(item, options))
     if not names:

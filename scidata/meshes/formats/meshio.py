@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import signal
@@ -249,14 +250,18 @@ def _read(path: str, *, allow_external: bool) -> Any:
     suffix = os.path.splitext(path)[1].lower()
     apart, is_xml = suffix in _COUNTED, suffix == ".vtu"
     try:
-        with np.errstate(over="ignore"):  # meshio takes text for a count, before it sees what it is
+        printed = io.StringIO()  # its reasons, before it ends the program
+        # meshio takes text for a count, before it sees what it is
+        with np.errstate(over="ignore"), contextlib.redirect_stdout(printed):
             mesh = _read_apart(path) if apart else _read_vtu(meshio, path) if is_xml else meshio.read(path)
     except (UnsupportedFormatError, CorruptDataError):
         raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
         only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
+        why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else e
+        remedy = "save it as .vtp (PolyData), which is read" if "POLYDATA" in str(why) else "convert it"
         raise UnsupportedFormatError(
-            f"{path}: meshio cannot read it: {e}{only}; convert it, or write the plain layout"
+            f"{path}: meshio cannot read it: {why}{only}; {remedy}, or write the plain layout"
         ) from e
     points = np.asarray(mesh.points)
     if points.ndim != 2 or points.shape[1] not in (2, 3):

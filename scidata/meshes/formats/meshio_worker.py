@@ -3,6 +3,8 @@
 Imports nothing of scidata. The folder gets an array a file, and ``mesh.json``, which says what they are; or ``error``.
 """
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -39,9 +41,10 @@ def main(path: str, folder: str, seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     most = _MEMORY + _RATIO * os.path.getsize(path)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    writer = _Writer(folder)
+    writer, printed = _Writer(folder), io.StringIO()
     try:
-        mesh = meshio.read(path)
+        with contextlib.redirect_stdout(printed):
+            mesh = meshio.read(path)
         made = {
             "points": writer.put(np.asarray(mesh.points)),
             "cells": [{"type": block.type, "data": writer.put(block.data)} for block in mesh.cells],
@@ -52,7 +55,8 @@ def main(path: str, folder: str, seconds: int) -> None:
         }
         text, name = json.dumps(made), "mesh.json"
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
-        text, name = str(e) or type(e).__name__, "error"
+        why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else str(e)
+        text, name = why or type(e).__name__, "error"
     with open(os.path.join(folder, name), "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 

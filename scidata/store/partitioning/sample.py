@@ -168,7 +168,7 @@ def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:
     allowed = [f for f in findings if f.repairable and ("all" in task.repair or f.kind in task.repair)]
     refused = [f for f in findings if f not in allowed]
     if refused:
-        keeping = {kind: f", or keep {kind!r}" for kind in KEEPABLE}
+        keeping = {kind: f", or keep {kind!r}" for kind in KEEPABLE if kind != "crowded_faces"}
         raise CorruptDataError(f"sample {raw.name}: " + "; ".join(f.message + keeping.get(f.kind, "") for f in refused))
     return findings
 

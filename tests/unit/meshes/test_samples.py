@@ -3,13 +3,15 @@
 import multiprocessing
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import scidata
 import scidata.meshes.formats.base
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.formats.base import Joined
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.sample import RawSample, parse_edges
@@ -192,7 +194,7 @@ def test_joined_parts_read_as_one(data):
         ({"edges": "radius:-1"}, "edges='radius:-1'"),
         ({"edges": "radius:nan"}, "edges='radius:nan'"),
         ({"edges": "cells:3"}, "edges='cells:3'"),
-        ({"edges": "knn:4", "kind": "points"}, "do not go together; use kind='graph'"),
+        ({"edges": "knn:4", "kind": "points"}, "do not go together; leave out kind="),
         ({"edges": "knn:4", "kind": "mesh"}, "do not go together"),
     ],
 )
@@ -247,3 +249,32 @@ def test_samples_made_by_hand():
             RawCells(offsets=np.array(offsets), connectivity=np.arange(3), cell_type=np.array([5], "u1"))
     with pytest.raises(ConfigError, match="must not decrease, but do after cell 1"):
         RawCells(offsets=np.array([0, 4, 3]), connectivity=np.arange(3), cell_type=np.array([5, 5], "u1"))
+
+
+@pytest.mark.parametrize("suffix", ["nc", "pt", "vtp", "vtu", "ply", "json"])
+def test_pointers_of_git_lfs_are_named(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n")
+    with pytest.raises(CorruptDataError, match="git lfs pull"):
+        read_samples(str(path)).header(0)
+
+
+def test_files_and_arguments_that_do_not_fit_get_one_hint(tmp_path, capsys):
+    pytest.importorskip("meshio", reason="reads the files")
+    text = "# vtk DataFile Version 1.0\nt\nASCII\nDATASET POLYDATA\nPOINTS 3 float\n0 0 0 1 0 0 0 1 0\n"
+    (tmp_path / "a.vtk").write_text(text + "POLYGONS 1 4\n3 0 1 2\n")
+    with pytest.raises(UnsupportedFormatError, match=r"\(not POLYDATA\)\.; save it as \.vtp"):
+        read_samples(str(tmp_path / "a.vtk")).header(0)
+    assert not capsys.readouterr().out  # which is for data
+    corners = "".join(f"vertex {x}\n" for x in ("0 0 0", "1 0 0", "0 1 0"))
+    facet = f"facet normal 0 0 1\nouter loop\n{corners}endloop\nendfacet\n"
+    (tmp_path / "a.stl").write_text(f"solid a\n{facet}endsolid a\n")
+    with pytest.raises(UnsupportedFormatError, match=r"not of kind='graph': leave out kind=; .* edges='knn:2'"):
+        read_samples(str(tmp_path / "a.stl"), kind="graph", edges="knn:2").header(0)
+    assert read_samples(str(tmp_path / "a.stl"), edges="knn:2").header(0).edges == "knn:2"  # as the hint says
+    with pytest.raises(ConfigError, match="path= is an array of shape"):
+        scidata.open_dataset(np.zeros((3, 4)))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["g/u"] = np.zeros((3, 4, 5))
+    with pytest.raises(UnsupportedFormatError, match=r"is one array of .*a\.h5; open that, with fields=\['g/u'\]"):
+        scidata.open_dataset(str(tmp_path / "a.h5" / "g" / "u"))

@@ -103,12 +103,18 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
     """Overwrite ``x`` with rank ``src``'s values. Collective."""
     if group_size(group) == 1 or x.numel() == 0:
         return
-    values = x.detach().contiguous()
+    x = once(x)
+    values = x.contiguous()
     count_sent(values.nbytes * (group_size(group) - 1) if group_rank(group) == src else 0)
     compare(group)
     dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
-        x.detach().copy_(values)
+        x.copy_(values)
+
+
+def once(x: Tensor) -> Tensor:
+    """Return what there is of a tensor in memory, without a graph: of what was expanded, one row."""
+    return x.detach()[tuple([slice(0, 1) if step == 0 else slice(None) for step in x.stride()])]
 
 
 def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:

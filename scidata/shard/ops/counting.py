@@ -13,10 +13,21 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.transport import Group, gather, group_rank
 from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.advanced import count_true
-from scidata.shard.ops.align import align, bind, is_sharded, refuse_out, replicated, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.align import (
+    align,
+    bind,
+    is_sharded,
+    local_of,
+    refuse_out,
+    replicated,
+    spec_of_layout,
+    specs_of,
+    to_layout,
+)
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.sorting import sort_line
@@ -150,32 +161,40 @@ def _of_runs(
     return _rows(kept, spec, axis, counts, dim), _rows(runs, spec, axis, sizes), _rows(lengths, spec, axis, counts)
 
 
-def _chosen(result: Any, inverse: Any, counts: Any, given: dict[str, Any]) -> Any:
-    """Return what was asked for."""
+def _chosen(x: Any, result: Any, inverse: Any, counts: Any, given: dict[str, Any]) -> Any:
+    """Return what was asked for; as in torch, backward from what differs raises."""
     rest = [each for each, name in ((inverse, "return_inverse"), (counts, "return_counts")) if given.get(name)]
+    if x.requires_grad and torch.is_grad_enabled():
+        local = known(local_of(x), local_of(result), _refuse_gradient)
+        result = local if type(result) is Tensor else ShardTensor(local, result._spec)._lying(result._memory)
     return (result, *rest) if rest else result
 
 
-def _bound(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ShardTensor, dict[str, Any]]:
+def _refuse_gradient(grad: Tensor) -> Tensor:
+    raise NotImplementedError("the derivative for 'unique' is not implemented; take unique() of x.detach()")
+
+
+def _bound(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ShardTensor, dict[str, Any]]:
     given = bind(f"input {names}", args, kwargs)
-    return given["input"].detach(), {name: value for name, value in given.items() if name != "input"}
+    x = given.pop("input")
+    return x, x.detach(), given
 
 
 @register_op(torch.unique_consecutive, Tensor.unique_consecutive)
 def unique_consecutive(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Keep the first of each run of equal elements, or rows of a dim. Collective."""
-    x, given = _bound("return_inverse return_counts dim", args, kwargs)
+    origin, x, given = _bound("return_inverse return_counts dim", args, kwargs)
     if 0 in x._spec.global_shape:
         return func(x.full_tensor(), **given)
     if given.get("dim") is None:
         line, axis = in_a_row(x)
         result, inverse, counts = _of_runs(line, 0, axis)
         back = to_layout(inverse.reshape(x.shape), x._spec) if given.get("return_inverse") else None  # type: ignore[arg-type]
-        return _chosen(result, back, counts, given)
+        return _chosen(origin, result, back, counts, given)
     dim = normal_dim(given["dim"], x._spec.ndim)
     result, inverse, counts = _of_runs(*_with_dim(x, dim))
     _note_rows(result, dim)
-    return _chosen(result, inverse, counts, given)
+    return _chosen(origin, result, inverse, counts, given)
 
 
 def _with_dim(x: ShardTensor, dim: int) -> tuple[ShardTensor, int, int]:
@@ -195,11 +214,11 @@ def unique(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
     """
-    x, given = _bound("sorted return_inverse return_counts dim", args, kwargs)
+    origin, x, given = _bound("sorted return_inverse return_counts dim", args, kwargs)
     if 0 in x._spec.global_shape:
         return func(x.full_tensor(), **given)
     if given.get("dim") is not None:
-        return _unique_rows(x, normal_dim(given["dim"], x._spec.ndim), given)
+        return _unique_rows(origin, x, normal_dim(given["dim"], x._spec.ndim), given)
     spec = x._spec
     axis = max(spec.sharded.values(), key=lambda a: spec.axes[a].size)
     x = replicated(x, set(spec.sharded.values()) - {axis})
@@ -212,10 +231,10 @@ def unique(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if given.get("return_inverse"):
         ranks: Any = numbers[sort_line(places)[1]]  # where each of my own went
         back = to_layout(ShardTensor(ranks._local[inverse], x._spec), spec)
-    return _chosen(result, back, lengths, given)
+    return _chosen(origin, result, back, lengths, given)
 
 
-def _unique_rows(x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
+def _unique_rows(origin: Any, x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
     x, axis = split_along(x, dim)
     spec = x._spec
     sizes, rank, group = spec.parts(dim)
@@ -226,4 +245,4 @@ def _unique_rows(x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
     result, numbers = torch.unique(rows, dim=dim, return_inverse=True)
     total = weights.new_zeros(result.shape[dim]).index_add_(0, numbers, weights)
     mine = numbers[sum(found[:rank]) :][: found[rank]]
-    return _chosen(result, _rows(mine[inverse], spec, axis, sizes), total, given)
+    return _chosen(origin, result, _rows(mine[inverse], spec, axis, sizes), total, given)

@@ -158,16 +158,17 @@ def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0,
 
 @register_op(Tensor.fill_diagonal_, keeps_replicated=True)
 def fill_diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Write one value to the diagonal of a matrix."""
+    """Write one value to the diagonal of a matrix; ``wrap``: of a tall one again from the row after the next on."""
     x: Tensor = args[0]
-    value, wrap = argument(args, kwargs, 1, "fill_value"), argument(args, kwargs, 2, "wrap", False)
-    if len(x.shape) != 2 or wrap:
-        dims = torch.arange(min(x.shape), device=x.device)
-        if wrap or len(set(x.shape)) != 1:
-            raise RuntimeError(f"fill_diagonal_: {tuple(x.shape)} is no matrix, nor do all dims have the same extent")
-        x[(dims,) * len(x.shape)] = value
+    value, wrap, shape = argument(args, kwargs, 1, "fill_value"), argument(args, kwargs, 2, "wrap", False), x.shape
+    if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) != 1):
+        raise RuntimeError(f"fill_diagonal_: {tuple(shape)} is no matrix, nor do all dims have the same extent")
+    if len(shape) == 2 and not wrap:
+        x.diagonal().fill_(value)
         return x
-    x.diagonal().fill_(value)
+    rows = torch.arange(shape[0], device=x.device)
+    rows = rows[rows % (shape[1] + 1) < shape[1]]
+    x[(rows, *[rows % (shape[1] + 1)] * (len(shape) - 1))] = value
     return x
 
 

@@ -57,8 +57,10 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if given["training"]:
         dims = [d for d in range(spec.ndim) if d != 1]
         count = math.prod(spec.global_shape[d] for d in dims)
-        if count <= 1:
+        if count == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+        if not count:  # running statistics stay as they are
+            return finish(_scaled(local, weight, bias, x._local), spec)
         result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
         _update(given["running_mean"], mean, given["momentum"])
         _update(given["running_var"], var * (count / (count - 1)), given["momentum"])

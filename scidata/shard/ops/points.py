@@ -38,8 +38,8 @@ def grid_sample(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     shapes, ndim = [tuple(x.shape), tuple(grid.shape)], len(x.shape)
     if ndim not in (4, 5) or len(grid.shape) != ndim or shapes[0][0] != shapes[1][0] or shapes[1][-1] != ndim - 2:
         raise RuntimeError(f"grid_sample: an image {shapes[0]} and a grid {shapes[1]} do not fit")
-    if 0 in shapes[0][1:]:
-        raise RuntimeError(f"grid_sample: expected an image with channels and pixels, but got {shapes[0]}")
+    if 0 in shapes[0][2:]:
+        raise RuntimeError(f"grid_sample: expected an image with pixels, but got {shapes[0]}")
     grid = _split_as_image(x, whole_along(grid, -1))
     for d in range(2, ndim):
         x = whole_along(x, d)

@@ -170,6 +170,8 @@ def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Variance and standard deviation over any dims, with torch's ``correction`` (or ``unbiased``)."""
     names = "unbiased" if len(args) > 1 and isinstance(args[1], bool) else "dim unbiased keepdim"
     x, options, dims, keepdim = _parsed(func, names, args, kwargs)
+    if x._local.is_complex():
+        return _complex_variance(func.__name__, x, args[1:], kwargs)
     if not x._local.is_floating_point():
         raise RuntimeError(f"{func.__name__}: only floating point tensors have one, not {x._local.dtype}")
     given = options.get("correction")
@@ -183,6 +185,17 @@ def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         result = result.masked_fill(zero, 0)
     final = _finish(x, result.to(x._local.dtype), dims, keepdim)
     return (final, _finish(x, centre.to(x._local.dtype), dims, keepdim)) if "mean" in func.__name__ else final
+
+
+def _complex_variance(name: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Add up those of real and imaginary part."""
+    options = {key: value for key, value in kwargs.items() if key != "input"}
+    (real, mean), (imag, other) = (torch.var_mean(part, *args, **options) for part in (x.real, x.imag))
+    found = real + imag
+    if "std" in name:
+        zero = found == 0
+        found = found.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+    return (found, torch.complex(mean, other)) if "mean" in name else found
 
 
 # -- extremes ------------------------------------------------------------------------------------------------------

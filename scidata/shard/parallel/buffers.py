@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from scidata.shard.comm.transport import Group, as_bytes, broadcast
+from scidata.shard.comm.transport import Group, as_bytes, broadcast, once
 from scidata.shard.torch_internals import buffers_of, version_of
 
 
@@ -35,7 +35,7 @@ class ChangingBuffers:
             for (buffer, version), (before, seen) in zip(found, self._seen, strict=True)
             if type(buffer) in (Tensor, nn.Buffer) and (buffer is not before or version != seen)
         }
-        buffers = [buffer for buffer in changed.values() if buffer is not None and buffer.numel()]
+        buffers = [once(buffer) for buffer in changed.values() if buffer is not None and buffer.numel()]
         if buffers:
             packed = torch.cat([as_bytes(buffer) for buffer in buffers])
             for group in self._groups:

@@ -25,6 +25,7 @@ from scidata.loader.order_arguments import order_of
 from scidata.shard.comm.agreement import check_agreement
 
 _VERSION = 1
+_COUNTS = ("epoch", "consumed", "received", "checksum", "torch_seed")  # of states
 _IN_BLOCKS = "blocks, {} at a time"
 
 
@@ -363,14 +364,18 @@ def check_state(what: str, state: Mapping[str, Any], names: set[str], version: i
         No state, a state of something else, or of a newer version.
     """
     found = state.get("version") if isinstance(state, Mapping) else None
+    for name in names.intersection(state) if isinstance(state, Mapping) else ():
+        if not isinstance(state[name], str | int | float | Mapping | None):
+            raise ConfigError(f"{what}: {name} must be a plain value, as JSON has them, not {state[name]!r}")
     if isinstance(found, int) and found > version:
         raise ConfigError(f"{what} is of version {found}, and this scidata knows up to {version}; use a newer scidata")
     if found != version or not names <= state.keys():
         missing = sorted(names - state.keys()) if isinstance(state, Mapping) else sorted(names)
         raise ConfigError(f"{what} is not one that state_dict() has made: it has no {', '.join(missing) or 'version'}")
-    for name in ("epoch", "consumed"):
-        value = state.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    for name in names.intersection(_COUNTS):
+        value = state[name]
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+        if not is_count and (value is not None or name != "torch_seed"):
             raise ConfigError(f"{what}: {name} must be an integer from 0, not {value!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
@@ -333,6 +334,24 @@ def test_other_states_are_refused(change: dict[str, Any], message: str) -> None:
         loader.load_state_dict(state)
     with pytest.raises(ConfigError, match="not one that"):
         loader.load_state_dict({"epoch": 1})
+
+
+WILD: list[Any] = [None, -1, 10**30, 2**63, 1.5, float("nan"), True, "x", [1], {"a": 1}, b"x", np.arange(2), object()]
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": False}, {"sampler": DistributedSampler(range(11))}])
+def test_wild_states_are_refused_or_begin(options: dict[str, Any]) -> None:
+    """A state comes from a file, which may hold anything: what is wrong is named, and nothing else goes wrong."""
+    make = lambda: DataLoader(Numbers(11), 2, **options)  # noqa: E731
+    state = make().state_dict()
+    wild = [value for value in WILD if not isinstance(value, dict)]
+    changed: list[Any] = [*WILD, *(state | {name: value} for name in state for value in WILD)]
+    changed += [state | {"sampler": state["sampler"] | {name: value}} for name in state["sampler"] for value in wild]
+    for each in changed:
+        with contextlib.suppress(ConfigError):
+            loader = make()
+            loader.load_state_dict(each)
+            list(loader)
 
 
 def test_other_weights_are_another_order() -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.data.local_fields import LocalFields
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, RankFailedError
 from scidata.shard.comm import indexed
 from scidata.testing import run_ranks
 from tests.faults.disagreement import ALIKE, ARGUMENTS, ORDERS, meets, write
@@ -110,3 +110,19 @@ def domains(rank, num_ranks, folder):
 
 def test_domains_side_by_side(folder):
     run_ranks(domains, 4, folder)
+
+
+def never_comes(rank, num_ranks, folder):
+    """A rank that is alive and does something else is named where the others wait for it, after init_mesh's timeout."""
+    mesh = scidata.init_mesh(domain=num_ranks, timeout=3)
+    ds = scidata.open_dataset(folder / "grid", mesh, fields=["u"], isel={"time": slice(0, 8)})
+    if rank == 1:
+        time.sleep(7)
+        return
+    with pytest.raises(RankFailedError, match="rank 1 has not come to the first batch of iteration 1 of the loader"):
+        for batch in scidata.DataLoader(ds, 1):
+            batch["u"].mean()
+
+
+def test_a_rank_that_never_comes(folder):
+    run_ranks(never_comes, 2, folder)

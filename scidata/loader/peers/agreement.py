@@ -7,7 +7,8 @@ group's store, and compares it with what the first rank has that reads the same 
 rank that fails. At the end, only the order is compared, by the ranks that share it.
 
 A rank that does not come to the first batch is named in a warning, and the loop goes on: one rank may iterate alone.
-One that does not come to the end is named by an error, after the process group's timeout: ``init_mesh(timeout=)``.
+Where it waits for that rank in a collective, the error after the process group's timeout (``init_mesh(timeout=)``)
+names it, too; and so does one, after the same time, of a rank that does not come to the end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from scidata.device_mesh.board.store import Store
+from scidata.device_mesh import groups
+from scidata.device_mesh.board.store import Store, within
 from scidata.errors import ConfigError, RankFailedError, SciDataError
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -32,6 +35,7 @@ _RANKS_A_POLL = 64  # more ranks ask less often: one process answers them all
 _LOOK = 0.1  # s between two looks of the loop at what has become of other ranks
 _LOOKS = 10  # for why the store does not answer
 _GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
+_ASK_SECONDS = 1.0  # for who has not come, where a collective has failed
 _LATE_SECONDS = 10.0  # that it waits for others at the end, after which a warning names one of them
 
 
@@ -152,6 +156,14 @@ class _Talk:
     def go_on_alone(self) -> None:
         """Say that the loop does not wait any more; an error that is found later is raised in its next step."""
         self._is_alone = True
+        if not _alone:
+            groups.add_explainer(_reason)
+        _alone[:] = [weakref.ref(self)]
+
+    def reason(self) -> Exception | None:
+        """Return the error of the rank that still has not come; None where all have."""
+        missing = within(_ASK_SECONDS, lambda: self._missing(self._ranks))
+        return missing if self.is_alive else None
 
     def pass_by(self) -> None:
         """Have nobody wait for this rank, which does not come here."""
@@ -189,6 +201,15 @@ class _Talk:
             f"ranks iterate alike; see its own output, or pass watch=False where rank {self._watch.rank} iterates alone"
         )
         return RankFailedError(text, missing[0])
+
+
+_alone: list[weakref.ref[_Talk]] = []  # the latest that its loop has not waited for
+
+
+def _reason() -> Exception | None:
+    """Say why a collective has run out of time: a rank has not come to the loop that this one is in."""
+    talk = _alone[0]()
+    return None if talk is None else talk.reason()
 
 
 def _in_words(reports: Sequence[Report]) -> str:

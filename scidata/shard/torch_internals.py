@@ -22,6 +22,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
@@ -40,6 +41,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+from scidata.device_mesh.torch_internals import set_timeout, timeout_of
 from scidata.errors import UnsupportedShardOp
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
@@ -400,4 +402,7 @@ def flatten_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
     ``dist.new_group`` would have every rank of the job make every group.
     """
-    return mesh._flatten()
+    flat: DeviceMesh = mesh._flatten()
+    if dist.get_backend() not in ("fake", "mpi"):
+        set_timeout(flat.get_group(), timeout_of(dist.group.WORLD))  # torch gives it 30 minutes
+    return flat

@@ -13,6 +13,7 @@ from scidata.device_mesh.torch_internals import timeout_of
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler
 from scidata.shard.comm.agreement import check_agreement
+from scidata.shard.torch_internals import flatten_mesh
 from scidata.testing import run_ranks
 from tests.ports import free_port
 
@@ -28,7 +29,8 @@ def joins(rank, num_ranks, environ):
     dist.all_reduce(x, group=domain_mesh(mesh, ("domain",)).get_group())
     assert axis_rank(mesh, "domain") == rank == dist.get_rank()
     if num_ranks > 1:
-        assert {timeout_of(group).total_seconds() for group in mesh.get_all_groups()} == {30}
+        groups = [*mesh.get_all_groups(), flatten_mesh(mesh).get_group()]
+        assert {timeout_of(group).total_seconds() for group in groups} == {30}
     return x.item()
 
 

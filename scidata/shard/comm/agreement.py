@@ -41,6 +41,8 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
         return
     mine = json.dumps([dist.get_rank(), texts]).encode()
     everyone = dict(json.loads(each) for each in gather_bytes(mine, groups, mesh.device_type))
+    absent = dict.fromkeys((name for held in everyone.values() for name in held), "absent")
+    everyone = {rank: absent | held for rank, held in everyone.items()}
     raise ConfigError(f"ranks disagree about {subject}: {differences(everyone)}; give every rank the same")
 
 

@@ -23,6 +23,7 @@ from scidata.errors import SciDataError
 from scidata.plan.array import ArrayPlan
 from scidata.sources.access.files import files
 
+_FILES = 8  # whose coordinates are compared at once
 _LONGEST = 120  # characters of a value that are shown
 _FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, reads of each, bytes at both ends of each
 
@@ -67,7 +68,9 @@ def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, Any]:
 def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, Any]:
     reader, cut, dim = dataset.reader, dataset.reader.partition, dataset.reader.sample_dim
     rows = {d: rows_of(s) for d, s in cut.selected.items() if d not in reader.sample_dims}
-    labels = None if dim is None else reader.coordinate(dim)
+    # far files, and many, would take a while to be asked for it; the fingerprint has it, and is compared later
+    is_near = len(reader.paths) <= _FILES and not is_url(reader.paths[0])
+    labels = reader.coordinate(dim) if dim is not None and is_near else None
     ends = "" if labels is None or not len(labels) else f"{labels[0]} to {labels[-1]}, {_digest(labels)}"
     return {
         "sample_dim": reader.sample_dims,
@@ -120,6 +123,8 @@ def witness_of(dataset: Any, index: int) -> dict[str, str]:
             found[f"bounds of sample {index}"] = shortened(str(cut))
             if hasattr(reader, "store"):
                 return found
+        if is_url(getattr(dataset.reader, "path", "") or dataset.reader.paths[0]):
+            return found  # each read would be a request, and so may be finding out where to read
         plan = dataset.plan(index, 0)
         for name in list(plan.fields)[:_FIELDS]:
             ends = b"".join(map(_ends, plan.fields[name]))
@@ -132,7 +137,7 @@ def witness_of(dataset: Any, index: int) -> dict[str, str]:
 
 def _ends(plan: ArrayPlan) -> bytes:
     paths, ranges = plan.ranges()
-    if any(map(is_url, paths)):  # each read would be a request
+    if any(map(is_url, paths)):
         return b""
     chosen = ranges[np.linspace(0, len(ranges) - 1, min(_READS, len(ranges))).astype(int)] if len(ranges) else ranges
     pieces = []

@@ -5,6 +5,7 @@ Left out is what may differ: how and where to it reads (workers, prefetching, de
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
@@ -33,8 +34,8 @@ def facts_of_loader(loader: DataLoader[Any]) -> dict[str, str]:
         facts["the batch sampler"] = type(loader.batch_sampler).__name__
     if isinstance(sampler, DistributedSampler):
         facts |= sampler.arguments(agreed=True)
-    if getattr(sampler, "pad", True) and hasattr(sampler, "__len__"):
-        facts["the number of batches"] = len(loader)
+    with suppress(TypeError, AttributeError, NotImplementedError):  # where nobody knows
+        facts["the number of batches"] = len(loader) if getattr(sampler, "pad", True) else None
     return {name: str(value) for name, value in facts.items()}
 
 

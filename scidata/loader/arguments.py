@@ -97,7 +97,7 @@ def needs_agreement(dataset: Any) -> bool:
 
 
 def default_sampler(
-    dataset: Any, *, shuffle: bool | str, drop_last: bool, generator: torch.Generator | None
+    dataset: Any, *, shuffle: bool | str, drop_last: bool, generator: torch.Generator | None, check: bool
 ) -> DistributedSampler:
     """Return the sampler of a loader that was given none, where ranks must agree.
 
@@ -108,7 +108,7 @@ def default_sampler(
             "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "
             "pass sampler=DistributedSampler(dataset, mesh, seed=...)"
         )
-    check = bool(shuffle) or axis_size(dataset.mesh, dataset.dp_axis) > 1
+    check = check and (bool(shuffle) or axis_size(dataset.mesh, dataset.dp_axis) > 1)
     return DistributedSampler(
         dataset, dataset.mesh, dp=dataset.dp_axis, shuffle=shuffle, drop_last=drop_last, check=check
     )

@@ -225,7 +225,9 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         order = shuffle if isinstance(shuffle, str) else bool(shuffle)
         ours = isinstance(order, str) or needs_agreement(source.dataset)
         if sampler is None and batch_sampler is None and ours:
-            sampler = default_sampler(source.dataset, shuffle=order, drop_last=drop_last, generator=generator)
+            sampler = default_sampler(
+                source.dataset, shuffle=order, drop_last=drop_last, generator=generator, check=watch
+            )
             order = False
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
             collate_fn = collate

@@ -29,7 +29,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(("num_ranks", "steps"), [(2, 1), (3, 2), (2, 50)])
 def test_what_differs_is_named_on_all_ranks(folder, num_ranks, steps):
-    names = [*ARGUMENTS, *ALIKE, *ORDERS] if steps < 50 else ["torch's seed", "batch_size", *ALIKE, *ORDERS]
+    names = [*ARGUMENTS, *ALIKE, *ORDERS]
+    names = names if steps == 1 else names[::2] if steps == 2 else ["torch's seed", "batch_size", *ALIKE, *ORDERS]
     assert run_ranks(meets, num_ranks, folder, names, steps, 0.0, timeout=120) == [[]] * num_ranks
 
 

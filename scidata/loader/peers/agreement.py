@@ -36,7 +36,7 @@ _LOOK = 0.1  # s between two looks of the loop at what has become of other ranks
 _LOOKS = 10  # for why the store does not answer
 _GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
 _ASK_SECONDS = 1.0  # for who has not come, where a collective has failed
-_LATE_SECONDS = 10.0  # that it waits for others at the end, after which a warning names one of them
+_LATE_SECONDS = 10.0  # that others have not come, after which a warning names one of them
 
 
 class Agreement:
@@ -188,7 +188,7 @@ class _Talk:
             waited = time.monotonic() - began
             if waited > self._store.timeout.total_seconds() or self._session.has_ended:
                 raise self._missing(whose)
-            if not told and (self._is_alone or waited > _LATE_SECONDS):
+            if not told and waited > _LATE_SECONDS and (self._iteration == 1 or not self._is_alone):
                 told, what = True, "goes on" if self._is_alone else "waits"
                 _log.warning("rank %d %s: %s", self._watch.rank, what, self._missing(whose))
             time.sleep(pause)

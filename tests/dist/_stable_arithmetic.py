@@ -173,6 +173,7 @@ _LOSSES: dict[str, Callable[..., Any]] = {
     "poisson_nll_loss": F.poisson_nll_loss,
     "poisson_nll_full": lambda x, y, reduction: F.poisson_nll_loss(x, y, False, True, reduction=reduction),
     "gaussian_nll_loss": lambda x, y, reduction: F.gaussian_nll_loss(x, y, _like(x, 0.5, 2), reduction=reduction),
+    "gaussian_nll_var": lambda x, y, reduction: F.gaussian_nll_loss(y, _like(x), x.square(), reduction=reduction),
     "margin_ranking": lambda x, y, reduction: F.margin_ranking_loss(x, y, _signs(x), 0.1, reduction=reduction),
     "hinge_embedding": lambda x, y, reduction: F.hinge_embedding_loss(x, _signs(x), reduction=reduction),
 }

@@ -31,8 +31,8 @@ def gaussian_nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
             var = var.unsqueeze(-1)
         elif [n for m, n in zip(x.shape, var.shape, strict=False) if m != n] != [1] or len(var.shape) != len(x.shape):
             raise ValueError("var is of incorrect size")
-    low: Any = (var.detach() < given["eps"]).to(var.dtype) * (given["eps"] - var.detach())
-    var = var + low  # raised to eps, and the gradient passes
+    low = var.detach() < given["eps"]
+    var = torch.where(low, var + (given["eps"] - var.detach()), var)  # raised to eps, and the gradient passes
     each: Any = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
     return reduced(each + 0.5 * math.log(2 * math.pi) if given["full"] else each, given["reduction"])
 

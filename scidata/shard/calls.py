@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -22,15 +23,23 @@ from scidata.shard.op_table import (
     KEEPS_REPLICATED,
     OF_THE_WHOLE,
     Handler,
+    find,
     handler_of_operator,
     op_name,
     unsupported,
 )
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
 from scidata.shard.spec import ShardSpec
-from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten
+from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import call_on_copies
 
+# Backward needs their input as it was. What torch saves for it here may be a copy, with halos or gathered, so that
+# torch does not see that the input was written to.
+_NEEDS_INPUT = frozenset(
+    find("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention")
+    + find("layer_norm batch_norm group_norm instance_norm cumprod amax amin max_pool1d max_pool2d max_pool3d")
+    + find("avg_pool1d avg_pool2d avg_pool3d")
+)
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 
@@ -44,6 +53,8 @@ def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs
         run: Callable[..., Any] = partial(_call_unusual, handler, kind)
     else:
         run = handler
+    if func in _NEEDS_INPUT and torch.is_grad_enabled():
+        run = partial(_call_watched, run, kind)
     try:
         disorder = handler is not None and _any_disorder((*args, *kwargs.values()) if kwargs else args, kind)
         if disorder and (handler not in ANY_ORDER or _are_mixed(func, (args, kwargs), kind)):
@@ -61,6 +72,27 @@ def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs
     except Exception as error:
         met(error)  # the others may be in a collective by now
         raise
+
+
+def _call_watched(
+    run: Callable[..., Any], kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Handle a function; have backward raise, as torch's would, where an input was written to since."""
+    inputs = [x._local for x in (*args, *kwargs.values()) if isinstance(x, kind)]
+    kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # what is gone was not written to
+    result = run(func, types, args, kwargs)
+    local = result._local if isinstance(result, kind) else result
+
+    def check(grad: Tensor) -> None:
+        if any((x := known()) is not None and version_of(x) != version for known, version in kept):
+            raise RuntimeError(
+                f"{op_name(func)}: its input, which is needed for gradient computation, has been modified by an "
+                "inplace operation; write to a clone() of it"
+            )
+
+    if isinstance(local, Tensor) and local.requires_grad:
+        local.register_hook(check)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:

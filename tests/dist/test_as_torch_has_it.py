@@ -70,6 +70,43 @@ def test_like_one_process(num_ranks):
     run_ranks(check_cases, num_ranks)
 
 
+#: Functions of an image whose backward needs it as it was; each rank may have a copy of it, with other ranks' rows.
+NEEDY = [
+    lambda y: F.conv2d(y, torch.ones(2, 3, 3, 3, dtype=y.dtype), padding=1),
+    lambda y: F.conv_transpose2d(y, torch.ones(3, 2, 2, 2, dtype=y.dtype)),
+    lambda y: F.layer_norm(y, (6,)),
+    lambda y: F.batch_norm(y, None, None, training=True),
+    lambda y: F.group_norm(y, 3),
+    lambda y: F.max_pool2d(y, 2),
+    lambda y: F.avg_pool2d(y, 2),
+    lambda y: F.scaled_dot_product_attention(y, y, y),
+    lambda y: y.amax((1, 2)),
+    lambda y: y.cumprod(2),
+]
+
+
+def check_written(rank, num_ranks):
+    whole = torch.rand(2, 3, 6, 6, dtype=torch.float64)
+    spec = ShardSpec.even(mesh_of(num_ranks), [Shard(2)], whole.shape)
+    for needy in NEEDY:
+        for x in (whole.clone().requires_grad_(), shard_of(whole, spec).requires_grad_()):
+            for written in (True, False):
+                y = x * 1
+                loss = (needy(y) * 2).sum()
+                if written:
+                    y.add_(1)
+                    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                        loss.backward()
+                else:
+                    y = y.square()
+                    loss.backward()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_writes_to_what_backward_needs(num_ranks):
+    run_ranks(check_written, num_ranks)
+
+
 class Expanded(nn.Module):
     def __init__(self, value):
         super().__init__()

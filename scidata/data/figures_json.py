@@ -32,9 +32,9 @@ def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
 
 def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
     """Raise OutputError where a file cannot be written, as far as looking tells, or lies in what is read."""
-    check_apart(path, inputs, "the file of statistics")
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
+    check_apart(path, inputs, "the file of statistics")
     if os.path.exists(path) and not overwrite:
         raise OutputError(f"{path} is there already; remove it, or overwrite it with overwrite=True")
     folder = os.path.dirname(path)

@@ -133,7 +133,9 @@ class ShardTensor(Tensor):
         Parameters
         ----------
         local
-            This rank's part; its graph stays connected.
+            This rank's part; its graph stays connected. The whole lies in memory as the parts do (channels_last, say),
+            which random numbers go by. Where only explicit shapes are given and some rank has one row or none, that is
+            known of row-major parts alone: of others, random operations ask for ``contiguous()``.
         device_mesh
             The domain axes only.
         placements

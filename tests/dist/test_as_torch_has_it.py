@@ -63,6 +63,10 @@ def check_cases(rank, num_ranks):
         with pytest.raises(NotImplementedError, match="derivative"):
             local.sum().backward()
         assert not function(x.detach()).requires_grad
+    numbers = shard_of(torch.arange(24).view(2, 3, 4), ShardSpec.even(mesh, [Shard(2)], (2, 3, 4)))
+    for norm in (lambda x: F.layer_norm(x, (4,)), lambda x: F.group_norm(x, 3), lambda x: F.instance_norm(x)):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            norm(numbers)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

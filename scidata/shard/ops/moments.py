@@ -91,6 +91,8 @@ def standardized(
     result, mean, var
         The mean and the biased variance, with ``dims`` kept.
     """
+    if not local.is_floating_point():
+        raise NotImplementedError(f"norms are not implemented for {local.dtype}; convert to a floating dtype first")
     found, groups = deviations(local, spec, dims, sharded)
     pivot, mean, squares = replicate_to_shards(found, groups).unbind(0)
     count = math.prod(sum(spec.sizes_of(sharded[d])) if d in sharded else local.shape[d] for d in dims)

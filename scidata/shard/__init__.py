@@ -12,6 +12,7 @@ from scidata.shard.ops import (  # noqa: F401
     functions,
     gates,
     indexing,
+    integrals,
     interpolate,
     joining,
     kernels,

@@ -59,6 +59,10 @@ def vdot(input: Tensor, other: Tensor) -> Tensor:
 @composed(torch.linalg.vecdot)
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Products of rows along a dim, the first conjugated."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError(f"vecdot: expected floating point or complex numbers, not {x.dtype}")
+    if len(x.shape) == len(y.shape) == 1:
+        return torch.vdot(x, y)
     return ((x.conj() if x.is_complex() else x) * y).sum(dim)
 
 
@@ -120,8 +124,12 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
     rest = [d for d in range(len(input.shape)) if d != normal_dim(dim, len(input.shape))]
-    norm = torch.linalg.vector_norm(input, p, rest, keepdim=True)
-    return input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+    if not rest:
+        raise RuntimeError("renorm: it takes a tensor of two dims at least")
+    wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    large = torch.linalg.vector_norm(input.detach(), p, rest, keepdim=True, dtype=wide) > maxnorm
+    norm = torch.linalg.vector_norm(input.where(large, 0), p, rest, keepdim=True, dtype=wide)  # others have no gradient
+    return (input.to(wide) * torch.where(large, maxnorm / (norm + 1e-7), 1.0)).to(input.dtype)
 
 
 @composed(torch.vander)
@@ -143,9 +151,11 @@ def cov(
     input: Tensor, *, correction: Any = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
     """Covariances of variables, the rows, over observations, the columns."""
+    if input.dtype == torch.bool:
+        raise RuntimeError("cov: it takes no bools")
+    if aweights is not None and not aweights.is_floating_point():
+        raise RuntimeError(f"cov: aweights must be floating point, not {aweights.dtype}")
     x = input if len(input.shape) > 1 else input.unsqueeze(0)
-    if not (x.is_floating_point() or x.is_complex()):
-        x = x.to(torch.get_default_dtype())
     given = [w for w in (fweights, aweights) if w is not None]
     count: Any = x.shape[1]
     if given:
@@ -156,7 +166,7 @@ def cov(
         if aweights is not None:
             correction = correction * (weights * aweights).sum() / total
     else:
-        mean = x.mean(1, keepdim=True)
+        mean = x.sum(1, keepdim=True) / count
     centred = x - mean
     right = centred * weights if given else centred
     product = centred @ (right.conj() if x.is_complex() else right).transpose(0, 1)

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
-from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import dims_of, finish, numbered_alike, operands_of, refuse_out, specs_of
 from scidata.shard.ops.moments import deviations, weighted, widened
+from scidata.shard.ops.reduced import of_norm, of_prod
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import has_dual_level
 
 _BOTH = (torch, Tensor)
 _Reduce = Callable[..., Tensor]  # of a tensor, dim and keepdim
@@ -91,12 +93,24 @@ def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -
     return local
 
 
-def _sum_kept(x: ShardTensor, local: Tensor, dims: Sequence[int]) -> Tensor:
+def _sum_kept(x: ShardTensor, local: Tensor, dims: Sequence[int], add: Callable[..., Tensor] = torch.sum) -> Tensor:
     """Sum a tensor of the layout of ``x``; the reduced dims stay, with extent 1."""
-    total = local.sum(tuple(dims), keepdim=True) if dims else local
+    total = add(local, tuple(dims), keepdim=True) if dims else local
     for axis in _axes(x._spec, dims):
         total = all_reduce_sum(total, x._spec.group(axis))
     return total
+
+
+def _weighted(
+    x: ShardTensor, local: Tensor, value: Tensor, dims: Sequence[int], weights: Callable[..., Tensor]
+) -> Tensor:
+    """Give a value that was computed without autograd its derivatives by each element: ``weights(part, value)``."""
+    return weighted(local, value, weights, dims, [x._spec.group(axis) for axis in _axes(x._spec, dims)])
+
+
+def _differentiated(local: Tensor) -> bool:
+    """Whether anything is, or may be, differentiated."""
+    return (local.requires_grad and torch.is_grad_enabled()) or has_dual_level()
 
 
 def _count(spec: ShardSpec, dims: Sequence[int]) -> int:
@@ -125,9 +139,8 @@ def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not _axes(x._spec, dims):
         return _here(func, x, options, dims, keepdim)
     local, dtype = _wide(x._local, options.get("dtype"), integers=True)
-    if "nansum" in func.__name__:
-        local = local.masked_fill(local.isnan(), 0)
-    return _finish(x, _sum_kept(x, local, dims).to(dtype), dims, keepdim)
+    add = torch.nansum if "nansum" in func.__name__ else torch.sum
+    return _finish(x, _sum_kept(x, local, dims, add).to(dtype), dims, keepdim)
 
 
 @register_op(*find("mean", namespaces=_BOTH), any_order=True)
@@ -201,26 +214,35 @@ def _complex_variance(name: str, x: Any, args: Sequence[Any], kwargs: Mapping[st
 # -- extremes ------------------------------------------------------------------------------------------------------
 
 
-def extreme(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -> Tensor:
-    """``amax`` or ``amin`` over dims, kept; the gradient goes to all elements that equal it, in equal shares."""
-    value = _fold(x, local.detach(), dims, reduce)
-    if not local.requires_grad or not torch.is_grad_enabled():
+def extreme(x: ShardTensor, dims: Sequence[int], largest: bool, *, missing: bool) -> Tensor:
+    """``amax`` or ``amin`` over dims, kept; the gradient goes to all elements that equal it, in equal shares.
+
+    ``missing``: of a value that is NaN, to those that are NaN, as in ``max`` of all; else NaN to all.
+    """
+    local = x._local.detach()
+    value = _fold(x, local, dims, torch.amax if largest else torch.amin)
+    if not _differentiated(x._local):
         return value
-    ties = (local.detach() == value).to(local.dtype)
-    return known(local, value, torch.mul, ties / _sum_kept(x, ties, dims))
+    hits = (local == value) | (local.isnan() & value.isnan() if missing else False)
+    count = _sum_kept(x, hits.long(), dims)
+    if not missing:
+        return _weighted(x, x._local, value, dims, lambda part, value: hits.to(part.dtype) / count)
+    groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
+    return known(
+        x._local, value, lambda grad, hits: torch.where(hits, replicate_to_shards(grad, groups) / count, 0), hits
+    )
 
 
 @register_op(*find("amax amin", namespaces=_BOTH), any_order=True)
 def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Extreme values over any dims."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    reduce = torch.amax if "amax" in func.__name__ else torch.amin
-    return _finish(x, extreme(x, x._local, dims, reduce), dims, keepdim)
+    return _finish(x, extreme(x, dims, "amax" in func.__name__, missing=False), dims, keepdim)
 
 
-def _arg_extreme(x: ShardTensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Extreme values along one dim and their global index, the first of equal ones; the dim is kept."""
-    spec, local, reduce = x._spec, x._local.detach(), torch.max if largest else torch.min
+def _arg_extreme(x: ShardTensor, dim: int, reduce: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """Extreme values along one dim and their global index, of equal ones as ``reduce`` chooses; the dim is kept."""
+    spec, local = x._spec, x._local.detach()
     axis = spec.axis_of_dim(dim)
     if axis is None:
         value, index = reduce(local, dim, keepdim=True)
@@ -238,6 +260,14 @@ def _arg_extreme(x: ShardTensor, dim: int, largest: bool) -> tuple[Tensor, Tenso
     return value, indices.gather(dim, rank)
 
 
+def extreme_along(x: ShardTensor, dim: int, reduce: Callable[..., Any], keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Extreme values along one dim, to whose elements alone the gradient goes, and their global index. Collective."""
+    value, index = _arg_extreme(x, dim, reduce)
+    if x._local.requires_grad and torch.is_grad_enabled():
+        value = known(x._local, value, partial(_to_row, x._spec, dim), index)
+    return _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
+
+
 def _to_row(spec: ShardSpec, dim: int, grad: Tensor, index: Tensor) -> Tensor:
     """Give the gradient of a value to the element at its global index along ``dim`` alone."""
     start = spec.offsets[dim]
@@ -253,16 +283,11 @@ def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         function = torch.maximum if func.__name__ == "max" else torch.minimum
         return function(args[0], args[1] if len(args) > 1 else kwargs["other"])
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    largest, spec = func.__name__ == "max", x._spec
+    largest = func.__name__ == "max"
     if options.get("dim") is None:
-        return _finish(x, extreme(x, x._local, dims, torch.amax if largest else torch.amin), dims, False)
+        return _finish(x, extreme(x, dims, largest, missing=True), dims, False)
     (dim,) = dims
-    x = numbered_alike(func, x, dims)
-    spec = x._spec
-    value, index = _arg_extreme(x, dim, largest)
-    if x._local.requires_grad and torch.is_grad_enabled():
-        value = known(x._local, value, partial(_to_row, spec, dim), index)
-    result = _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
+    result = extreme_along(numbered_alike(func, x, dims), dim, torch.max if largest else torch.min, keepdim)
     return (torch.return_types.max if largest else torch.return_types.min)(result)
 
 
@@ -271,16 +296,16 @@ def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     x = numbered_alike(func, x, dims)
-    largest, spec = "argmax" in func.__name__, x._spec
+    reduce, spec = torch.max if "argmax" in func.__name__ else torch.min, x._spec
     if options.get("dim") is not None:
         (dim,) = dims
-        return _finish(x, _arg_extreme(x, dim, largest)[1], [dim], keepdim)
+        return _finish(x, _arg_extreme(x, dim, reduce)[1], [dim], keepdim)
     # one dim after the other, the last first: each step keeps the first of equal ones in C order
     if not spec.ndim or 0 in spec.global_shape:
         raise unsupported(func, "there is nothing to take the index of", spec)
     index, stride = torch.zeros((), dtype=torch.int64), 1
     for dim in reversed(range(spec.ndim)):
-        value, place = _arg_extreme(x, dim, largest)
+        value, place = _arg_extreme(x, dim, reduce)
         index = _take(x, index, dim, place) + place * stride
         stride *= spec.global_shape[dim]
         x = ShardTensor(value, _reduced_spec(x._spec, [dim], True))
@@ -324,7 +349,8 @@ def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Product over one dim or all."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
     local, dtype = _wide(x._local, options.get("dtype"), integers=True)
-    product = _fold(x, local, dims, torch.prod)
+    product = _fold(x, local.detach(), dims, torch.prod)
+    product = _weighted(x, local, product, dims, partial(of_prod, x._spec, dims, options.get("dim") is None))
     return _finish(x, product.to(dtype), dims, keepdim)
 
 
@@ -332,11 +358,11 @@ def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """log(sum(exp(x))) without overflow."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    local, _ = _wide(x._local, None, integers=False)
+    exact = not (x._local.is_floating_point() or x._local.is_complex())
+    local = x._local.to(torch.get_default_dtype()) if exact else widened(x._local)
     value = _fold(x, local.detach(), dims, torch.logsumexp)
-    groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
-    result = weighted(local, value, lambda x, total: (x - total).exp(), dims, groups)
-    return _finish(x, result.to(x._local.dtype) if x._local.is_floating_point() else result, dims, keepdim)
+    result = _weighted(x, local, value, dims, lambda part, total: (part - total).exp())
+    return _finish(x, result if exact else result.to(x._local.dtype), dims, keepdim)
 
 
 @register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm, any_order=True)
@@ -354,20 +380,21 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if x._local.is_complex():
         raise unsupported(func, "complex tensors", x._spec, remedy="take abs() first")
     local, dtype = _wide(x._local, options.get("dtype"), integers=False)
-    if abs(order) == math.inf:
-        sizes = local.abs()
-        result = extreme(x, sizes, dims, torch.amax if order > 0 else torch.amin)
-        if sizes.requires_grad:  # of a norm that is NaN, torch has no gradient
-            missing = result.detach().isnan()
-            sizes.register_hook(lambda grad: grad.masked_fill(missing, 0))  # type: ignore[no-untyped-call]
-    elif order == 0:
+    if not local.is_floating_point():
+        raise RuntimeError(f"norm: expected floating point or complex numbers, not {local.dtype}; pass dtype=")
+    if order == 0:
         result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
         for axis in _axes(x._spec, dims):
             result = all_reduce_sum(result, x._spec.group(axis))
-    elif order > 0:
-        free = [d for d in dims if d not in x._spec.sharded]
-        inside = torch.linalg.vector_norm(local, order, free, keepdim=True) if free else local
-        result = _fold(x, inside, [d for d in dims if d not in free], partial(torch.linalg.vector_norm, ord=order))
-    else:
-        raise unsupported(func, f"p={order} is negative", x._spec)
+        return _finish(x, result.to(dtype), dims, keepdim)
+    held = [d for d in dims if local.shape[d] or not x._spec.global_shape[d]]
+    part = torch.linalg.vector_norm(local.detach(), order, held, keepdim=True) if held else local.detach()
+    reduce = partial(torch.linalg.vector_norm, ord=order)  # of the ranks' norms in float64, as each is a root already
+    result = _fold(x, part.double(), [d for d in dims if d in x._spec.sharded], reduce).to(local.dtype)
+    if math.isfinite(order):
+        result = _weighted(x, local, result, dims, partial(of_norm, order))
+    elif _differentiated(local):
+        hits = (local.detach().abs() == result) | local.detach().isnan()
+        count = _sum_kept(x, hits.long(), dims)
+        result = _weighted(x, local, result, dims, lambda part, norm: part.sgn() * hits / count)
     return _finish(x, result.to(dtype), dims, keepdim)

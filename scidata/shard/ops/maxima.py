@@ -15,6 +15,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import bind, is_sharded, refuse_plain, specs_of
 from scidata.shard.ops.pooling import adaptive_windows, out_extents, spatial, spread_windows, strides, windows_of
+from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Middle, output_sizes
 from scidata.shard.tensor import ShardTensor
 
@@ -28,7 +29,7 @@ _ADAPTIVE_WITH_INDICES = (
 
 @register_op(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, *_ADAPTIVE_WITH_INDICES)
 def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Maximum of windows that divide each dim into so many; of equal ones the first in memory has the gradient."""
+    """Maximum of windows that divide each dim into so many; of equal ones the first counts, of NaN the last."""
     given = bind("input output_size return_indices", args, kwargs, return_indices=False)
     x, count = given["input"], spatial(func)
     refuse_plain(func, x)
@@ -56,22 +57,33 @@ def _places(x: ShardTensor, first: int) -> ShardTensor:
 def _maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
     """Take the maxima of adaptive windows along one dim, and the places of these."""
     if num_out == 1 and isinstance(x, ShardTensor) and dim in x._spec.sharded:
-        result = x.max(dim, keepdim=True)
-        return result.values, None if places is None else _place_of_row(places, dim, result.indices)
-    spread, finish = _spread(x, dim, num_out)
-    found = spread.max(dim + 1)  # of equal ones the first, so never a filled one
+        found, rows = extreme_along(x, dim, _last_missing, True)
+        return found, None if places is None else _place_of_row(places, dim, rows)
+    (spread, extra), finish = _spread(x, dim, num_out)
+    _, index = _last_missing(spread.detach(), dim + 1, True, extra)  # of equal ones the first, so never a filled one
     if places is not None:
-        beside, finish_places = _spread(places, dim, num_out)
-        places = finish_places(beside.gather(dim + 1, found.indices.unsqueeze(dim + 1)).squeeze(dim + 1))
-    return finish(found.values), places
+        (beside, _), finish_places = _spread(places, dim, num_out)
+        places = finish_places(beside.gather(dim + 1, index).squeeze(dim + 1))
+    return finish(spread.gather(dim + 1, index).squeeze(dim + 1)), places
 
 
-def _spread(x: Any, dim: int, num_out: int) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Take the largest of a dim, kept, of equal ones the first, but of NaN the last, as pooling does: not ``extra``."""
+    value, index = x.max(dim, keepdim=keepdim)
+    missing = value.isnan()
+    if missing.any():
+        rows = torch.arange(x.shape[dim], device=x.device).view([-1 if d == dim else 1 for d in range(x.ndim)])
+        hits = x.isnan() if extra is None else x.isnan() & ~extra
+        index = torch.where(missing, (hits * rows).amax(dim, keepdim=keepdim), index)
+    return value, index
+
+
+def _spread(x: Any, dim: int, num_out: int) -> tuple[tuple[Tensor, Tensor | None], Callable[[Tensor], Any]]:
     """Lay adaptive windows side by side along a new dim; also return what wraps one number for each of them."""
     if not isinstance(x, ShardTensor):
-        return spread_windows(x, dim, windows_of(0, num_out, x.shape[dim], num_out))[0], lambda result: result
+        return spread_windows(x, dim, windows_of(0, num_out, x.shape[dim], num_out)), lambda result: result
     windows, bounds = adaptive_windows(x, dim, num_out)
-    return spread_windows(windows.fetch(), dim, bounds)[0], windows.finish
+    return spread_windows(windows.fetch(), dim, bounds), windows.finish
 
 
 def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:

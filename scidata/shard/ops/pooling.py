@@ -12,8 +12,9 @@ from torch import Tensor
 
 from scidata.shard.op_table import register_op
 from scidata.shard.ops.align import bind, refuse_plain
+from scidata.shard.ops.moments import widened
 from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, row_values, under
-from scidata.shard.rows.runs import Runs
+from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
 
 _POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
@@ -70,14 +71,34 @@ def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         starts[s], left[s] = start * stride[s] - padding[s], 0
     local = windows.fetch(float("-inf"))
     options: dict[str, Any] = {"stride": stride, "padding": tuple(left), "dilation": dilation, "ceil_mode": ceil}
-    if not with_indices:
+    filled = any(rows[0] == FILLED for d in windows.wanted for runs in windows.wanted[d] for rows in runs)
+    if not (with_indices or filled):
         return windows.finish(_POOLS[count - 1](local, kernel, **options))
     result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, **options)
-    places = torch.unravel_index(indices, local.shape[first:])
+    places = list(torch.unravel_index(indices, local.shape[first:]))
+    if filled:  # where all is -inf, torch takes the first row of the window, and no padding
+        masked = result.detach() == -math.inf
+        for s in range(count):
+            d = first + s
+            offsets = torch.arange(places[s].shape[d], device=local.device) * stride[s] + starts[s] - left[s]
+            before = -(offsets.clamp(max=0) // dilation[s]) * dilation[s]  # steps to the first row that is none of it
+            rows = (offsets + before - starts[s]).view([-1 if i == d else 1 for i in range(spec.ndim)])
+            places[s] = torch.where(masked, rows, places[s])
+        result = _at(local, places, first)
+    if not with_indices:
+        return windows.finish(result)
     flat = torch.zeros_like(indices)
     for s, place in enumerate(places):
         flat = flat * spec.global_shape[first + s] + place + starts[s]
     return windows.finish(result), windows.finish(flat)
+
+
+def _at(local: Tensor, places: Sequence[Tensor], first: int) -> Tensor:
+    """Take the elements at these places of the dims from ``first`` on."""
+    flat = torch.zeros_like(places[0])
+    for place, extent in zip(places, local.shape[first:], strict=True):
+        flat = flat * extent + place
+    return local.flatten(first).gather(-1, flat.flatten(first)).view(flat.shape)
 
 
 @register_op(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
@@ -103,16 +124,16 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         lowest, highest = (-pad, extent + pad) if given["count_include_pad"] else (0, extent)
         begins = [o * step - pad for o in range(start, start + max(rows, 1))]
         divisors.append([min(b + k, highest) - max(b, lowest) for b in begins])
-    local = windows.fetch()
-    total = _window_sums(local, kernel, stride)
+    total = _window_sums(widened(windows.fetch()), kernel, stride)
     override = given.get("divisor_override")
     if override is not None:
-        return windows.finish(total / override)
-    if all(set(counts) == {k} for counts, k in zip(divisors, kernel, strict=True)):
-        return windows.finish(total / math.prod(kernel))
-    for s, counts in enumerate(divisors):
-        total = total / row_values([max(n, 1) for n in counts], first + s, total)
-    return windows.finish(total)
+        total = total / override
+    elif all(set(counts) == {k} for counts, k in zip(divisors, kernel, strict=True)):
+        total = total / math.prod(kernel)
+    else:
+        for s, counts in enumerate(divisors):
+            total = total / row_values([max(n, 1) for n in counts], first + s, total)
+    return windows.finish(total.to(x.dtype))
 
 
 @register_op(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
@@ -189,10 +210,9 @@ def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
     if num_out == 1:
         return x.mean(dim, keepdim=True)
     windows, bounds = adaptive_windows(x, dim, num_out)
-    local = windows.fetch()
-    spread, extra = spread_windows(local, dim, bounds)
+    spread, extra = spread_windows(widened(windows.fetch()), dim, bounds)
     total = (spread if extra is None else spread.masked_fill(extra, 0)).sum(dim + 1)
-    return windows.finish(total / row_values([stop - start for start, stop in bounds], dim, total))
+    return windows.finish((total / row_values([stop - start for start, stop in bounds], dim, total)).to(x.dtype))
 
 
 def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], kept: Sequence[int]) -> Any:

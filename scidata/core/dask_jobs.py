@@ -140,7 +140,6 @@ class _Run:
 
     def __init__(self, client: Any, work: Work, tick: Tick, take: Callable[[int, Any], None]) -> None:
         self._client, self._work, self._tick, self._take = client, work, tick, take
-        self._connection = client.scheduler_comm
         self._version = importlib.import_module("scidata").__version__  # not imported above: it leads to torch
         self._name = f"scidata-{work.name}-{uuid.uuid4().hex[:12]}"
         self._remote = remote()
@@ -165,7 +164,7 @@ class _Run:
         except SciDataError:
             raise
         except (Exception, TaskCancelled) as e:  # of a client without scheduler, any kind
-            if self._is_connected and not isinstance(e, CancelledError | TaskCancelled):
+            if self._client.status == "running" and not isinstance(e, CancelledError | TaskCancelled):
                 raise
             raise self._lost() from e
 
@@ -180,7 +179,7 @@ class _Run:
         try:
             yield
         finally:
-            if self._is_connected:  # another scheduler knows nothing of this, and is waited for
+            if self._client.status == "running":
                 with suppress(Exception):  # what ended the run is what is raised
                     self._client.cancel(list(self._batches))
                     self._client.unsubscribe_topic(self._name)
@@ -232,7 +231,6 @@ class _Run:
         waiting.update(self._submit(indices))
         lonely = time.monotonic() + _LONELY_S
         while self._batches:
-            self._check_connection()
             ready = waiting.next_batch(block=False)
             if ready or self._events:
                 lonely = time.monotonic() + _LONELY_S
@@ -329,19 +327,6 @@ class _Run:
         futures = self._submit([index])
         self._trial = futures[0]
         return futures
-
-    @property
-    def _is_connected(self) -> bool:
-        """Whether the client has the scheduler still that the run began with: it goes on with another by itself."""
-        return self._client.status == "running" and self._client.scheduler_comm is self._connection
-
-    def _check_connection(self) -> None:
-        """Raise where the scheduler has ended, or was restarted, and knows nothing of the tasks.
-
-        Their futures say so as well, but not those that are sent while the client connects anew.
-        """
-        if not self._is_connected:
-            raise self._lost()
 
     def _lost(self) -> ClusterError:
         address = getattr(self._client.scheduler, "address", None) or "of the client"

@@ -1,6 +1,7 @@
 """What stands at a place of the order of values: medians, quantiles, the k-th value; and the most frequent one.
 
-Of all elements, or of a line that is split, the value is found by counting, on any layout, and no element moves. Of a
+Of all elements, or of a line that is split, the value is found by counting, on any layout, and no element moves; but
+where equal elements decide which of them is taken, torch's own kernel does that on the whole (see ``sorting``). Of a
 sharded dim beside one that is long enough, that one is sharded for the time being. Results have the layout of other
 reductions: what shards a reduced dim replicates.
 """
@@ -20,7 +21,7 @@ from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
-from scidata.shard.ops.sorting import by_lines, is_whole, on_lines
+from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, sum_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -97,7 +98,8 @@ def median(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not x._local.requires_grad or not torch.is_grad_enabled():
         return value
     hits = keys == key  # all that equal it get equal shares of the gradient
-    return known(x._local, value, torch.mul, hits.to(x.dtype) / _count(x, hits))
+    count = _count(x, hits)
+    return known(x._local, value, lambda grad, hits: torch.where(hits, grad / count, 0), hits)
 
 
 @register_op(*find("kthvalue", namespaces=_BOTH))
@@ -124,17 +126,34 @@ def _check_dtype(func: Any, x: ShardTensor) -> None:
 def _at_place(func: Any, line: ShardTensor, k: int | None) -> tuple[Tensor, ...]:
     _check_dtype(func, line)
     keys = order_keys(line._local)
-    place = _place(func, line._spec.global_shape[0], _missing(line, keys), k)
-    return _picked(line, keys, keys_at(keys, [place], line._spec.shard_groups))
+    missing = _missing(line, keys)
+    found = keys_at(keys, [_place(func, line._spec.global_shape[0], missing, k)], line._spec.shard_groups)
+    first = missing and k is None and "nan" not in func.__name__  # of several NaN, median takes the first
+    if not first and _are_equal(line, keys, found):
+        return _by_torch(line, lambda whole: func(whole, *[0] if k is None else [k]))
+    return _picked(line, keys, found)
+
+
+def _are_equal(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> bool:
+    """Whether more elements than one have a wanted key, and torch is to say which is taken. Collective."""
+    return is_short(x) and any(_count(x, keys == key) > 1 for key in {*wanted})
+
+
+def _by_torch(line: ShardTensor, choose: Callable[[Tensor], Any]) -> tuple[Tensor, ...]:
+    """Take the element whose place torch's own function finds on the whole line. Collective."""
+    place = choose(line.full_tensor().detach()).indices.reshape(1)
+    return line[place].full_tensor(), place  # type: ignore[attr-defined]
 
 
 def _mode_of(line: ShardTensor) -> tuple[Tensor, ...]:
+    if is_short(line):
+        return _by_torch(line, torch.mode)
     values, counts = torch.unique(line.detach(), return_counts=True)
     place = counts.argmax(0)  # the first of equal ones; each NaN is one of its own
     value = values.index_select(0, place.reshape(1)).full_tensor()
     hits = (order_keys(line._local) == order_keys(value)).nonzero()
     last = hits[-1] + line._spec.offsets[0] if len(hits) else hits.new_full((1,), -1)
-    last = -least_over(-last, line._spec.shard_groups)  # torch says where the last of them is
+    last = -least_over(-last, line._spec.shard_groups)
     return line[last].full_tensor(), last  # type: ignore[attr-defined]
 
 
@@ -218,6 +237,8 @@ def _quantiles(func: Any, x: ShardTensor, q: Any, interpolation: str) -> Tensor:
     low, high = at.detach().floor().long().tolist(), at.detach().ceil().long().tolist()
     places = sorted({*low, *high})
     found = keys_at(keys, places, x._spec.shard_groups)
+    if x._local.requires_grad and torch.is_grad_enabled() and _are_equal(x, keys, found):
+        return func(x.full_tensor().reshape(-1), q, interpolation=interpolation)  # type: ignore[no-any-return]
     values = dict(zip(places, _picked(x, keys, found)[0].unbind(), strict=True))
     below = torch.stack([values[place] for place in low])
     if interpolation in rounded:

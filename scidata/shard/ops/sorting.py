@@ -3,6 +3,9 @@
 Along a dim that is not sharded this is torch's own function on the part. Along a sharded one another dim is sharded for
 the time being, where one is long enough to have rows for each rank; else each line is sorted where it lies, by a sample
 sort. What of a sorted dim is kept is split as the dim was, evenly where it is shorter.
+
+Which of equal elements are taken follows from torch's algorithm on the whole line. So a line that lies on several ranks
+is gathered for torch's own kernel where equal elements decide. Of lines longer than ``GATHERED`` the first are taken.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
+GATHERED = 1 << 24  # elements of a line; 64 MiB in float32 on each rank, for the time of a call
 
 
 def is_whole(spec: ShardSpec, dim: int) -> bool:
@@ -50,6 +54,11 @@ def by_lines(spec: ShardSpec, dim: int) -> bool:
     free = [n for d, n in enumerate(spec.global_shape) if d not in spec.sharded]
     few = max(free, default=1) < spec.axes[spec.sharded[dim]].size
     return len(spec.sharded) == 1 and few and 0 not in free  # where there is no line, there is nothing to stack
+
+
+def is_short(x: ShardTensor) -> bool:
+    """Whether it is gathered for torch's own choice among equal elements."""
+    return x._spec.global_size.numel() <= GATHERED
 
 
 def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -74,21 +83,21 @@ def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTens
 
 @register_op(*find("sort argsort", namespaces=_BOTH))
 def sort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sort along one dim; along a sharded one always stably."""
+    """Sort along one dim; lines that stay split always stably."""
     given = bind("input dim descending", args, kwargs)
     x: ShardTensor = given["input"]
     refuse_out(func, kwargs, x._spec)
     dim, descending = normal_dim(given.get("dim", -1), x._spec.ndim), bool(given.get("descending", False))
     if is_whole(x._spec, dim):
         return _wrapped(x, dim, func(x._local, **{name: value for name, value in given.items() if name != "input"}))
-    values, places = _sorted(x, dim, descending)
+    values, places = _sorted(x, dim, descending, stable=bool(given.get("stable")))
     return torch.return_types.sort((values, places)) if func.__name__ == "sort" else places
 
 
-def _sorted(x: ShardTensor, dim: int, descending: bool) -> tuple[Tensor, ...]:
+def _sorted(x: ShardTensor, dim: int, descending: bool, stable: bool) -> tuple[Tensor, ...]:
     if by_lines(x._spec, dim):
         return on_lines(x, dim, lambda line: sort_line(line, descending=descending))
-    found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=True)
+    found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=stable)
     return tuple(moved_back(each, [dim], x._spec) for each in found)
 
 
@@ -105,7 +114,7 @@ def msort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Sort along the first dim, without saying from where."""
     refuse_out(func, kwargs)
     x: ShardTensor = args[0] if args else kwargs["input"]
-    return _wrapped(x, 0, func(x._local)) if is_whole(x._spec, 0) else torch.sort(x, dim=0, stable=True).values
+    return _wrapped(x, 0, func(x._local)) if is_whole(x._spec, 0) else torch.sort(x, dim=0).values
 
 
 @register_op(*find("topk", namespaces=_BOTH))
@@ -120,30 +129,41 @@ def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if is_whole(spec, dim):
         return _wrapped(x, dim, func(x._local, **given))
     if by_lines(spec, dim):
-        found = on_lines(x, dim, lambda line: _top_of_line(line, k, bool(given["largest"])))
+        found = on_lines(x, dim, lambda line: _top_of_line(func, line, given))
     else:
         found = tuple(moved_back(each, [dim], spec) for each in func(moved_off(x, [dim]), **given))
     return torch.return_types.topk(found)  # type: ignore[arg-type]
 
 
-def _top_of_line(line: ShardTensor, k: int, largest: bool) -> tuple[Tensor, ...]:
-    """Take the first k of the sorted line; where they are few, only what each rank could have of them is gathered."""
-    spec = line._spec
+def _top_of_line(func: Any, line: ShardTensor, given: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Take the first k of the line; where they are few and differ, only what each rank could have is gathered."""
+    spec, k, largest = line._spec, int(given["k"]), bool(given["largest"])
     (axis,) = spec.sharded.values()
     sizes, rank, group = spec.parts(0)
-    wanted = even_sizes(k, len(sizes))
-    if k * len(sizes) ** 2 > sum(sizes):
+    wanted, few = even_sizes(k, len(sizes)), k * len(sizes) ** 2 <= sum(sizes)
+    if not few and not is_short(line):
         found = sort_line(line, descending=largest)
         return tuple(each[:k].redistribute(sizes={axis: wanted}) for each in found)  # type: ignore[attr-defined]
-    counts = tuple(min(k, size) for size in sizes)
-    keys = order_keys(line._local)
-    keys = ~keys if largest else keys
-    own = torch.sort(keys, stable=True).indices[:k]
-    gathered = all_gather_v(torch.stack([keys[own], own + spec.offsets[0]], 1), counts, 0, group)
-    ids = gathered[torch.sort(gathered[:, 0], stable=True).indices[:k], 1]
+    ids = _first_of_line(line, k, largest) if few and given.get("sorted", True) else None
+    if ids is None:
+        ids = func(line.full_tensor().detach(), **{**given, "dim": 0}).indices
     mine = ids[sum(wanted[:rank]) :][: wanted[rank]]
     new = spec.with_rows(0, wanted)
     return ShardTensor(fetch_rows(line._local, mine, sizes, 0, group), new), ShardTensor(mine, new)
+
+
+def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
+    """Return where the first k of the sorted line are; None where equal ones of a short line decide that."""
+    sizes, _, group = line._spec.parts(0)
+    keys = order_keys(line._local)
+    keys = ~keys if largest else keys
+    own = torch.sort(keys, stable=True).indices[: k + 1]
+    pairs = torch.stack([keys[own], own + line._spec.offsets[0]], 1)
+    gathered = all_gather_v(pairs, tuple(min(k + 1, size) for size in sizes), 0, group)
+    first = gathered[torch.sort(gathered[:, 0], stable=True).indices[: k + 1]]
+    if is_short(line) and (first[1:, 0] == first[:-1, 0]).any():
+        return None
+    return first[:k, 1]
 
 
 # -- running extremes ----------------------------------------------------------------------------------------------
@@ -207,7 +227,7 @@ def searchsorted(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
         if sorter is not None:
             rows = rows[sorter]
         return sum_over(func(rows._local, values, **given), rows._spec.group(rows._spec.sharded[0]))
-    if sorter is not None or math.prod(rows.shape) < math.prod(values.shape):
+    if sorter is not None or math.prod(rows.shape) < math.prod(values.shape) or _has_missing(rows):
         rows, sorter = whole_along(rows, -1), whole_along(sorter, -1)
     if not is_sharded(rows) or len(rows.shape) - 1 not in rows._spec.sharded:
         return _searched(func, rows, values, sorter, given)
@@ -216,6 +236,12 @@ def searchsorted(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
         return _searched(func, rows, values, sorter, given)
     found = _searched(func, rows, replicated(values, {axis}), sorter, given)  # every rank counts for all of them
     return to_layout(as_sharded(found, values._spec), values._spec)
+
+
+def _has_missing(rows: Tensor) -> bool:
+    """Whether a row is cut and has NaN, among which torch's search goes where its halving of the whole row leads."""
+    cut = is_sharded(rows) and len(rows.shape) - 1 in rows._spec.sharded
+    return cut and rows.is_floating_point() and bool(rows.isnan().any())
 
 
 def _searched(func: Any, rows: Tensor, values: Tensor, sorter: Tensor | None, options: Mapping[str, Any]) -> Tensor:

@@ -23,6 +23,21 @@ def _nines(x):
     return torch.stack([x, x.flip(1), x * 0.5], 1).unsqueeze(1)
 
 
+def _tallies(x):
+    """Count one row's values."""
+    line, known = _wide(x.detach())[0], x.detach()[0].nan_to_num()
+    return [
+        torch.histc(line.nan_to_num(0, 9, -9), 4),
+        *torch.histogram(line, torch.tensor([-2.0, 0, 2, 400], dtype=line.dtype)),
+        torch.bincount((line.nan_to_num(0, 9, 0) > 0).long()),
+        *torch.unique(known, return_inverse=True, return_counts=True),
+        x[0].nansum() > 0,
+        torch.tensor([line.equal(line), line.allclose(line)]),
+        (x[0] > 0).nonzero(),
+        x.detach()[0].masked_select(x[0] > 0),
+    ]
+
+
 def _pools(n):
     """Yield pooling of ``n`` dims, with places where torch says them."""
     name = f"pool{n}d"
@@ -104,6 +119,7 @@ REDUCTIONS: list[Formula] = [
         "unpool": lambda x: F.max_unpool1d(*F.max_pool1d(x[:, None], 2, return_indices=True), 2, output_size=(LENGTH,)),
         "lp_pool1d": lambda x: F.lp_pool1d(_wide(x)[:, None], 2, 3),
     }),
+    *of_rows({"tallies": _tallies, "inner": lambda x: torch.inner(x, x), "tensordot": lambda x: torch.tensordot(x, x, ([1], [1]))}, joins=True),
     Formula(name="cov", function=lambda x: torch.cov(x[0]), joins=True),
     Formula(name="var_mean", function=lambda x: torch.var_mean(x, 1), without=("cancelling",)),
 ]  # fmt: skip

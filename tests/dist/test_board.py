@@ -1,5 +1,6 @@
 """One rank meets bad values, or its end, where no loader watches: the others raise its error, not gloo's."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -165,3 +166,26 @@ def test_a_rank_that_ends_before_the_first_batch_is_named():
     with pytest.raises(RankError) as caught:
         run_ranks(ends, 3, "is killed")
     assert list(caught.value.failures) == [1]  # the others have passed their checks
+
+
+def joins_a_group_with_nobody(rank, num_ranks, port):
+    """Rank 1 is killed; in torch the others wait for its address for half an hour."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    os.environ.update(dict(zip(names, map(str, (rank, rank, num_ranks, "127.0.0.1", port)), strict=True)))
+    scidata.init_mesh(domain=num_ranks, device="cpu", timeout=60)
+    if rank == 1:
+        board.common_store().wait(["in/0", "in/2"])
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    board.common_store().set(f"in/{rank}", "")
+    with pytest.raises(RankFailedError, match=r"rank 1 .* has died, without a word"):  # as soon as Python runs
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            dist.new_group([0, 1, 2])
+        time.sleep(1.0)
+    time.sleep(1.0 if rank == 0 else 0.0)  # it keeps the store
+
+
+def test_a_rank_that_never_joins_a_new_group():
+    with pytest.raises(RankError) as caught:
+        run_ranks(joins_a_group_with_nobody, 3, free_port(), backend=None)
+    assert list(caught.value.failures) == [1]

@@ -20,7 +20,7 @@ from scidata.device_mesh.board import stuck
 from scidata.device_mesh.board.events import Event, Others, events_of, failed, in_words, left, post
 from scidata.device_mesh.board.processes import ProcessId, StepShown
 from scidata.device_mesh.board.recall import BREAK_SECONDS, Recall, waits_for
-from scidata.device_mesh.board.store import Store, common_store, is_served, within
+from scidata.device_mesh.board.store import Store, common_store, port_of, within
 from scidata.device_mesh.torch_internals import num_started
 from scidata.errors import RankFailedError
 
@@ -100,7 +100,8 @@ class Board:
         common = common_store()
         self._base = dist.PrefixStore(f"board{common.add(f'boards/{self.rank}', 1)}", common)  # type: ignore[attr-defined]
         self.store = self._base.clone()  # type: ignore[attr-defined, unused-ignore]  # a connection of its own
-        self._host = host if is_served(common) else None
+        self._port = port_of(common)
+        self._host = None if self._port is None else host
         self.thread = threading.get_ident()
         self.timeout = 0.0
         self.shown = StepShown()
@@ -197,6 +198,12 @@ class Board:
         """Leave a word, where the store still answers. By the board's thread."""
         if self.is_answered:
             self.store.set(key, "")
+
+    def hang_up(self) -> None:
+        """Let go of the store for good, so that this process does not wait for an answer."""
+        self.is_lost = True
+        if self._port is not None:
+            stuck.hang_up(self._port)
 
     def all_know(self, event: Event, store: Store | None = None) -> bool:
         """Whether all ranks have heard of an event, or have ended, but this one and the event's."""

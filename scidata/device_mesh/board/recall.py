@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("scidata")
 
 BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
+_STORE_SECONDS = 1.0  # s that breaking them may take
 _ALIKE_SECONDS = 10.0  # between errors of one kind that ranks have met together
 
 
@@ -42,10 +43,14 @@ class Recall:
         """Let loops raise; call a thread back that waits in vain. By the board's thread, several times a second."""
         event, thread, in_loop = next(_due(board), (None, 0, False))
         self.is_due = event is not None
-        if event is None or self._is_broken:
+        if event is None:
             return
         how = self._standing.look(thread, anywhere=in_loop)
-        if how is None:
+        if self._is_broken:  # in vain, where the thread waits for a rank to join a new group
+            if how == "call" and self._armed and time.monotonic() - self._armed > BREAK_SECONDS + _STORE_SECONDS:
+                self._armed = 0.0
+                board.hang_up()
+        elif how is None:
             self._armed = 0.0
             if not self._standing.is_inside and self._is_outside and not in_loop:  # a loop comes to it by itself
                 board.knows(event)

@@ -24,11 +24,11 @@ def has_peers() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() not in ("fake", "mpi")
 
 
-def is_served(store: Store) -> bool:
-    """Whether a process keeps the store, and ends it with its own end; others lie in a file."""
+def port_of(store: Store) -> int | None:
+    """Return the port of the process that keeps the store, and ends it with its own end; None for one in a file."""
     while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
         store = store.underlying_store
-    return isinstance(store, dist.TCPStore)  # type: ignore[attr-defined]
+    return store.port if isinstance(store, dist.TCPStore) else None  # type: ignore[attr-defined]
 
 
 def within(seconds: float, ask: Callable[[], _T]) -> _T | None:

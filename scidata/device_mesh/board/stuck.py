@@ -4,13 +4,15 @@ Why there is one: a thread that waits in a collective for a rank that will not c
 call a gloo collective off. What is here sees that it waits, has it raise the reason, and ends the collective.
 
 Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks have a mesh of
-:func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these three;
+:func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these four;
 ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
 - :class:`Standing` looks, once another rank's failure is known, at where the thread is that would wait for it. It
   changes nothing.
 - :func:`raise_in` has that thread raise the failed rank's error, and only where it is in a collective, so that the
   error takes the place of torch's.
+- :func:`hang_up` closes the connections to the store, where a second after that the thread stands still: it waits there
+  for a rank to join a new group.
 - :func:`break_groups` ends all collectives of the process, for good: when all ranks know of the failure, or soon after
   it; and when a process ends that has left its loop in the middle, so that the others do not wait for it.
 
@@ -21,8 +23,10 @@ interpreter ends (:func:`scidata.device_mesh.groups.end_well`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -32,7 +36,7 @@ import torch
 from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
-__all__ = ["Standing", "break_groups", "raise_in"]
+__all__ = ["Standing", "break_groups", "hang_up", "raise_in"]
 
 _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
@@ -96,3 +100,12 @@ def raise_in(thread: int, error: BaseException) -> None:
 
     error.__suppress_context__ = True  # of torch's error, which it may come in the middle of
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Raised))
+
+
+def hang_up(port: int) -> None:
+    """Close this process's connections to a port, and thereby end with an error whatever waits for an answer there."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -14,6 +14,7 @@ from scidata.device_mesh.board.stuck import Standing, raise_in
 from scidata.errors import RankFailedError
 
 ROOT = Path(scidata.__file__).parent
+DOOR = ("break_groups", "hang_up", "raise_in", "Standing")
 
 
 def test_who_passes_the_door():
@@ -23,16 +24,25 @@ def test_who_passes_the_door():
         where = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
-            if name in ("break_groups", "raise_in", "Standing", "PyThreadState_SetAsyncExc", "_current_frames"):
+            if name in (
+                "break_groups",
+                "hang_up",
+                "raise_in",
+                "Standing",
+                "PyThreadState_SetAsyncExc",
+                "_current_frames",
+            ):
                 mentions[where, name] += 1
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-                calls[where, name] += name in ("break_groups", "raise_in", "Standing")
+                calls[where, name] += name in DOOR
     recall, stuck = "device_mesh/board/recall.py", "device_mesh/board/stuck.py"
     expected = {
         (recall, "break_groups"): 1,  # a failure that is due
         (recall, "raise_in"): 1,
+        (recall, "hang_up"): 1,  # the board's, which calls the door's
         (recall, "Standing"): 1,
+        ("device_mesh/board/board.py", "hang_up"): 1,
         ("device_mesh/board/board.py", "break_groups"): 1,  # the end of a process that has left a loop
         ("device_mesh/groups.py", "break_groups"): 1,  # the end of a process
     }

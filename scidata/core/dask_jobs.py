@@ -114,7 +114,7 @@ class Cluster:
             raise ConfigError("client: it is asynchronous, which this call is not; make one without asynchronous=True")
         if client.status != "running":
             raise ConfigError(f"client: it is {client.status}, not connected to a scheduler; make a new one")
-        self._client = client
+        self._client, self._connection = client, client.scheduler_comm
 
     def num_parts(self, num_units: int) -> int:
         """Return more parts than there are threads, so that workers that come later have some, but no tiny ones."""
@@ -132,14 +132,18 @@ class Cluster:
             A worker that cannot do the work, workers that died of it, or the connection to the scheduler is lost.
         """
         if indices:
-            _Run(self._client, work, tick, take or (lambda index, value: None)).run(indices)
+            take = take or (lambda index, value: None)
+            _Run(self._client, work, tick, take, connection=self._connection).run(indices)
 
 
 class _Run:
     """One call of :meth:`Cluster.run`."""
 
-    def __init__(self, client: Any, work: Work, tick: Tick, take: Callable[[int, Any], None]) -> None:
+    def __init__(
+        self, client: Any, work: Work, tick: Tick, take: Callable[[int, Any], None], *, connection: Any
+    ) -> None:
         self._client, self._work, self._tick, self._take = client, work, tick, take
+        self._connection = connection  # of before the work was prepared, which may take long
         self._version = importlib.import_module("scidata").__version__  # not imported above: it leads to torch
         self._name = f"scidata-{work.name}-{uuid.uuid4().hex[:12]}"
         self._remote = remote()
@@ -156,6 +160,7 @@ class _Run:
         self._trial: Any = None  # the future of the latest try
 
     def run(self, indices: Sequence[int]) -> None:
+        self._check_connection()
         try:
             with self._published():
                 threads = self._probe()
@@ -164,7 +169,7 @@ class _Run:
         except SciDataError:
             raise
         except (Exception, TaskCancelled) as e:  # of a client without scheduler, any kind
-            if self._client.status == "running" and not isinstance(e, CancelledError | TaskCancelled):
+            if self._is_connected and not isinstance(e, CancelledError | TaskCancelled):
                 raise
             raise self._lost() from e
 
@@ -179,7 +184,7 @@ class _Run:
         try:
             yield
         finally:
-            if self._client.status == "running":
+            if self._is_connected:  # another scheduler knows nothing of this, and is waited for
                 with suppress(Exception):  # what ended the run is what is raised
                     self._client.cancel(list(self._batches))
                     self._client.unsubscribe_topic(self._name)
@@ -231,6 +236,7 @@ class _Run:
         waiting.update(self._submit(indices))
         lonely = time.monotonic() + _LONELY_S
         while self._batches:
+            self._check_connection()
             ready = waiting.next_batch(block=False)
             if ready or self._events:
                 lonely = time.monotonic() + _LONELY_S
@@ -327,6 +333,19 @@ class _Run:
         futures = self._submit([index])
         self._trial = futures[0]
         return futures
+
+    @property
+    def _is_connected(self) -> bool:
+        """Whether the client has the scheduler still that the run began with: it goes on with another by itself."""
+        return self._client.status == "running" and self._client.scheduler_comm is self._connection
+
+    def _check_connection(self) -> None:
+        """Raise where the scheduler has ended, or was restarted, and knows nothing of the tasks.
+
+        Their futures say so as well, but not those that are sent while the client connects anew.
+        """
+        if not self._is_connected:
+            raise self._lost()
 
     def _lost(self) -> ClusterError:
         address = getattr(self._client.scheduler, "address", None) or "of the client"

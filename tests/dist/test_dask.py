@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -357,6 +358,20 @@ class TestWork:
                 )
             thread.join()
             client.close()
+
+    def test_a_scheduler_that_is_another_one_meanwhile(self, cluster: Any) -> None:
+        """A client connects by itself with one that was restarted, which knows nothing of the tasks."""
+        with distributed.Client(cluster, set_as_default=False) as client:
+            known = client.scheduler_comm
+            threading.Timer(0.5, lambda: setattr(client, "scheduler_comm", copy.copy(known))).start()
+            with pytest.raises(ClusterError, match=r"has lost the run: it was restarted.*; begin again"):
+                dask_jobs.Cluster(client).run(
+                    Work(job=endless, name="piece", after="; begin again"), [0], tick=lambda share: None
+                )
+            before = dask_jobs.Cluster(client)  # with the other one
+            client.scheduler_comm = known
+            with pytest.raises(ClusterError, match=r"has lost the run"):
+                before.run(Work(job=squared, name="piece"), [0], tick=lambda share: None)
 
     def test_clients_that_do_not_work(self, cluster: Any) -> None:
         client = distributed.Client(cluster, set_as_default=False)

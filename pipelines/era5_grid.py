@@ -97,7 +97,7 @@ def open_era5(
         isel={lat: slice(0, rows - rows % patch), lon: slice(0, columns - columns % patch)},
         align=patch,
         halo=halo,
-        periodic=(lon,),
+        periodic=(lon,) if halo else (),
         dtype=dtype,
         **options,
     )

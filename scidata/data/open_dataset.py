@@ -19,6 +19,7 @@ from scidata.data.options import Halo, HowToCut, HowToReach, Options, Steps, Wha
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
+from scidata.sources.paths import check_paths
 from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:
@@ -362,11 +363,6 @@ def _located(path: Paths, options: Mapping[str, Any] | None) -> str | tuple[str,
     """Return the path, or paths, with what opens them."""
     if isinstance(path, str | os.PathLike):
         return url_of(os.path.expanduser(os.fspath(path)), options)
-    if hasattr(path, "dtype") and hasattr(path, "shape"):
-        raise ConfigError(
-            f"path= is an array of shape {tuple(path.shape)}, not a path or URL; scidata.scatter_tensor shards a "
-            "tensor, scidata.shard_dataset the samples of a torch data set"
-        )
-    if isinstance(path, bytes) or not isinstance(path, Iterable):
-        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
+    check_paths(path)
+    assert isinstance(path, Iterable)
     return tuple(url_of(os.path.expanduser(os.fspath(item)), options) for item in path)

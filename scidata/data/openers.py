@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.types import Source
 from scidata.data.options import HowToCut, HowToReach, WhatToRead
 from scidata.device_mesh import axes_of, axis_size
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
@@ -64,14 +64,23 @@ def open_points(
             f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
         )
     dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
-    reader = PointsReader(
-        path,
-        num_parts=num_parts,
-        **_common(what, cut, reach),
-        **reach.trust,
-        decode=what.decodes,
-        subsample=what.draw(),
-    )
+    try:
+        reader = PointsReader(
+            path,
+            num_parts=num_parts,
+            **_common(what, cut, reach),
+            **reach.trust,
+            decode=what.decodes,
+            subsample=what.draw(),
+        )
+    except FieldMismatchError as e:
+        before, marked, _ = str(e).partition("; name them with points=")
+        if not marked:
+            raise
+        raise FieldMismatchError(
+            f"{before}; leave kind out where it is a grid, or name them when a store is written once: scidata "
+            f"partition {shown} OUT --kind points --points x,y, then open OUT"
+        ) from None
     return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
 
 
@@ -109,6 +118,9 @@ def open_grid(
         warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
     if reader.taken_text:
         warnings.warn(f"{reader.paths[0]}: {reader.taken_text}", stacklevel=4)
+    if mesh is not None and (idle := sorted(reader.partition.periodic - reader.partition.halo.keys())):
+        text = f"periodic: {idle[0]} has no halo that could wrap; give it one, halo={{{idle[0]!r}: 1}}, or leave it out"
+        warnings.warn(f"{reader.paths[0]}: {text}", stacklevel=4)
     for text in reader.gap_texts:
         warnings.warn(text, stacklevel=4)
     return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)

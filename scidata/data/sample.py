@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -87,6 +87,14 @@ class Sample(Mapping[str, TensorT]):
         self.members: list[tuple[Origin, int]] = [] if origin is None else [(origin, i) for i in members]
         self._draws = (0, 0)
         self._generator: torch.Generator | None = None
+
+    if not TYPE_CHECKING:  # to type checkers a sample has the attributes that it has
+
+        def __getattr__(self, name: str) -> Any:
+            """Say that fields are keys."""
+            if name in self.__dict__.get("_fields", ()):
+                raise AttributeError(f"{name!r} is a field, and fields of a sample are its keys: sample[{name!r}]")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def generator(self) -> torch.Generator:

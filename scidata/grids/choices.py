@@ -76,6 +76,12 @@ def default_shard(
             raise ConfigError(_which_dim(where, axis, num_parts, sizes, roles, shard))
         if not fits:
             rows = ", ".join(f"{dim} has {size} rows" for dim, size in sizes.items())
+            if not sizes:
+                raise ConfigError(
+                    f"{where}: a sample is a single number, of which the ranks of axis {axis!r} cannot split anything; "
+                    "take all steps for one sample with sample_dim=False (--sample-dim none), or read it on a mesh "
+                    "that has a dp axis alone"
+                )
             raise ConfigError(
                 f"{where}: no dimension can be split over the {num_parts} ranks of axis {axis!r}: {rows}; use fewer "
                 "ranks, or a 2-D domain"
@@ -114,11 +120,16 @@ def _which_dim(
         for dim, n in sizes.items()
         if n >= num_parts and dim not in taken
     ]
-    first = next((dim for dim in sizes if sizes[dim] >= num_parts and dim not in taken and dim not in roles), "DIM")
+    fits = [dim for dim in sizes if sizes[dim] >= num_parts and dim not in taken and dim not in roles]
+    of_samples = next(iter(sizes))  # by which one rank, of which nothing is asked, numbers the samples
+    first = next((dim for dim in fits if dim != of_samples), next(iter(fits), "DIM"))
+    samples = f"what numbers the samples with sample_dim={of_samples!r} (--sample-dim {of_samples})"
+    if first == of_samples:
+        samples = "that all rows are one sample with sample_dim=False (--sample-dim none)"
     return (
         f"{where}: which dimension do the {num_parts} ranks of axis {axis!r} split? None is known to be space by its "
         f"name or a coordinate, and it could be channels or time: {', '.join(found)}. Say so with "
-        f"shard={{{first!r}: {axis!r}}} (--shard {first}), and what numbers the samples with sample_dim"
+        f"shard={{{first!r}: {axis!r}}} (--shard {first}), and {samples}"
     )
 
 
@@ -143,9 +154,10 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
         return names
     names = data_fields(source)
     if not names:
-        raise UnsupportedFormatError(
-            f"{source.path}: holds no data fields (arrays that are not coordinates){near_matches('', source.arrays)}"
-        )
+        kinds = {x.name: x.dtype for x in source.arrays.values() if x.dtype.kind not in TENSOR_KINDS}
+        why = "; ".join(f"{name!r} has dtype {dtype}, which no tensor has" for name, dtype in list(kinds.items())[:3])
+        why = f"; {why}: store numbers" if kinds else near_matches("", source.arrays)
+        raise UnsupportedFormatError(f"{source.path}: holds no data fields (arrays that are not coordinates){why}")
     return names
 
 
@@ -208,6 +220,12 @@ def choose_sample_dim(
         free = [d for d in reference.dims if d not in space]
     else:
         free = [d for d in reference.dims if d not in split]
+        if free and (over := [d for d in split if roles.get(d) == "T"]):
+            raise ConfigError(
+                f"{reference.store}: shard splits {over[0]!r}, each step of which is a sample by default; split one "
+                f"of {', '.join(free)}, which leaves samples as they are, or say with sample_dim= what a sample is "
+                f"(False, --sample-dim none: all of {', '.join(reference.dims)})"
+            )
     if not free or not (roles.get(free[0]) == "Z" or _MEMBERS.fullmatch(free[0])):
         return tuple(free[:1])
     times = [d for d in free if roles.get(d) == "T"]  # members, and levels, are parts of a sample

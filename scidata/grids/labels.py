@@ -13,7 +13,7 @@ from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.types import ArrayLayout, Source
-from scidata.errors import ConfigError, UnknownNameError, visible
+from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
@@ -163,9 +163,28 @@ def _decoded(source: Source, dim: str, attributes: Mapping[str, Any], values: np
         return values
     xarray = optional_module("xarray", f"{source.path}: times of {dim!r} are decoded by xarray", "xarray")
     named = {name: str(attributes[name]) for name in ("units", "calendar") if name in attributes}
-    decoded = xarray.decode_cf(xarray.Dataset(coords={dim: (dim, values, named)}))
-    found: npt.NDArray[Any] = np.asarray(decoded[dim].values)
+    try:
+        decoded = xarray.decode_cf(xarray.Dataset(coords={dim: (dim, values, named)}))
+        found: npt.NDArray[Any] = np.asarray(decoded[dim].values)
+    except (ValueError, OverflowError, ImportError) as e:
+        raise UnsupportedFormatError(f"{source.path}: {_not_decoded(dim, named, str(e.__cause__ or e))}") from e
     return found
+
+
+def _not_decoded(dim: str, said: Mapping[str, str], why: str) -> str:
+    """Say which times nobody decodes, why, and how rows are chosen without."""
+    units, calendar = said.get("units", ""), said.get("calendar")
+    if re.match(r"\s*(months?|years?)\b", units, re.IGNORECASE):
+        reason = "whose length is not the same everywhere in this calendar"
+    elif re.search(r"since\s+0+-", units):
+        reason = "and there is no year 0 in this calendar"
+    else:
+        reason = f"which xarray and cftime do not decode ({visible(' '.join(why.split())[:120])})"
+    named = "" if calendar is None else f" in calendar {calendar!r}"
+    return visible(
+        f"times of {dim!r} count {units!r}{named}, {reason}; choose rows by number (isel), read {dim!r} as a field "
+        "(fields=), or mend the attributes of a copy"
+    )
 
 
 def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -184,20 +203,53 @@ def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, in
             raise ConfigError(f"sel names {dim!r}, which has no coordinate; select its rows by number with isel")
         xarray = optional_module("xarray", f"sel={{{dim!r}: …}} needs xarray", "xarray")
         rows = xarray.DataArray(np.arange(len(labels)), coords={dim: labels}, dims=dim)
+        turns = _turns(labels) if isinstance(wanted, slice) else ""
         try:
             found = rows.sel({dim: wanted}).values
         except (KeyError, TypeError, ValueError, IndexError) as e:
+            if turns:
+                raise ConfigError(_of_turned(dim, labels, wanted, turns)) from None
             why = visible(str(e)).split(" Try setting")[0] or type(e).__name__  # sel has no method, as xarray's has
             why = "" if "not all values found in index" in why else f" ({why})"  # which says no more than this does
             raise UnknownNameError(
                 f"sel of {dim!r}: no label is {_text(wanted)}{why}; it has {_shown(labels)}"
             ) from None
         if not found.size:
+            if turns:
+                raise ConfigError(_of_turned(dim, labels, wanted, turns))
             turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None
             hint = f"; labels descend: slice({wanted.stop!r}, {wanted.start!r})" if turned and _descends(labels) else ""
             raise ConfigError(f"sel of {dim!r}: nothing lies in {_text(wanted)}; it has {_shown(labels)}{hint}")
         crop[dim] = int(found) if found.ndim == 0 else _as_slice(found)
     return crop
+
+
+def _turns(labels: npt.NDArray[Any]) -> str:
+    """Say where labels that rise, or fall, stop doing so; nothing where they do throughout, or are no numbers."""
+    if labels.dtype.kind not in "iuf" or len(labels) < 3:
+        return ""
+    rises = labels[1:] > labels[:-1]
+    most = 2 * np.count_nonzero(rises) >= len(rises)
+    breaks = np.flatnonzero(rises != most)
+    return f"{labels[breaks[0]]} is followed by {labels[breaks[0] + 1]}" if 0 < len(breaks) < len(rises) else ""
+
+
+def _of_turned(dim: str, labels: npt.NDArray[Any], wanted: slice, turns: str) -> str:
+    """Say which rows a slice of labels that wrap around could have meant."""
+    low, high = (None if end is None else float(end) for end in (wanted.start, wanted.stop))
+    low, high = min(labels) if low is None else low, max(labels) if high is None else high
+    offsets = (labels - low) % 360 if "lon" in dim.lower() else labels - low  # 350 is -10, as a longitude
+    if "lon" in dim.lower() and high < low:
+        high += 360
+    rows = np.flatnonzero((offsets >= 0) & (offsets <= high - low))
+    before = f"sel of {dim!r}: {_text(wanted)} is no range of rows, since labels wrap around: {turns}; "
+    if not len(rows):
+        return f"{before}choose rows by number, isel={{{dim!r}: …}}; it has {_shown(labels)}"
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    if len(runs) == 2 and rows[0] == 0 and rows[-1] == len(labels) - 1:
+        runs.reverse()  # from the last rows on to the first
+    ranges = ", ".join(f"*range({run[0]}, {run[-1] + 1})" for run in runs)
+    return f"{before}these are its rows by number: isel={{{dim!r}: [{ranges}]}}"
 
 
 def meant(series: Series, dim: str, given: object) -> str:

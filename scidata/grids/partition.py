@@ -80,6 +80,16 @@ class GridPartition:
         part = self._part(dim, coordinate)
         return int(self.bounds[dim][part]), int(self.bounds[dim][part + 1])
 
+    def check_halos(self) -> None:
+        """Refuse a halo that would have no rows: of a dimension that is neither split nor periodic."""
+        idle = [dim for dim in self.halo if dim not in self.axis_of_dim and dim not in self.periodic]
+        if idle:
+            raise ConfigError(
+                f"halo of {idle[0]!r}: it is not split ({', '.join(self.axis_of_dim) or 'nothing'} is), so that a rank "
+                "has all of its rows, and none beyond the edge; leave it out, split it too, with shard=, or have it "
+                f"wrap, with periodic={idle[0]!r}"
+            )
+
     def halo_rows(self, dim: str, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the rows below and above that the rank really holds: clipped at a non-periodic edge."""
         lo, hi = self.halo.get(dim, (0, 0))

@@ -179,6 +179,7 @@ class GridReader:
         for dim in sample_dims:
             if dim in self.partition.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
+        self.partition.check_halos()
         self.sample_rows, gap_text = rows_of_samples(self._series, self.partition.selected, self.field_steps, gaps)
         self.gap_texts = tuple(filter(None, (missing, gap_text)))
         self.labels = Labels(self._series, self.partition)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -110,6 +112,18 @@ def default_sampler(
     return DistributedSampler(
         dataset, dataset.mesh, dp=dataset.dp_axis, shuffle=shuffle, drop_last=drop_last, check=check
     )
+
+
+def check_drop_last(batches: Any) -> None:
+    """Warn where ``drop_last`` leaves no batch at all: an epoch would end without a word."""
+    if type(batches) is torch.utils.data.BatchSampler and batches.drop_last:
+        with contextlib.suppress(TypeError, NotImplementedError):  # a sampler that does not know how many it draws
+            if 0 < (found := len(batches.sampler)) < batches.batch_size:  # type: ignore[arg-type]
+                warnings.warn(
+                    f"drop_last=True leaves no batch of {batches.batch_size} of this rank's {found} samples; take a "
+                    "smaller batch_size, or drop_last=False",
+                    stacklevel=3,
+                )
 
 
 def check_sampler(sampler: Any, dataset: Any) -> None:

@@ -29,6 +29,7 @@ from scidata.loader.arguments import (
     Options,
     as_device,
     check_dataset,
+    check_drop_last,
     check_given,
     check_sampler,
     default_sampler,
@@ -249,6 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        check_drop_last(self.batch_sampler)
         self._source = source
         # to Accelerate: on a mesh, samples are dealt to the ranks already; its save_state() then saves state_dict()
         self._is_accelerate_prepared = self.use_stateful_dataloader = source.dataset.mesh is not None

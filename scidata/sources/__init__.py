@@ -12,11 +12,12 @@ from typing import Any
 
 from scidata.core.types import Source
 from scidata.core.urls import Url, is_url, url_of
-from scidata.errors import CorruptDataError, UnsupportedFormatError, near_matches
+from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
 from scidata.sources.groups import GroupSource, split_group
 from scidata.sources.numpy_files import MAGIC, NumpySource, is_archive
+from scidata.sources.pointers import check_pointer
 from scidata.sources.torch_files import OLD_TORCH, TorchSource, is_torch_file
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -25,7 +26,6 @@ _ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_LFS = b"version https://git-lfs.github.com/spec/"
 _FORMATS = (
     "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
     "repositories, reference sets of kerchunk and VirtualiZarr, NumPy's .npy and .npz, and files of torch.save"
@@ -120,8 +120,8 @@ def _open_file(path: str, *, allow_external: bool) -> Source:
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*_ZARR_NAMES, _STORE_MARK):
         return _reference_source(path, "kerchunk", allow_external)
-    if head == _LFS[: len(head)] and bytes(files().read(path, 0, min(len(_LFS), size))) == _LFS:
-        raise CorruptDataError(f"{path}: holds a git-LFS pointer, not the data; fetch them: git lfs pull")
+    if head == b"version ":
+        check_pointer(bytes(files().read(path, 0, min(64, size))), path)
     begins = f"begins with {head!r}" if head else "is empty"
     if head[:2] == b"PK":
         raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open what was in it")

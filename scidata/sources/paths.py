@@ -12,6 +12,29 @@ from scidata.errors import ConfigError
 from scidata.sources.groups import expand_groups
 
 
+def check_paths(path: object) -> None:
+    """Refuse what is neither a path nor something that lists paths.
+
+    Raises
+    ------
+    ConfigError
+    """
+    kind = type(path).__name__
+    if hasattr(path, "shape") and hasattr(path, "dtype"):
+        raise ConfigError(
+            f"path= is an array of shape {tuple(path.shape)}, not a path or URL; scidata.scatter_tensor shards a "
+            "tensor, scidata.shard_dataset the samples of a torch data set"
+        )
+    if hasattr(path, "read"):
+        raise ConfigError(f"path is an open file ({kind}), where a path or URL, or a list of them is expected")
+    if isinstance(path, bytes) or not hasattr(path, "__iter__"):
+        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {kind}")
+    for item in path if isinstance(path, list | tuple) else ():
+        if not isinstance(item, str | os.PathLike):
+            check_paths(item)
+            raise ConfigError(f"path: expected a path or URL, or a list of them, and {item!r:.80} of the list is none")
+
+
 def expand_paths(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: Mapping[str, Any] | None = None
 ) -> tuple[str, ...]:
@@ -40,8 +63,7 @@ def expand_paths(
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")
         return matches
-    if isinstance(path, bytes) or hasattr(path, "dtype") or not hasattr(path, "__iter__"):
-        raise ConfigError(f"path={path!r}: expected a path or URL, or a list of them, not {type(path).__name__}")
+    check_paths(path)
     names = tuple(name for item in path for name in expand_paths(item, options))
     if not names:
         raise FileNotFoundError("the list of paths is empty")

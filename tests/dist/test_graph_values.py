@@ -83,6 +83,12 @@ def test_values_that_are_too_large_or_not_chosen_and_samples_that_differ(folder:
     assert set(scidata.open_dataset(tmp_path / "a.store")[0].graph_values) == {"u"}
     report = scidata.partition(folder / "g0.h5", tmp_path / "b.store", order="rows")
     assert "graph/large (takes 131072 bytes; values of the whole take 65536 at most" in str(report.notes)
+    with h5py.File(tmp_path / "row.h5", "w") as file:
+        file["edge_index"], file["x"] = np.array([[0, 1], [1, 0]]), np.arange(4.0)
+        file["num_nodes"], file["y"], file["series"] = 4, np.zeros((1, 4)), np.zeros((3, 4))
+    report = scidata.partition(tmp_path / "row.h5", tmp_path / "row.store", order="rows")
+    assert "may be one step of a field or a value of the whole" in str(report.notes)
+    assert set(scidata.open_dataset(tmp_path / "row.store").fields) == {"x", "series"}
     with pytest.raises(UnknownNameError, match="no field 'v'"):
         scidata.partition(folder / "g0.h5", tmp_path / "c.store", order="rows", fields=["v"])
     with h5py.File(tmp_path / "g2.h5", "w") as file:

@@ -23,6 +23,7 @@ from scidata.store.format.places import is_store
 _SMALL_CHUNK = 64 * 1024
 _MOST_COMPARED = 64  # files of which each is a sample
 _HUGE_CHUNK = 256 * 1024**2
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,36 +216,45 @@ def _lacks_names(layout: ArrayLayout) -> bool:
 def _layout_warnings(
     source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
 ) -> Iterator[str]:
+    """Say what reads badly: a line for each cause, of the field where it is worst, with the others that have it."""
     if unnamed := [name for name in names if _lacks_names(source.arrays[name])]:
-        yield f"{', '.join(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
+        yield f"{_listed(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
+    found: dict[str, list[tuple[float, str, str]]] = {}
     for name in names:
-        layout = source.arrays[name]
-        sizes = dict(zip(layout.dims, layout.shape, strict=True))
-        chunk = dict(zip(layout.dims, layout.chunks, strict=True))
-        num_chunks = math.prod(layout.num_chunks)
-        if layout.fallback:
-            codecs = " ".join(_codec_texts(layout)) or "raw"
-            yield (
-                f"{name}: {f'codecs {codecs} are' if layout.codecs else 'is'} decoded by the format's own library, one "
-                "chunk at a time; rewrite with zstd or blosc to read in parallel"
-            )
-        if layout.codecs and sample_dim in chunk and chunk[sample_dim] > 1:
-            yield (
-                f"{name}: a chunk holds {chunk[sample_dim]} rows of {sample_dim}, so one sample decodes up to "
-                f"{chunk[sample_dim]} times what it needs; rechunk with {sample_dim}=1"
-            )
-        if layout.codecs and shard_dim in chunk and chunk[shard_dim] >= sizes[shard_dim] > 1:
-            yield (
-                f"{name}: one chunk spans all {sizes[shard_dim]} rows of {shard_dim}, so every rank decodes the whole "
-                f"of it; rechunk {shard_dim}, or shard another dimension"
-            )
-        if layout.codecs and layout.chunk_nbytes > _HUGE_CHUNK:
-            yield f"{name}: chunks of {layout.chunk_nbytes / 1024**2:.0f} MiB are decoded whole; rechunk to 1 to 16 MiB"
-        if layout.chunk_nbytes < _SMALL_CHUNK and num_chunks > 64:
-            yield (
-                f"{name}: {num_chunks} chunks of {layout.chunk_nbytes / 1024:.1f} KiB; many small reads are slow: "
-                "rechunk to 1 to 16 MiB"
-            )
-        for attribute in ("scale_factor", "add_offset"):
-            if attribute in layout.attributes and layout.dtype.kind == "f":
-                yield f"{name}: is {layout.dtype} and yet has {attribute}, which is applied when decoding"
+        for cause, size, text in _causes(source.arrays[name], sample_dim, shard_dim):
+            found.setdefault(cause, []).append((size, name, text))
+    for each in found.values():
+        worst = max(each, key=lambda one: one[0])
+        several = len({text for _, _, text in each}) > 1
+        yield f"{_listed([name for _, name, _ in each])}: {f'{worst[1]} has ' if several else ''}{worst[2]}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {n} more" if (n := len(names) - _MOST_NAMED) > 0 else "")
+
+
+def _causes(layout: ArrayLayout, sample_dim: str | None, shard_dim: str | None) -> Iterator[tuple[str, float, str]]:
+    """Yield causes of slow reads of one field: which, how bad, and in words."""
+    sizes = dict(zip(layout.dims, layout.shape, strict=True))
+    chunk = dict(zip(layout.dims, layout.chunks, strict=True))
+    num_chunks, mib = math.prod(layout.num_chunks), layout.chunk_nbytes / 1024**2
+    if layout.fallback:
+        codecs = " ".join(_codec_texts(layout)) or "no codecs"
+        remedy = "rewrite with zstd or blosc to read in parallel"
+        yield "library", layout.nbytes, f"{codecs}: decoded by the format's own library, one chunk at a time; {remedy}"
+    rows = chunk.get(sample_dim or "", 1)
+    if layout.codecs and rows > 1:
+        text = f"chunks of {rows} rows of {sample_dim}, which a sample alone decodes whole; "
+        text += "in the order of the file, or with DistributedSampler(shuffle='blocks'), each is decoded once"
+        yield "samples", rows, text
+    if layout.codecs and shard_dim in chunk and chunk[shard_dim] >= sizes[shard_dim] > 1:
+        text = f"one chunk spans all {sizes[shard_dim]} rows of {shard_dim}, so every rank decodes the whole of it; "
+        yield "shard", sizes[shard_dim], f"{text}rechunk {shard_dim}, or shard another dimension"
+    if layout.codecs and layout.chunk_nbytes > _HUGE_CHUNK:
+        yield "huge", mib, f"chunks of {mib:.0f} MiB, which are decoded whole; rechunk to 1 to 16 MiB"
+    if layout.chunk_nbytes < _SMALL_CHUNK and num_chunks > 64:
+        text = f"{num_chunks} chunks of {1024 * mib:.1f} KiB; many small reads are slow: rechunk to 1 to 16 MiB"
+        yield "small", num_chunks, text
+    packing = [name for name in ("scale_factor", "add_offset") if name in layout.attributes]
+    if packing and layout.dtype.kind == "f":
+        yield "packed", 1, f"{layout.dtype} and yet {' and '.join(packing)}, applied when decoding"

@@ -350,6 +350,8 @@ def _try(plan: DomainPlan, remake: Callable[..., GridReader], changed: Mapping[s
     except SciDataError:  # this alternative does not fit the data; it was only an idea
         return None
     try:
+        if reader.sample_dims != plan.reader.sample_dims:
+            return None  # a sample would be something else
         # of a large domain a few ranks tell
         ranks = np.linspace(0, plan.num_ranks - 1, min(plan.num_ranks, _TRIED_RANKS)).astype(np.int64).tolist()
         return plan_domain(reader, plan.sample, ranks=ranks)
@@ -367,6 +369,5 @@ def _rechunking(plan: DomainPlan) -> list[str]:
             if chunk > rows:
                 texts.append(f"rechunk {layout.name}: {dim} in chunks of at most {rows} rows, not {chunk}")
         elif dim == reader.sample_dim and layout.codecs and chunk > reader.field_steps.num(layout.name):
-            num = reader.field_steps.num(layout.name)
-            texts.append(f"rechunk {layout.name}: {dim} in chunks of {num}, not {chunk}")
+            texts.append(f"DistributedSampler(shuffle='blocks') decodes the {chunk} rows of {dim} in a chunk once")
     return texts

@@ -5,6 +5,7 @@ Fields of one topology from several files are put together along time, or along 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -174,6 +175,12 @@ def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout,
     one_entity = len({entity for entity, _ in candidates}) == 1
     if topology.leading_only and own:  # rows first; or behind time, where no other dimension could be meant
         candidates = first or (candidates if len(candidates) == 1 else [])
+        if candidates and math.prod(layout.shape[: candidates[0][1]]) == 1 and not first:
+            short, entity = base_name(layout.name), candidates[0][0]
+            return (
+                f"has shape {_shown(layout)}, which may be one step of a field or a value of the whole; say which by a "
+                f"group, '{entity}/{short}' or 'graph/{short}'"
+            )
     elif first and (one_entity or (topology.leading_only and _UNNAMED.match(layout.dims[0]))):
         candidates = first  # a square array, or a layout without names: rows first
     if len(candidates) > 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.pointers import check_pointer
 from scidata.sources.zarr.metadata import ArrayRecord, parse_v2, parse_v3
 from scidata.sources.zarr.tree import Tree
 
@@ -41,6 +42,7 @@ def read_json(raw: bytes, where: str) -> dict[str, Any]:
         if _SURROGATE.search(text):  # a pair is one character; a half is none, and cannot be written anywhere
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:  # ValueError: bad JSON and bad UTF-8
+        check_pointer(raw, where)
         raise UnsupportedFormatError(
             f"{where}: not valid JSON in UTF-8 ({type(e).__name__}, {len(raw)} bytes); "
             "the file is truncated or damaged: copy or write it again"

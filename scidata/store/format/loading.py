@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from scidata.errors import CorruptDataError, RefusedError
+from scidata.sources.pointers import check_pointer
 from scidata.store.format.entries import MOST, Entry, damaged, is_count, is_number, shown
 from scidata.store.format.manifest import (
     CHECKSUMS,
@@ -332,6 +333,7 @@ def _parsed(raw: bytes, where: str) -> Any:
     except UnicodeDecodeError as e:
         raise CorruptDataError(f"{where}: is not UTF-8; it is damaged: write the store again") from e
     except ValueError as e:
+        check_pointer(raw, where)
         said = ascii(str(e))[1:-1][:120]
         raise CorruptDataError(f"{where}: is not JSON ({said}); it is damaged: write the store again") from e
 

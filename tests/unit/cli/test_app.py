@@ -247,7 +247,7 @@ def test_inspect_warns_of_what_reads_badly(tmp_path: Path) -> None:
     group.create_array("other", shape=(7, 5), chunks=(7, 5), dtype="f4")
     warnings = inspect_store(str(tmp_path / "bad.zarr")).warnings
     text = "\n".join(warnings)
-    assert "whole: a chunk holds 4 rows of time" in text
+    assert "whole: chunks of 4 rows of time, which a sample alone decodes whole" in text
     assert "whole: one chunk spans all 200 rows of latitude" in text
     assert "tiny: 4800 chunks of 0.4 KiB" in text
     assert "other: no dimension names" in text

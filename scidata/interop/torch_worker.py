@@ -28,7 +28,7 @@ class DamagedError(Exception):
 def check_archive(path: str) -> int:
     """Compare the checksums of all entries, where ``torch.save`` wrote any; return how large the values may be.
 
-    All of the file is read for the values anyway, so that this costs a second pass over memory: 1 s for 3 GB.
+    All of the file is read for the values anyway, so that this costs a second pass over memory.
     """
     most = _RATIO * os.path.getsize(path) + _SLACK
     if not zipfile.is_zipfile(path):  # of before version 1.6, which had no checksums
@@ -203,11 +203,17 @@ def _write(folder: str, name: str, text: str) -> None:
         file.write(text)
 
 
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit of this process; one that is lower stays."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main(path: str, folder: str) -> None:
     """Read one file."""
     try:
         most = check_archive(path)
-        resource.setrlimit(resource.RLIMIT_DATA, (most + _FOR_TORCH, most + _FOR_TORCH))
+        _limit(resource.RLIMIT_DATA, most + _FOR_TORCH)
         write_arrays(path, folder, most)
     except (DamagedError, zipfile.BadZipFile) as e:
         _write(folder, "damage", str(e))

@@ -36,11 +36,17 @@ class _Writer:
         return name
 
 
+def _limit(kind: int, most: int) -> None:
+    """Lower a limit of this process; one that is lower stays."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main(path: str, folder: str, seconds: int) -> None:
     """Read one file, within so many seconds of processor time, and memory that its size explains."""
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    _limit(resource.RLIMIT_CPU, seconds)
     most = _MEMORY + _RATIO * os.path.getsize(path)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _limit(resource.RLIMIT_DATA, most)
     writer, printed = _Writer(folder), io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

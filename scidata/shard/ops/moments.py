@@ -33,20 +33,21 @@ class _Weighted(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, how: tuple[Any, ...], *saved: Tensor) -> Tensor:
         result = value.clone()
-        ctx.save_for_backward(x, result, *saved)
-        ctx.save_for_forward(x, result, *saved)
+        kept = (x, result, *saved) if how[3] else (x, *saved)  # what is kept must not be written to before backward
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
         ctx.how = how
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (x, *rest), (weights, _, groups) = ctx.saved_tensors, ctx.how
+        (x, *rest), (weights, _, groups, _) = ctx.saved_tensors, ctx.how
         grad, *rest = (replicate_to_shards(each, groups) for each in (grad, *rest))
         return grad * weights(x, *rest), *[None] * (len(ctx.needs_input_grad) - 1)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *none: None) -> Tensor:
-        (x, *rest), (weights, dims, groups) = ctx.saved_tensors, ctx.how
+        (x, *rest), (weights, dims, groups, _) = ctx.saved_tensors, ctx.how
         rest = [replicate_to_shards(each, groups) for each in rest]
         total: Tensor = (weights(x, *rest) * tangent).sum(dims, keepdim=True)
         for group in groups:
@@ -61,13 +62,15 @@ def weighted(
     dims: Sequence[int],
     groups: Sequence[Group],
     *saved: Tensor,
+    by_value: bool = False,
 ) -> Tensor:
     """Return the value of a reduction over ``dims``, these kept, that was computed without autograd.
 
-    Its derivative by each element is ``weights(local, value, *saved)``: as torch has it also beside infinities, where
-    the derivatives of the steps that ranks take would be NaN everywhere. The values are replicated.
+    Its derivative by each element is ``weights(local, *saved)``, or ``weights(local, value, *saved)``: as torch has it
+    also beside infinities, where the derivatives of the steps that ranks take would be NaN everywhere. The values are
+    replicated.
     """
-    return call(_Weighted, local, value, (weights, tuple(dims), groups), *saved)
+    return call(_Weighted, local, value, (weights, tuple(dims), groups, by_value), *saved)
 
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:

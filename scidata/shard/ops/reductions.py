@@ -105,7 +105,7 @@ def _weighted(
     x: ShardTensor, local: Tensor, value: Tensor, dims: Sequence[int], weights: Callable[..., Tensor]
 ) -> Tensor:
     """Give a value that was computed without autograd its derivatives by each element: ``weights(part, value)``."""
-    return weighted(local, value, weights, dims, [x._spec.group(axis) for axis in _axes(x._spec, dims)])
+    return weighted(local, value, weights, dims, [x._spec.group(axis) for axis in _axes(x._spec, dims)], by_value=True)
 
 
 def _differentiated(local: Tensor) -> bool:
@@ -164,9 +164,9 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     if count > correction:
         found, groups = deviations(local.detach(), x._spec, dims, x._spec.sharded)
         pivot, factor = found[0], 2 / (count - correction)
-        rest = weighted(local, found[1], lambda x, _: torch.full_like(x, 1 / count), dims, groups)
+        rest = weighted(local, found[1], lambda x: torch.full_like(x, 1 / count), dims, groups)
         value = found[2] / (count - correction)
-        value = weighted(local, value, lambda x, _, m: (x - pivot - m) * factor, dims, groups, rest)
+        value = weighted(local, value, lambda x, m: (x - pivot - m) * factor, dims, groups, rest)
         return value, pivot + rest + (found[2] - found[2])  # where the variance is NaN, so is torch's mean beside it
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from scidata.core.own_files import open_own
 from scidata.errors import ConfigError, OutputError
+from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
 from scidata.store.format.places import MANIFEST
 
@@ -189,6 +190,27 @@ def is_current(out: str, run: str) -> bool:
         return False
 
 
+def successor(out: str) -> str:
+    """Return the folder in which the store that is to replace another one is written."""
+    return os.path.realpath(out) + SUFFIX
+
+
+def let_succeed(out: str) -> None:
+    """Put the finished successor of a store in its place. A run that is killed meanwhile goes on with ``resume``."""
+    place = os.path.realpath(out)
+    old = place + ".replaced"
+    remove(old)
+    os.rename(place, old)
+    os.rename(successor(out), place)
+    remove(old)
+
+
+def forget(out: str) -> None:
+    """Have what lies there pass for a finished store no more."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(os.path.join(out, MANIFEST))
+
+
 def finished_samples(out: str) -> list[int]:
     """Return the indices of the samples that are there under their final name."""
     names = os.listdir(out) if os.path.isdir(out) else []
@@ -197,8 +219,7 @@ def finished_samples(out: str) -> list[int]:
 
 def remove_samples(out: str, indices: Iterable[int]) -> None:
     """Remove the manifest, so that nothing opens as valid any more, then the samples."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(out, MANIFEST))
+    forget(out)
     wanted = set(indices)
     for name in os.listdir(out):
         match = _SAMPLE.fullmatch(name)

@@ -136,7 +136,9 @@ def partition(
     dry_run
         Only say what would be written.
     overwrite
-        Remove the store that is there.
+        Replace the store that is there. It stays until the new one is whole, which is written beside it as
+        ``OUT.unfinished`` and so needs the room; ``resume`` goes on with a run that was killed. With ``part`` samples
+        are replaced in their place.
     resume
         Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
         must be the same in name and content (not in time or folder): they are read again, as the samples are. All
@@ -274,6 +276,15 @@ def _run(
     with output.claim_output(out, part):
         there = [index for index in output.finished_samples(out) if part is None or index in indices]
         manifest = os.path.exists(os.path.join(out, MANIFEST))
+        beside = output.successor(out)
+        if part is None and ((overwrite and manifest) or (resume and os.path.isdir(beside))):
+            if overwrite:
+                output.forget(beside)
+            report = _run(
+                task, beside, indices, part=None, executor=executor, overwrite=overwrite, resume=resume, tick=tick
+            )
+            output.let_succeed(out)
+            return replace(report, out=out)
         if (there or manifest) and not (overwrite or resume):
             found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"
             raise OutputError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")

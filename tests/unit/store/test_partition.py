@@ -253,6 +253,25 @@ class TestParts:
         partition(files[:2], out, overwrite=True)
         assert len(open_store(out)) == 2
         assert verify(out) is None
+        assert os.listdir(tmp_path) == ["s"]
+
+    def test_a_store_stays_until_its_successor_is_whole(self, files: list[Path], whole: Path, tmp_path: Path) -> None:
+        out = tmp_path / "s"
+        (tmp_path / "real").mkdir()
+        out.symlink_to(shutil.copytree(whole, tmp_path / "real" / "s"))
+        (tmp_path / "nan.h5").write_bytes(files[1].read_bytes())
+        with h5py.File(tmp_path / "nan.h5", "a") as file:
+            file["points"][0, 0] = np.nan
+        with pytest.raises(CorruptDataError, match="NaN or infinite"):
+            partition([files[0], tmp_path / "nan.h5"], out, overwrite=True)
+        assert_same_tree(whole, out)  # and what was written beside it goes on
+        (tmp_path / "nan.h5").write_bytes(files[1].read_bytes())
+        report = partition([files[0], tmp_path / "nan.h5"], out, resume=True)
+        assert (report.out, report.written, report.kept) == (str(out), (1,), (0,))
+        assert len(open_store(out)) == 2
+        assert verify(out) is None
+        assert out.is_symlink()
+        assert os.listdir(tmp_path / "real") == ["s"]
 
     def test_foreign_files(self, files: list[Path], tmp_path: Path) -> None:
         (tmp_path / "s").mkdir()

@@ -162,6 +162,7 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
     if kind == "cuda":
         torch.cuda.set_device(_cuda_index(launch, torch.cuda.device_count()))
     name = backend or ("nccl" if kind == "cuda" else "gloo")
+    board.forget()
     if launch.num_ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(name, store=store, rank=0, world_size=1, timeout=limit)  # no ports

@@ -34,13 +34,18 @@ def facts_of_loader(loader: DataLoader[Any]) -> dict[str, str]:
         facts["the batch sampler"] = type(loader.batch_sampler).__name__
     if isinstance(sampler, DistributedSampler):
         facts |= sampler.arguments(agreed=True)
-    with suppress(TypeError, AttributeError, NotImplementedError):  # where nobody knows
-        facts["the number of batches"] = len(loader) if getattr(sampler, "pad", True) else None
     return {name: str(value) for name, value in facts.items()}
 
 
+def num_batches(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches an iteration has, where that is known, before it begins."""
+    with suppress(TypeError, AttributeError, NotImplementedError):
+        return len(loader)
+    return None
+
+
 def facts_of_data(
-    dataset: Any, watch: Watch, draws: tuple[int, int], position: Position, items: Announced
+    dataset: Any, watch: Watch, draws: tuple[int, int], position: Position, items: Announced, batches: int | None
 ) -> dict[str, str]:
     """Return what ranks that share their samples must have alike, once the iteration has begun.
 
@@ -49,6 +54,7 @@ def facts_of_data(
     """
     facts = facts_of(dataset) if watch.iteration == 1 else {}
     facts |= {
+        "the number of batches": str(batches),
         "seed and epoch of the samples' random numbers": str(draws),
         "the epoch of the data set": str(getattr(dataset, "epoch", None)),
         "the seed of torch's RandomSampler": str(getattr(position, "torch_seed", None)),

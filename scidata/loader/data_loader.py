@@ -22,7 +22,7 @@ from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
 from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError
-from scidata.loader.agreed import facts_of_data, facts_of_loader
+from scidata.loader.agreed import facts_of_data, facts_of_loader, num_batches
 from scidata.loader.arguments import (
     IndexLists,
     Indices,
@@ -290,12 +290,15 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         try:
             position = self._position = self._next_position()
             agreement, of_loader = None, {} if session is None else facts_of_loader(self)
+            batches = None if session is None else num_batches(self)
             items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
             ahead = self._read_ahead(items)
             items = items if ahead is None else ahead
             if session is not None and self._watch is not None:
                 items = announced = Announced(items, session)
-                of_data = partial(facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced)
+                of_data = partial(
+                    facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced, batches
+                )
                 agreement = Agreement(self._watch, session, of_loader, of_data)
             way = self._ways.of(self, self._prefetch, device)
             prefetcher = Prefetcher(

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.device_mesh import domain_mesh
 from scidata.device_mesh.board import begin, common_store, within
 from scidata.device_mesh.groups import break_group, explained
-from scidata.device_mesh.torch_internals import timeout_of
+from scidata.device_mesh.torch_internals import ROWS, timeout_of
 from scidata.errors import OutputError, RankFailedError, SciDataError
 
 _TAGS = 1 << 16
@@ -54,11 +54,13 @@ class _Groups:
     def _look(self) -> None:
         world = dist.group.WORLD
         if self._of is None or self._of() is not world:
-            self._of, self._groups, self._num_outputs = weakref.ref(world), {}, {}
+            self._of, self._groups = weakref.ref(world), {}
 
     def new_output(self, ranks: Sequence[int]) -> str:
-        """Return a name for one more output of some ranks, the same on all of them."""
-        self._look()
+        """Return a name for one more output of some ranks, the same on all of them.
+
+        Also where a process group has followed another: the store may be the same, with words of before.
+        """
         number = self._num_outputs[tuple(ranks)] = self._num_outputs.get(tuple(ranks), 0) + 1
         digest = hashlib.sha256(json.dumps(list(ranks)).encode()).hexdigest()[:16]
         return f"writer/{digest}/{number}"
@@ -69,7 +71,11 @@ class _Groups:
         found = self._groups.get(tuple(ranks))
         if found is None:
             found = self._groups[tuple(ranks)] = dist.new_group(
-                list(ranks), timeout=timeout_of(dist.group.WORLD), backend="gloo", use_local_synchronization=True
+                list(ranks),
+                timeout=timeout_of(dist.group.WORLD),
+                backend="gloo",
+                use_local_synchronization=True,
+                group_desc=ROWS,
             )
         return found
 

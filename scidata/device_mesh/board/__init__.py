@@ -19,12 +19,13 @@ The protocol, below ``scidata/board<n>/``, where n counts the process groups tha
     Rank r has heard of event i, and does not wait in a collective, or is about to be called back; it reads no more.
 
 **Who ends whom.** A rank that has ended, or is stopped, ends every rank that stands in a collective for 0.3 s. One
-whose script has ended without an error ends those only that have begun a collective which it had not; so does one
-that has met an error in an operation on shards and has begun nothing since: nobody hears of errors that all ranks meet
-alike. The thread that waits is brought back by breaking its process groups (:mod:`scidata.device_mesh.board.stuck`):
-the collective ends with an error, in whose place the failed rank's own is raised where that can be; a line in the log
-says it in any case. The groups are of no use then. Where torch ends a collective because the other's process is gone,
-what has become of that is raised in place of torch's word, too.
+whose script has ended without an error ends those only that have begun a collective which it had not; so does one that
+has met an error in an operation on shards, has begun nothing since, and still has that error: nobody hears of errors
+that all ranks meet alike, or that a script has caught and is done with. The thread that waits is brought back by
+breaking its process groups (:mod:`scidata.device_mesh.board.stuck`): the collective ends with an error, in whose place
+the failed rank's own is raised where that can be; a line in the log says it in any case. The groups are of no use then.
+Where torch ends a collective because the other's process is gone, what has become of that is raised in place of torch's
+word, too.
 
 **Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process; otherwise its
 count must go up.
@@ -47,7 +48,7 @@ from scidata.device_mesh import groups
 from scidata.device_mesh.board.board import Board
 from scidata.device_mesh.board.store import common_store, has_peers, within
 
-__all__ = ["Board", "begin", "common_store", "met", "within"]
+__all__ = ["Board", "begin", "common_store", "forget", "met", "within"]
 
 
 @dataclass
@@ -85,6 +86,13 @@ def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
         board = _own.board = Board(host)
     board.timeout = timeout or board.timeout
     return board
+
+
+def forget() -> None:
+    """Let go of a board whose process groups were destroyed: the store that it keeps would be that of the next ones."""
+    if _own.board is not None and _own.process == os.getpid():
+        _own.board.let_go()
+        _own.board = None
 
 
 def met(error: BaseException) -> None:

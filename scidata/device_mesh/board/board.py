@@ -11,6 +11,8 @@ import queue
 import threading
 import time
 import weakref
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -65,11 +67,15 @@ class Loop(Protocol):
 
 @dataclass
 class Met:
-    """An error of an operation, and how many collectives the rank had begun in each group by then."""
+    """An error of an operation, and how many collectives the rank had begun in each group by then.
+
+    ``held`` is there as long as the error is: one that the script has caught, and done with, holds up nobody.
+    """
 
     words: str
     started: dict[str, int]
     time: float
+    held: Callable[[], object]
     event: Event | None = None
 
 
@@ -115,7 +121,8 @@ class Board:
         self.met_last: Met | None = None
         self._posted: list[Met] = []  # not taken back yet
         self._own: Event | None = None  # the last of them
-        self._num_read = self._count = self._num_loaders = 0
+        self._num_read = self._count = 0
+        self._num_loaders: dict[str, int] = {}
         self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
         self._recall = Recall()
@@ -159,8 +166,8 @@ class Board:
                 done.set()
 
         self._inbox.put(leave)
-        if threading.current_thread() not in self._threads and not self.is_lost:  # it may wait for a stopped process
-            done.wait(_JOIN_SECONDS)
+        if threading.current_thread() not in self._threads and not self.is_lost and not self.is_over:
+            done.wait(_JOIN_SECONDS)  # it may wait for a stopped process
 
     def say(self, event: Event) -> None:
         """Post an event soon."""
@@ -173,13 +180,15 @@ class Board:
     def met(self, error: BaseException) -> None:
         """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
         if not isinstance(error, RankFailedError):
-            self.met_last = Met(in_words(error), num_started(), time.monotonic())
+            held = vars(error)["_scidata_held"] = set[None]()  # errors of Python's own have no weak references
+            self.met_last = Met(in_words(error), num_started(), time.monotonic(), weakref.ref(held))
             self._inbox.put(lambda: None)
 
-    def new_loader(self) -> str:
-        """Return the name of one more loader, which other ranks give to theirs that is like it."""
-        self._num_loaders += 1
-        return f"loader{self._num_loaders}"
+    def new_loader(self, ranks: Sequence[int]) -> str:
+        """Return the name of one more loader of some ranks, which the others of them give to theirs that is like it."""
+        of = "" if len(ranks) == len(self.ranks) else f"of{zlib.crc32(repr(ranks).encode()):08x}"
+        self._num_loaders[of] = self._num_loaders.get(of, 0) + 1
+        return f"loader{self._num_loaders[of]}{of}"
 
     def has_said(self, event: Event) -> bool:
         """Whether the log has it that a collective was broken off for an event."""
@@ -323,16 +332,32 @@ class Board:
 
     def _say_what_was_met(self) -> None:
         met, started = self.met_last, num_started()
-        for old in [each for each in self._posted if each is not met or each.started != started]:
+        for old in [each for each in self._posted if each is not met or each.started != started or each.held() is None]:
             self._posted.remove(old)  # it has gone on
             if old.event is not None:
                 self.store.set(f"over/{old.event.number}", "")
-        if met is None or met.event or met.started != started or time.monotonic() - met.time < _MET_SECONDS:
+        if met is None or met.event or met.started != started or met.held() is None:
+            return
+        if time.monotonic() - met.time < _MET_SECONDS:
             return
         text = f"rank {self.rank} has met an error in an operation, and does not come to what others wait for: "
         met.event = self.post(Event(kind="met", rank=self.rank, text=text + met.words, started=met.started))
         self._posted.append(met)
         self._own = met.event
+
+    def let_go(self) -> None:
+        """Keep the store no more, once all have destroyed their groups: none is to come to it instead of the next."""
+        self._inbox.put(self._nothing)
+        self._threads[0].join(_JOIN_SECONDS if self.is_answered else 0.0)
+        others = [f"ended/{rank}" for rank in self.ranks if rank != self.rank]
+        awaited, deadline = (others if self.rank == self._host else ["gone"]), time.monotonic() + _JOIN_SECONDS
+        while self._host is not None and self.is_answered and time.monotonic() < deadline:
+            if within(_REASON_SECONDS, lambda: self.store.check(awaited)) is not False:
+                self.store.set("gone", "")
+                time.sleep(2 * _PERIOD if self.rank != self._host else _PERIOD)
+                break
+            time.sleep(_DUE_PERIOD)
+        self._base = self.store
 
     def _look_after(self) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
@@ -348,6 +373,7 @@ class Board:
         self._looked = now
         has_ended, runs = process.has_ended(), process.runs()
         stopped = (stopped or now) if runs is False else 0.0
+        since = now if runs else since  # seen to run, it may hold the GIL for as long as it likes
         if often and self.store.check([f"beat/{neighbour}"]):
             found = json.loads(self.store.get(f"beat/{neighbour}"))["beat"]
             beat, since = (beat, since) if found == beat else (found, now)

@@ -93,7 +93,7 @@ def waits_for(board: Board, event: Event) -> bool:
     """Whether this rank has begun a collective that the event's rank had not come to."""
     if event.kind == "met" and _has_met_alike(board, event):
         return False
-    started = num_started()
+    started = num_started(event.rank)
     return any(started.get(name, 0) > number for name, number in event.started.items())
 
 

@@ -8,7 +8,8 @@ rank that fails. At the end, only the order is compared, by the ranks that share
 
 A rank that does not come to the first batch is named in a warning, and the loop goes on: one rank may iterate alone.
 Where it waits for that rank in a collective, the error after the process group's timeout (``init_mesh(timeout=)``)
-names it, too; and so does one, after the same time, of a rank that does not come to the end.
+names it, too; and so does one, after the same time, of a rank that does not come to the end. Once a rank has iterated a
+loader alone, a first batch perhaps, its iterations have other numbers than the others': it compares no more.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Agreement:
 
     def begin(self) -> None:
         """Begin to compare, once, while the first batch is read."""
-        if self._start is None:
+        if self._start is None and self._session.is_aligned:
             of_data = dict(self._of_data())
             self._start = self._talk("start")
             self._start.begin({"loader": dict(self._of_loader), "data": of_data | self._session.first_step()})
@@ -91,7 +92,7 @@ class Agreement:
         Raises as :meth:`begin`; RankFailedError also where a rank does not come to the end.
         """
         self.reached()
-        if self._start is not None and not self._start.is_alive:
+        if self._start is not None and self._session.is_aligned and not self._start.is_alive:
             talk = self._talk("end")
             talk.begin({"loader": {}, "data": self._session.whole_order()})
             self._wait(talk)
@@ -156,6 +157,9 @@ class _Talk:
     def go_on_alone(self) -> None:
         """Say that the loop does not wait any more; an error that is found later is raised in its next step."""
         self._is_alone = True
+        self._session.go_on_alone()
+        if not self._session.is_aligned:
+            within(_ASK_SECONDS, self._comparison.blank)
         if not _alone:
             groups.add_explainer(_reason)
         _alone[:] = [weakref.ref(self)]
@@ -176,23 +180,33 @@ class _Talk:
                 self.error = ConfigError(_in_words(reports))
                 # where loops do not wait for this, but for a batch, or for the last of them to come
                 self._session.found(str(self.error), tell=self._comparison.is_last)
+            self._session.meeting.is_whole = True
         except Exception as e:
             if isinstance(e, SciDataError) or not self._comparison.has_voted:  # else the store has ended with rank 0
                 self.error = e
             with contextlib.suppress(Exception):
-                self._comparison.withdraw()
+                if self._is_of_no_use:
+                    self._comparison.pass_by()
+                else:
+                    self._comparison.withdraw()
+
+    @property
+    def _is_of_no_use(self) -> bool:
+        return self._session.has_ended or not self._session.is_aligned
 
     def _wait_for(self, key: str, whose: Sequence[int]) -> None:
         told, pause, began = False, _POLL[0], time.monotonic()
         while not self._store.check([key]):
             waited = time.monotonic() - began
-            if waited > self._store.timeout.total_seconds() or self._session.has_ended:
+            if waited > self._store.timeout.total_seconds() or self._is_of_no_use:
                 raise self._missing(whose)
             if not told and waited > _LATE_SECONDS and (self._iteration == 1 or not self._is_alone):
                 told, what = True, "goes on" if self._is_alone else "waits"
                 _log.warning("rank %d %s: %s", self._watch.rank, what, self._missing(whose))
             time.sleep(pause)
             pause = min(2 * pause, _POLL[1] * max(1.0, len(self._ranks) / _RANKS_A_POLL))
+        if not self._session.is_aligned:
+            raise self._missing(whose)
 
     def _missing(self, whose: Sequence[int]) -> RankFailedError:
         missing = self._comparison.missing(whose)

@@ -45,6 +45,8 @@ class Session:
         Called by it where the loop was left before its end.
     is_agreed
         Whether what ranks compare before the first batch has been compared: it says more than the thread would.
+    meeting, is_aligned
+        Those of the watch, in this iteration.
     """
 
     def __init__(self, watch: Watch, describe: Callable[[], tuple[str, str]], timeout: float) -> None:
@@ -65,6 +67,7 @@ class Session:
         self._reported: set[int] = set()
         self._state = "reading"
         self._iteration = watch.begin()
+        self.meeting, self.is_aligned = watch.meeting, watch.is_aligned
         self._board.attach(self)
 
     # -- the loop's --------------------------------------------------------------------------------------------------
@@ -111,6 +114,16 @@ class Session:
         """
         event = self._event("disagree", -1, text)
         self._board.events.append(self._board.post(event) if tell else event)
+
+    def go_on_alone(self) -> None:
+        """Say that the loop does not wait for who has not come.
+
+        Where an iteration was left in its middle before, a first batch that this rank alone has looked at perhaps, the
+        others may be in another iteration than this one, and there is nothing to compare any more.
+        """
+        self.meeting.is_past = True
+        if self._watch.has_left:
+            self.is_aligned = self._watch.is_aligned = False
 
     def all_know(self) -> None:
         """Do not tell the others of the error that this rank is about to raise: they have found it out, too."""
@@ -165,11 +178,13 @@ class Session:
             return
         if not finished and not failed and self._alarmed:
             failed = self._left_because()
+        self.meeting.is_past |= not failed
         if failed:
             self._board.over[self.name] = self._iteration
         if finished:
             self._board.shown.show(-1)
         self._state = "done" if finished or failed else "left"
+        self._watch.has_left |= self._state == "left"
         self._board.detach(self)
 
     def _left_because(self) -> bool:
@@ -208,17 +223,18 @@ class Session:
             except Exception as e:  # the loop will meet it too, or does not mind
                 watch.data = "", f"a data set that cannot be named ({type(e).__name__})"
         self._publish()
-        if self._state == "reading":
-            if watch.leader != watch.rank and (found := self._record(watch.leader)) is not None:
-                self._compare(found)
-        elif self._state == "left":
+        compares = self._state == "reading" and watch.leader != watch.rank
+        if compares and (found := self._record(watch.leader)) is not None:
+            self._compare(found)
+        if self._state == "left" or not self.is_aligned:
             self.leave()
         if self._state != "reading" and self._heard is not None:
             self._board.knows(self._heard)
 
     def _publish(self) -> None:
         step, checksum, indices = self._latest
-        record = {"iteration": self._iteration, "step": step, "checksum": checksum, "indices": indices[:_SHOWN]}
+        iteration = self._iteration if self.is_aligned else 0
+        record = {"iteration": iteration, "step": step, "checksum": checksum, "indices": indices[:_SHOWN]}
         record |= {"data": self._watch.data[0], "name": self._watch.data[1], "total": self._total}
         self._watch.store.set(f"rank/{self._watch.rank}", json.dumps(record))
 

@@ -14,11 +14,21 @@ collective there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh.board import Board, begin
 from scidata.device_mesh.board.store import Store
+
+
+@dataclass
+class Meeting:
+    """Whether all ranks have come to an iteration, and whether the loop has gone on, or has ended, without that."""
+
+    is_whole: bool = False
+    is_past: bool = False
 
 
 class Watch:
@@ -30,6 +40,15 @@ class Watch:
         Of all ranks that iterate it.
     dp_axis
         Ranks of the same place along it read the same samples.
+
+    Attributes
+    ----------
+    iteration, meeting
+        The latest.
+    is_aligned
+        Whether its number is that of the other ranks' iterations: not any more where this rank has iterated alone.
+    has_left
+        Whether it has left one in its middle.
     """
 
     def __init__(self, board: Board, mesh: DeviceMesh, dp_axis: str | None) -> None:
@@ -43,7 +62,8 @@ class Watch:
         self.leader = self.sharing[0]
         self.data = ("", "")  # fingerprint and name of the data set, once the thread has asked for them
         self.iteration = 0
-        self.name = board.new_loader()
+        self.meeting, self.is_aligned, self.has_left = Meeting(), True, False
+        self.name = board.new_loader(self.ranks)
         self.store: Store = dist.PrefixStore(self.name, board.store)  # type: ignore[attr-defined]  # the thread's
         self.agreeing = self.connect()  # of what compares, before the first batch and at the end
 
@@ -64,5 +84,7 @@ class Watch:
 
     def begin(self) -> int:
         """Begin an iteration; return its number, from 1."""
+        self.is_aligned = self.is_aligned and (self.meeting.is_whole or not self.meeting.is_past)
+        self.meeting = Meeting()
         self.iteration += 1
         return self.iteration

@@ -72,8 +72,13 @@ class Comparison:
 
     def pass_by(self) -> None:
         """Vote without anything to compare, so that nobody waits for this rank."""
-        self._store.compare_set(f"{self._key}/{self._rank}", "", "null")
-        self._vote({})
+        self.blank()
+        if not self.has_voted:
+            self._vote({})
+
+    def blank(self) -> None:
+        """Have nobody compare with this rank."""
+        self._store.set(f"{self._key}/{self._rank}", "null")
 
     def withdraw(self) -> None:
         """Leave nothing behind that others could take for what this rank has later."""

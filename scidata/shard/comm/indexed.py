@@ -22,7 +22,7 @@ from scidata.shard.comm.comparing import Comparison
 
 _KEPT = 64  # of the latest notes
 _SHOWN = 4
-_SECONDS = 5.0  # that a rank waits for others in one comparison
+_SECONDS = 2.0  # that a rank waits for others in one comparison
 _POLL = 0.0002, 0.01  # s, growing
 
 _noted: dict[str, deque[str]] = {}  # by name of the group

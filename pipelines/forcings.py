@@ -2,6 +2,7 @@
 
     python -m pipelines.era5_grid make era5.zarr
 
+    from pipelines.era5_grid import open_era5
     ds = open_era5("era5.zarr", mesh, derived=["insolation", "cos_time_of_day"])
     sample = ds[0]
     sample["insolation"]   # (T, H, W), in solar constants, of this rank's rows alone

@@ -153,7 +153,7 @@ def _arrays_of_sets(sample: Any) -> dict[str, _Array | str]:
         group = "__".join(parts)
         found |= _of_store(sample[parts], sample, ("", f"edges/{group}/", f"graph/{group}/"), given=("edge_index",))
         found[f"edges/{group}/edge_index"] = _Array(sample[parts].edge_index)
-    for name, value in sample._global_store.items():
+    for name, value in sample.stores[0].items():  # of the whole
         found[f"graph/{name}"] = _Array(value) if isinstance(value, torch.Tensor) else _as_json(value)
     return found
 

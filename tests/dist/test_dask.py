@@ -316,7 +316,9 @@ class TestWork:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            dask_jobs._Run(client, Work(job=endless, name="piece"), stop, lambda index, value: stop(0)).run([0])
+            dask_jobs.Cluster(client).run(
+                Work(job=endless, name="piece"), [0], tick=stop, take=lambda index, value: stop(0)
+            )
         deadline = time.monotonic() + 60
         while any((found := client.run(lambda dask_worker: [str(t) for t in dask_worker.state.executing])).values()):
             assert time.monotonic() < deadline, found

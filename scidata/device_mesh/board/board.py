@@ -14,6 +14,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -142,6 +143,11 @@ class Board:
     def is_over(self) -> bool:
         """Whether the process group, and the store with it, was destroyed since."""
         return dist.group.WORLD is None or dist.group.WORLD is not self._group()
+
+    @cached_property
+    def talks(self) -> Store:
+        """A connection for all loaders of this rank: torch takes a third of a second for one."""
+        return self._base.clone()
 
     # -- of loops, and operations ------------------------------------------------------------------------------------
 

@@ -65,7 +65,8 @@ class Watch:
         self.meeting, self.is_aligned, self.has_left = Meeting(), True, False
         self.name = board.new_loader(self.ranks)
         self.store: Store = dist.PrefixStore(self.name, board.store)  # type: ignore[attr-defined]  # the thread's
-        self.agreeing = self.connect()  # of what compares, before the first batch and at the end
+        # of what compares, before the first batch and at the end
+        self.agreeing: Store = dist.PrefixStore(self.name, board.talks)  # type: ignore[attr-defined]
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:

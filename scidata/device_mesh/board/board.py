@@ -147,7 +147,7 @@ class Board:
     @cached_property
     def talks(self) -> Store:
         """A connection for all loaders of this rank: torch takes a third of a second for one."""
-        return self._base.clone()
+        return self._base.clone()  # type: ignore[attr-defined, unused-ignore]
 
     # -- of loops, and operations ------------------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ class Recall:
         if event is None:
             return
         how = self._standing.look(thread, anywhere=in_loop)
+        if event.kind in ("left", "met") and self._standing.is_of_two:  # gloo counts these as collectives
+            how = None
         if self._is_broken:  # in vain, where the thread waits for a rank to join a new group
             if how == "call" and self._armed and time.monotonic() - self._armed > BREAK_SECONDS + _STORE_SECONDS:
                 self._armed = 0.0

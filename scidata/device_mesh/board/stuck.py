@@ -42,6 +42,9 @@ _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
 _IDLE = 0.2  # share of the time that may be work
 
+_OF_TWO = ("send", "recv")
+_PIPELINES = os.path.join("distributed", "pipelining", "")
+
 _SCIDATA = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 #: Where Python code runs before an error reaches the user's frames, so that another error can take its place.
 _HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(_SCIDATA, "shard", ""))
@@ -52,6 +55,7 @@ class Standing:
     """Looks at where a thread is, several times a second."""
 
     is_inside = False  # whether the last look has seen it in a collective's code
+    is_of_two = False  # whether that was a send or a receive, which other ranks have no part in
 
     def __init__(self) -> None:
         self._place: tuple[int, int, int] | None = None
@@ -67,6 +71,7 @@ class Standing:
             return None
         file, place = frame.f_code.co_filename, (thread, id(frame), frame.f_lasti)
         self.is_inside = file.startswith((*_HANDLING, *COLLECTIVES))
+        self.is_of_two = file.startswith(COLLECTIVES) and (frame.f_code.co_name in _OF_TWO or _PIPELINES in file)
         while not anywhere and frame is not None:
             anywhere, frame = frame.f_code.co_filename.startswith(_OURS), frame.f_back
         del frame

@@ -12,10 +12,10 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ from scidata.device_mesh.board.events import Event, Others, events_of, failed, i
 from scidata.device_mesh.board.processes import ProcessId, StepShown
 from scidata.device_mesh.board.recall import BREAK_SECONDS, Recall, waits_for
 from scidata.device_mesh.board.store import Store, common_store, port_of, within
+from scidata.device_mesh.board.told import Loop, Met
 from scidata.device_mesh.torch_internals import num_started
 from scidata.errors import RankFailedError
 
@@ -43,41 +44,6 @@ _CULPRIT_SECONDS = 2.0  # that a process which another one ends waits until that
 _MET_SECONDS = 0.2  # after an error of an operation, without a collective since
 _JOIN_SECONDS = 5.0
 _NUM_LOOPS = 8  # that are remembered
-
-
-class Loop(Protocol):
-    """A loop over a loader that is under way."""
-
-    name: str
-    thread: int
-    timeout: float
-
-    @property
-    def place(self) -> tuple[int, int, str]:
-        """Iteration, step, and ``"reading"``, ``"done"``, or ``"left"`` in the middle."""
-
-    def tick(self) -> None:
-        """Talk to the other ranks. Called by the board's thread, several times a second."""
-
-    def alarm(self) -> Event | None:
-        """Have the loop raise what is due; return that, which the loop may not come to."""
-
-    def end(self) -> None:
-        """End as a loop does that is left."""
-
-
-@dataclass
-class Met:
-    """An error of an operation, and how many collectives the rank had begun in each group by then.
-
-    ``held`` is there as long as the error is: one that the script has caught, and done with, holds up nobody.
-    """
-
-    words: str
-    started: dict[str, int]
-    time: float
-    held: Callable[[], object]
-    event: Event | None = None
 
 
 class Board:
@@ -359,7 +325,7 @@ class Board:
         awaited, deadline = (others if self.rank == self._host else ["gone"]), time.monotonic() + _JOIN_SECONDS
         while self._host is not None and self.is_answered and time.monotonic() < deadline:
             if within(_REASON_SECONDS, lambda: self.store.check(awaited)) is not False:
-                self.store.set("gone", "")
+                within(_REASON_SECONDS, lambda: self.store.set("gone", ""))  # it may be gone already
                 time.sleep(2 * _PERIOD if self.rank != self._host else _PERIOD)
                 break
             time.sleep(_DUE_PERIOD)

@@ -36,26 +36,26 @@ def as_index(index: Any) -> int:
         ) from None
 
 
-def is_whole(value: Any) -> bool:
+def is_int(value: Any) -> bool:
     """Whether it is an integer, Python's or NumPy's, and no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def whole(name: str, value: Any, *, least: int | None = None) -> int:
+def check_int(name: str, value: Any, *, least: int | None = None) -> int:
     """Return an integer, NumPy's too, as Python's; not a bool, a float or a text."""
-    if not is_whole(value):
+    if not is_int(value):
         raise ConfigError(f"{name}={value!r}: expected an integer, not {type(value).__name__}")
     if least is not None and value < least:
         raise ConfigError(f"{name} must {f'be at least {least}' if least else 'not be negative'}, not {value}")
     return int(value)
 
 
-def optional(name: str, value: Any, *, least: int | None = None) -> int | None:
+def check_optional_int(name: str, value: Any, *, least: int | None = None) -> int | None:
     """Return an integer, or None where none is given."""
-    return None if value is None else whole(name, value, least=least)
+    return None if value is None else check_int(name, value, least=least)
 
 
-def flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}={value!r}: expected True or False")
@@ -70,25 +70,25 @@ def names_of(name: str, value: Any) -> list[str]:
     return list(value)
 
 
-def offsets(steps: Any, what: str = "steps") -> tuple[int, ...]:
+def check_steps(steps: Any, what: str = "steps") -> tuple[int, ...]:
     """Return the ``steps`` of a sample, or of a field of it, as integers."""
     if isinstance(steps, str | Mapping) or not hasattr(steps, "__iter__"):
         raise ConfigError(f"{what}={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
-    found = tuple(whole(what, step) for step in steps)
+    found = tuple(check_int(what, step) for step in steps)
     if not found:
         raise ConfigError(f"{what} is empty; (0,) reads the sample itself")
     return found
 
 
-def offsets_of_fields(steps: Any) -> None:
+def check_field_steps(steps: Any) -> None:
     """Check ``steps`` of a sample: for all fields, or by field."""
     if not isinstance(steps, Mapping):
-        offsets(steps)
+        check_steps(steps)
         return
     for name, each in steps.items():
         if not isinstance(name, str):
             raise ConfigError(f"steps names {name!r}: expected fields by name, such as {{'u': (-1, 0, 1)}}")
-        offsets(each, f"steps of {name!r}")
+        check_steps(each, f"steps of {name!r}")
 
 
 def check_mapping(name: str, value: Any, example: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.errors import ConfigError, SciDataError
 
 Tick: TypeAlias = Callable[[float], None]
@@ -91,7 +91,7 @@ def executor_of(jobs: int, client: Any) -> Executor:
     MissingDependencyError
         ``client`` is given, and distributed is not installed.
     """
-    jobs = whole("jobs", jobs, least=1)
+    jobs = check_int("jobs", jobs, least=1)
     if client is None:
         from scidata.core.jobs import Processes
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from scidata.core.keywords import checked_keywords
+from scidata.data.adapter import DatasetAdapter, Readable
 from scidata.data.combined_dataset import CombinedDataset, InTurn, SampleT, combined_dataset
 from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
-from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 
@@ -177,4 +177,4 @@ def as_combined(dataset: Any) -> Any:
 
 
 def _is_readable(dataset: Any) -> bool:
-    return not Source(dataset).lacks("read_local")
+    return not DatasetAdapter(dataset).lacks("read_local")

@@ -19,13 +19,13 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
+from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.figures import Statistics
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import Mixture
 from scidata.data.sample import Sample
 from scidata.data.scaling import alike
-from scidata.data.source import Source
 from scidata.errors import ConfigError
 
 
@@ -91,7 +91,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         self, datasets: Sequence[Any], parts: Numbers, indices: Numbers, *, mixture: Mixture | None = None
     ) -> None:
         self.datasets = tuple(datasets)
-        self._sources = tuple(map(Source, self.datasets))
+        self._sources = tuple(map(DatasetAdapter, self.datasets))
         self.mesh: DeviceMesh | None = self.datasets[0].mesh
         self.dp_axis: str | None = self.datasets[0].dp_axis
         self.mixture = mixture
@@ -358,7 +358,7 @@ class BufferedCombined(CombinedDataset[SampleT]):
 
 def combined_dataset(datasets: Sequence[Any], parts: Numbers, indices: Numbers, **options: Any) -> CombinedDataset[Any]:
     """Return one whose samples are read into the same buffers, where their shapes allow it."""
-    sources = [Source(dataset) for dataset in datasets]
+    sources = [DatasetAdapter(dataset) for dataset in datasets]
     for source in sources:
         if source.lacks("read_local", "assemble", "mesh"):
             raise ConfigError(

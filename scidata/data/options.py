@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.checks import check_function, check_mapping, flag, offsets, offsets_of_fields, optional, whole
+from scidata.core.checks import (
+    check_field_steps,
+    check_flag,
+    check_function,
+    check_int,
+    check_mapping,
+    check_optional_int,
+    check_steps,
+)
 from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError, near_matches
 from scidata.read.disk_cache import DiskCache, make_cache
@@ -52,8 +60,8 @@ class WhatToRead:
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
         check_mapping("sel", self.sel, "{'level': 500}")
-        flag("coords", self.coords)
-        flag("destagger", self.destagger)
+        check_flag("coords", self.coords)
+        check_flag("destagger", self.destagger)
         check_function("transform", self.transform)
         check_function("local_transform", self.local_transform)
         if self.decode not in ("rank", "node"):
@@ -62,8 +70,8 @@ class WhatToRead:
                     f"decode must be True, False, 'rank' or 'node', not {self.decode!r}"
                     f"{near_matches(self.decode, ('rank', 'node'))}"
                 )
-            flag("decode", self.decode)
-        offsets_of_fields(self.steps)
+            check_flag("decode", self.decode)
+        check_field_steps(self.steps)
         if self.gaps not in _GAPS:
             raise ConfigError(
                 f"gaps must be one of {', '.join(_GAPS)}, not {self.gaps!r}{near_matches(self.gaps, _GAPS)}"
@@ -97,7 +105,7 @@ class WhatToRead:
     @property
     def samples(self) -> dict[str, Any]:
         """What makes samples of the data along a dimension, as readers take it."""
-        steps = self.steps if isinstance(self.steps, Mapping) else offsets(self.steps)
+        steps = self.steps if isinstance(self.steps, Mapping) else check_steps(self.steps)
         return {"sample_dim": self.sample_dim, "steps": steps, "isel": self.isel}
 
     @property
@@ -157,10 +165,10 @@ class HowToReach:
     cache_disk_bytes: int | None
 
     def __post_init__(self) -> None:
-        flag("allow_missing", self.allow_missing)
-        flag("allow_external", self.allow_external)
-        whole("num_threads", self.num_threads, least=0)
-        optional("pool_bytes", self.pool_bytes, least=0)
+        check_flag("allow_missing", self.allow_missing)
+        check_flag("allow_external", self.allow_external)
+        check_int("num_threads", self.num_threads, least=0)
+        check_optional_int("pool_bytes", self.pool_bytes, least=0)
         self.disk()
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import flag, names_of
+from scidata.core.checks import check_flag, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.moments import Figures, Moments
 from scidata.core.passes import FieldPass
@@ -109,7 +109,7 @@ def statistics(
     True
     """
     executor = executor_of(jobs, client)
-    flag("differences", differences)
+    check_flag("differences", differences)
     dataset = as_combined(dataset)
     leaves = _leaves(dataset)
     names = _chosen(dataset, fields)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from scidata.core.checks import is_whole
+from scidata.core.checks import is_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import board, groups
 from scidata.device_mesh.interfaces import interface_for
@@ -113,7 +113,7 @@ def _axis_sizes(
     if len({name for name, _ in axes}) < len(axes):
         raise ConfigError(f"two axes have the same name: {', '.join(name for name, _ in axes)}")
     for name, size in axes:
-        if not is_whole(size) or size == 0 or size < -1:
+        if not is_int(size) or size == 0 or size < -1:
             raise ConfigError(f"axis {name!r} has size {size!r}; sizes are integers from 1, or -1 for one inferred")
     inferred = [name for name, size in axes if size == -1]
     if len(inferred) > 1:

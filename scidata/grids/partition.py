@@ -22,7 +22,7 @@ from scidata.core.bounds import (
     weighted_bounds,
     window,
 )
-from scidata.core.checks import names_of, whole
+from scidata.core.checks import check_int, names_of
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -230,7 +230,7 @@ def make_partition(
 
     cuts: dict[str, IntArray] = {dim: np.array([0, lengths[dim]], np.int64) for dim in known}
     for dim, axis in shard.items():
-        num_parts, rows, unit = axis_sizes[axis], lengths[dim], whole("align", aligns.get(dim, 1), least=1)
+        num_parts, rows, unit = axis_sizes[axis], lengths[dim], check_int("align", aligns.get(dim, 1), least=1)
         kind, where = kinds.get(dim, "even"), f"dimension {dim!r}"
         if costs.get(dim) is not None:
             if len(np.asarray(costs[dim])) != rows:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from scidata.core.checks import offsets
+from scidata.core.checks import check_steps
 from scidata.core.types import Segment
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -77,11 +77,11 @@ def checked_steps(
         Several steps where there is no dimension of samples, or of a field that does not have it.
     """
     if not isinstance(steps, Mapping):
-        checked = offsets(steps)
+        checked = check_steps(steps)
         if sample_dim is None and checked != (0,):
             raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
         return FieldSteps(every=checked, by_field={})
-    given = {name: offsets(each, f"steps of {name!r}") for name, each in steps.items()}
+    given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}
     others = given.pop(OTHERS, (0,))
     for name in given:
         if name not in dims:

@@ -11,9 +11,9 @@ import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset, Sampler
 
-from scidata.core.checks import check_function, flag
+from scidata.core.checks import check_flag, check_function
+from scidata.data.adapter import DatasetAdapter
 from scidata.data.order import MAX_DRAWN
-from scidata.data.source import Source
 from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
 from scidata.loader.sampler import DistributedSampler
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     transform_stream: bool
 
 
-def check_dataset(source: Source) -> None:
+def check_dataset(source: DatasetAdapter) -> None:
     """Refuse what has no parts to read."""
     missing = source.lacks("read_into" if source.has_buffers else "read_local", "assemble", "__len__")
     if missing or isinstance(source.dataset, IterableDataset):
@@ -76,7 +76,7 @@ def check_given(
     for name, function in functions.items():
         check_function(name, function)
     for name, given in flags.items():
-        flag(name, given)
+        check_flag(name, given)
 
 
 def as_device(device: Any) -> torch.device:
@@ -139,7 +139,7 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
         )
 
 
-def refuse(loader: Any, source: Source) -> None:
+def refuse(loader: Any, source: DatasetAdapter) -> None:
     """Refuse arguments that cannot be honoured."""
     for name, choices in (("workers", ("thread", "process")), ("on_error", ("raise", "skip"))):
         given = getattr(loader, name)

@@ -14,9 +14,9 @@ import torch.utils.data
 
 from scidata.core import trace
 from scidata.core.memory import BlockPool
+from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
-from scidata.data.source import Source
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.position import Position
@@ -36,7 +36,7 @@ class Batches(Iterator[BatchT]):
         prefetcher: Prefetcher,
         position: Position,
         session: Session | None,
-        source: Source,
+        source: DatasetAdapter,
         collate_fn: Callable[[Any], Any],
         *,
         batched: bool,
@@ -159,7 +159,7 @@ class Announced(Iterator[list[int]]):
         return item
 
 
-def part_reader(source: Source, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
+def part_reader(source: DatasetAdapter, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
     """Return what reads a sample of any size into the memory of its place."""
     read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 

@@ -14,13 +14,13 @@ import torch
 import torch.utils.data
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
-from scidata.core.checks import optional, whole
+from scidata.core.checks import check_int, check_optional_int
 from scidata.core.keywords import checked_keywords
+from scidata.data.adapter import DatasetAdapter, Readable
 from scidata.data.collate import collate
 from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
-from scidata.data.source import Readable, Source
 from scidata.errors import ConfigError
 from scidata.loader.agreed import facts_of_data, facts_of_loader, num_batches
 from scidata.loader.arguments import (
@@ -203,11 +203,14 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         transform_stream: bool = False,
     ) -> None:
         # what samples come from: the data set, which may be hidden in torch's Subset
-        source = Source(as_combined(dataset))
+        source = DatasetAdapter(as_combined(dataset))
         check_dataset(source)
-        batch_size, prefetch_factor = optional("batch_size", batch_size), optional("prefetch_factor", prefetch_factor)
-        num_workers = whole("num_workers", num_workers)
-        max_prefetch_bytes = optional("max_prefetch_bytes", max_prefetch_bytes)
+        batch_size, prefetch_factor = (
+            check_optional_int("batch_size", batch_size),
+            check_optional_int("prefetch_factor", prefetch_factor),
+        )
+        num_workers = check_int("num_workers", num_workers)
+        max_prefetch_bytes = check_optional_int("max_prefetch_bytes", max_prefetch_bytes)
         check_given(
             sampler,
             batch_sampler,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.core.types import IntArray
 from scidata.data.order import MAX_DRAWN, Mixture, Order
 from scidata.errors import ConfigError
@@ -36,9 +36,9 @@ def order_of(
             raise ConfigError(f"{name} decides the order, which shuffle=False fixes; leave out one of them")
     if weights is not None and mixture is not None:
         raise ConfigError("weights: the data set is a mix, whose ratios decide how often samples come; leave it out")
-    draws = None if draws is None else whole("num_samples", draws)
+    draws = None if draws is None else check_int("num_samples", draws)
     blocks = None if window is None else _blocks_of(dataset, max(count, draws or 0), has_sizes=sizes is not None)
-    group = None if group is None else whole("group", group)
+    group = None if group is None else check_int("group", group)
     if max(count, draws or 0) > MAX_DRAWN and (weights is not None or sizes is not None):
         raise ConfigError(
             f"weights, sizes: {count} samples and num_samples={draws}: such an order is listed whole, of at most "

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DistributedSampler as _DistributedSampler
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.device_mesh import axes_of, axis_rank, axis_size
@@ -118,7 +118,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             raise ConfigError(f"dataset: expected one with a length, not {type(dataset).__name__}")
         if len(dataset) == 0:
             raise ConfigError("the dataset is empty: there is nothing to sample")
-        seed = whole("seed", seed, least=0)
+        seed = check_int("seed", seed, least=0)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # any sized thing will do
             num_replicas=num_replicas,
@@ -131,7 +131,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             raise ConfigError(f'shuffle={shuffle!r}: expected True, False or "blocks"')
         self._may_adopt = window is None
         window = num_replicas * -(-BLOCKS_AT_ONCE // num_replicas) if window is None else window
-        window = whole("window", window, least=1) if shuffle == "blocks" else None
+        window = check_int("window", window, least=1) if shuffle == "blocks" else None
         self._order = order_of(dataset, bool(shuffle), int(seed), weights, num_samples, sizes, group, window)
         count = len(self._order)
         if not isinstance(pad, bool):
@@ -200,7 +200,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         ConfigError
             A negative epoch.
         """
-        epoch = whole("epoch", epoch, least=0)
+        epoch = check_int("epoch", epoch, least=0)
         if epoch != self.epoch:
             self._start = self._dealt = 0
         super().set_epoch(int(epoch))

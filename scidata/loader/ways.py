@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scidata.core.memory import BlockPool
-from scidata.data.source import Source
+from scidata.data.adapter import DatasetAdapter
 from scidata.loader.batches import part_reader
 from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
@@ -50,7 +50,7 @@ class Ways:
         What samples come from.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DatasetAdapter) -> None:
         self._source = source
         self.idle_rings: deque[BufferRing] = deque(maxlen=1)
         self.staging: Staging | None = None

@@ -27,7 +27,7 @@ import torch.multiprocessing
 from scidata.core import trace
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
 from scidata.core.types import BufferSpec
-from scidata.data.source import Source
+from scidata.data.adapter import DatasetAdapter
 from scidata.device_mesh.torch_internals import set_worker_info, shared_storage
 from scidata.errors import WorkerDiedError
 from scidata.loader.prefetch.slots import HasArrays, Slot
@@ -203,7 +203,7 @@ def _main(
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as torch's workers do, for those who use it
     set_worker_info(dataset, number=number, num_workers=num_workers, seed=seed)
     failed = _failure_of(init_fn, number)
-    source = Source(dataset)
+    source = DatasetAdapter(dataset)
     try:
         while True:
             task, index, epoch, traced = connection.recv()
@@ -229,7 +229,7 @@ def _failure_of(init_fn: Callable[[int], None] | None, number: int) -> BaseExcep
     return None
 
 
-def _read(source: Source, index: int, epoch: Any) -> tuple[Any, Any]:
+def _read(source: DatasetAdapter, index: int, epoch: Any) -> tuple[Any, Any]:
     if source.has_buffers:
         part = {name: _shared(spec) for name, spec in source.dataset.buffer_specs().items()}
         stats = source.dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})

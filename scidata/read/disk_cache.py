@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.core.own_files import make_own_folder, open_own
 from scidata.core.urls import is_url, public_text
 from scidata.errors import ConfigError, RefusedError
@@ -278,7 +278,7 @@ def make_cache(cache_dir: Any, cache_disk_bytes: Any) -> DiskCache:
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(f"cache_dir={path}: is a file, not a folder; name another")
     if cache_disk_bytes is not None:
-        whole("cache_disk_bytes", cache_disk_bytes, least=1)
+        check_int("cache_disk_bytes", cache_disk_bytes, least=1)
     return DiskCache(path, cache_disk_bytes)
 
 

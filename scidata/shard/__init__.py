@@ -4,9 +4,10 @@
 from scidata.shard.op_table import register_op, shard_ops
 from scidata.shard.ops import (  # noqa: F401
     attention,
-    composed,
     conv,
     counting,
+    counts,
+    derived,
     elements,
     fft,
     functions,
@@ -18,7 +19,7 @@ from scidata.shard.ops import (  # noqa: F401
     kernels,
     linalg,
     losses,
-    margins,
+    margin_losses,
     matrices,
     maxima,
     metadata,
@@ -26,7 +27,6 @@ from scidata.shard.ops import (  # noqa: F401
     neighbours,
     norm,
     norm_layers,
-    placing,
     points,
     pointwise,
     pooling,
@@ -41,7 +41,7 @@ from scidata.shard.ops import (  # noqa: F401
     shapes,
     sorting,
     tables,
-    tallies,
+    take_put,
     windows,
 )
 from scidata.shard.scatter_tensor import scatter_tensor

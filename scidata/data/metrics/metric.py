@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import is_whole, names_of
+from scidata.core.checks import is_int, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.metrics.entries import Entry, Key, domain_sums, pack, unpack
@@ -165,7 +165,7 @@ class Metric:
         samples: Sequence[Sample[Any]],
     ) -> list[tuple[tuple[int, ...], list[tuple[Tensor, Layout]]]]:
         """Return the number of each sample of a batch, and the parts of its tensors."""
-        numbers = None if index is None or is_whole(index) else [int(i) for i in index]  # type: ignore[union-attr]
+        numbers = None if index is None or is_int(index) else [int(i) for i in index]  # type: ignore[union-attr]
         irregular = any(isinstance(sample, IrregularSample) for sample in samples)
         if irregular and numbers is not None and len(numbers) != 1:
             raise ConfigError(
@@ -413,7 +413,7 @@ def _field(x: Any, name: str, word: str) -> Tensor:
 
 
 def _number(index: Any) -> int:
-    if not is_whole(index) or index < 0:
+    if not is_int(index) or index < 0:
         raise ConfigError(f"index: expected a sample's number, or one for each sample of a batch, not {index!r}")
     return int(index)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import check_mapping, flag, whole
+from scidata.core.checks import check_flag, check_int, check_mapping
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.grid_dataset import ShardedDataset
@@ -161,12 +161,12 @@ def create(
             near = near_matches(str(given), known, listed=False)
             raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
     for name, value in (("resume", resume), ("overwrite", overwrite), ("takeover", takeover)):
-        flag(name, value)
+        check_flag(name, value)
     if takeover and not overwrite:
         raise ConfigError("create: takeover=True begins again what another run writes; give overwrite=True, too")
     if resume and overwrite:
         raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
-    whole("in_flight", in_flight, least=1)
+    check_int("in_flight", in_flight, least=1)
     check_mapping("attributes", attributes, "{'title': 'a forecast'}")
     place = place_of(url_of(os.fspath(path), storage_options))
     kind = _format_of(str(place.path), format)
@@ -206,20 +206,20 @@ def create(
     try:
         ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
         error: Exception | None = None
-        is_whole = False
+        is_int = False
         if ranks.is_first:
             try:
-                is_whole = _begin(
+                is_int = _begin(
                     place, output, f"{kind} {codec} {layout.digest()}", owner, resume=resume, overwrite=overwrite,
                     takeover=takeover,
                 )  # fmt: skip
             except Exception as e:
                 error = e
         ranks.agree(error)
-        is_whole, place.suffix = ranks.share([is_whole, place.suffix])[0]
-        if not is_whole:
+        is_int, place.suffix = ranks.share([is_int, place.suffix])[0]
+        if not is_int:
             output.open(ranks.name)
-        written = None if is_whole else written_steps(place)
+        written = None if is_int else written_steps(place)
         ids = made.rows() if isinstance(made, RowsLike) else None
         back = None if ids is None else RowsBack(ranks, ids)
         routes = {} if back is None else {name: back.route(field) for name, field in chosen.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.data.output.packing import Packing
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -146,7 +146,7 @@ def sizes_by_dim(what: str, given: Mapping[str, Any] | None, known: Sequence[str
     for dim, size in given.items():
         if dim not in known:
             raise UnknownNameError(f"{what} names {dim!r}, which is no dimension{near_matches(str(dim), known)}")
-        found[dim] = whole(f"{what} of {dim!r}", size, least=1)
+        found[dim] = check_int(f"{what} of {dim!r}", size, least=1)
     return found
 
 

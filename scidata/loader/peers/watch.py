@@ -27,7 +27,7 @@ from scidata.device_mesh.board.store import Store
 class Meeting:
     """Whether all ranks have come to an iteration, and whether the loop has gone on, or has ended, without that."""
 
-    is_whole: bool = False
+    is_int: bool = False
     is_past: bool = False
 
 
@@ -85,7 +85,7 @@ class Watch:
 
     def begin(self) -> int:
         """Begin an iteration; return its number, from 1."""
-        self.is_aligned = self.is_aligned and (self.meeting.is_whole or not self.meeting.is_past)
+        self.is_aligned = self.is_aligned and (self.meeting.is_int or not self.meeting.is_past)
         self.meeting = Meeting()
         self.iteration += 1
         return self.iteration

@@ -66,7 +66,7 @@ class Held(Protocol):
         """Return these with rows and edges in the order that arguments have them in."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_int(self) -> bool:
         """Whether the rank owns every row."""
 
     @property
@@ -140,7 +140,7 @@ def _code_of(module: nn.Module, held: Held, given: tuple[tuple[Any, ...], dict[s
             expected = held.owned_rows(twin(*whole[0], **whole[1]))
             if expected is None:
                 return 6
-            if held.is_whole:
+            if held.is_int:
                 return _NOTHING_SEEN
             if same(run(into=True, outof=True)):
                 if trims and not same(held.owned_rows(twin(*given[0], **given[1]), trimmed=True)):

@@ -107,7 +107,7 @@ class Parts:
         return by_hop if counted(arguments) or by_hop.takes_edges(arguments) else self
 
     @property
-    def is_whole(self) -> bool:
+    def is_int(self) -> bool:
         """Whether the rank owns every row."""
         return self.index_map.num_owned == self.index_map.num_global
 

@@ -110,7 +110,7 @@ class SetParts:
         return next((edges.device for edges in self.relations.values()), torch.device("cpu"))
 
     @property
-    def is_whole(self) -> bool:
+    def is_int(self) -> bool:
         """Whether the rank owns every row."""
         return all(rows.num_owned == rows.num_global for rows in self.index_maps.values())
 

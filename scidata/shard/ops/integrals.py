@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import find
 from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.composed import composed
+from scidata.shard.ops.derived import composed
 
 # -- derivatives ---------------------------------------------------------------------------------------------------
 

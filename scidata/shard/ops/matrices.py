@@ -27,7 +27,7 @@ from scidata.shard.ops.align import (
     to_layout,
 )
 from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.composed import composed
+from scidata.shard.ops.derived import composed
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import find
 from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.composed import composed, several
+from scidata.shard.ops.derived import composed, several
 
 _BOTH = (torch, Tensor)
 

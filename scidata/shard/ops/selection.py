@@ -21,7 +21,7 @@ from scidata.shard.op_table import find, register_op
 from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
-from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
+from scidata.shard.ops.sorting import by_lines, is_int, is_short, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, sum_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -164,7 +164,7 @@ def _reduced(func: Any, given: Mapping[str, Any], of_line: Callable[[ShardTensor
     spec, dim, keepdim = x._spec, normal_dim(given["dim"], x._spec.ndim), bool(given.get("keepdim", False))
     options = {name: value for name, value in given.items() if name != "input"}
     new = spec.without([dim], keepdim=keepdim)
-    if is_whole(spec, dim):
+    if is_int(spec, dim):
         found = func(x._local, **options)
         return type(found)([finish(each, new) for each in found])
     kind = getattr(torch.return_types, func.__name__)
@@ -202,7 +202,7 @@ def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return found.reshape(shape)
     dim, keepdim = normal_dim(given["dim"], spec.ndim), bool(given["keepdim"])
     new = _with_quantiles(spec.without([dim], keepdim=keepdim), len(q) if many else None)
-    if is_whole(spec, dim):
+    if is_int(spec, dim):
         if isinstance(q, Tensor) and q.requires_grad:
             given["q"] = replicate_to_shards(q, new.shard_groups)
         return finish(cut_to(func(without_empty(x._local, spec), **given), new), new)

@@ -43,7 +43,7 @@ _BOTH = (torch, Tensor)
 GATHERED = 1 << 24  # elements of a line; 64 MiB in float32 on each rank, for the time of a call
 
 
-def is_whole(spec: ShardSpec, dim: int) -> bool:
+def is_int(spec: ShardSpec, dim: int) -> bool:
     """Whether each rank holds this dim whole."""
     axis = spec.axis_of_dim(dim)
     return axis is None or spec.axes[axis].size == 1
@@ -88,7 +88,7 @@ def sort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x: ShardTensor = given["input"]
     refuse_out(func, kwargs, x._spec)
     dim, descending = normal_dim(given.get("dim", -1), x._spec.ndim), bool(given.get("descending", False))
-    if is_whole(x._spec, dim):
+    if is_int(x._spec, dim):
         return _wrapped(x, dim, func(x._local, **{name: value for name, value in given.items() if name != "input"}))
     values, places = _sorted(x, dim, descending, stable=bool(given.get("stable")))
     return torch.return_types.sort((values, places)) if func.__name__ == "sort" else places
@@ -114,7 +114,7 @@ def msort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Sort along the first dim, without saying from where."""
     refuse_out(func, kwargs)
     x: ShardTensor = args[0] if args else kwargs["input"]
-    return _wrapped(x, 0, func(x._local)) if is_whole(x._spec, 0) else torch.sort(x, dim=0).values
+    return _wrapped(x, 0, func(x._local)) if is_int(x._spec, 0) else torch.sort(x, dim=0).values
 
 
 @register_op(*find("topk", namespaces=_BOTH))
@@ -126,7 +126,7 @@ def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     spec, k, dim = x._spec, int(given["k"]), normal_dim(given["dim"], x._spec.ndim)
     if not 0 <= k <= spec.global_shape[dim]:
         raise RuntimeError(f"topk: k={k} is out of range for dim {dim} of extent {spec.global_shape[dim]}")
-    if is_whole(spec, dim):
+    if is_int(spec, dim):
         return _wrapped(x, dim, func(x._local, **given))
     if by_lines(spec, dim):
         found = on_lines(x, dim, lambda line: _top_of_line(func, line, given))
@@ -178,7 +178,7 @@ def cummax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     spec, dim = x._spec, normal_dim(given["dim"], x._spec.ndim)
     largest = "cummax" in func.__name__
     found = (torch.cummax if largest else torch.cummin)(x._local, dim)
-    if is_whole(spec, dim):
+    if is_int(spec, dim):
         return _wrapped(x, dim, found)
     sizes, rank, group = spec.parts(dim)
     held, length = tuple(int(size > 0) for size in sizes), spec.local_shape[dim]

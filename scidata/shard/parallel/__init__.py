@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, near_matches
@@ -117,7 +117,7 @@ def parallelize(
         raise ConfigError(f"strategy must be 'ddp' or 'fsdp', not {strategy!r}{near_matches(strategy, _STRATEGIES)}")
     if strategy != "fsdp" and (units is not None or fsdp_options):
         raise ConfigError("units and fsdp_options are for strategy='fsdp'")
-    bucket_bytes = whole("bucket_bytes", bucket_bytes, least=1)
+    bucket_bytes = check_int("bucket_bytes", bucket_bytes, least=1)
     if mesh is None:
         return model
     keep_out_of_graphs(load=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import whole
+from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.core.tasks import Executor, Tick, Work, executor_of
 from scidata.core.urls import is_url, url_of
@@ -208,7 +208,7 @@ def partition(
         repair=as_names("repair", repair) or (),
         keep=as_names("keep", keep) or (),
         allow_missing=allow_missing,
-        max_field_bytes=whole("max_field_bytes", max_field_bytes, least=1),
+        max_field_bytes=check_int("max_field_bytes", max_field_bytes, least=1),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
     if overwrite and resume:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from scidata.core.checks import is_whole
+from scidata.core.checks import is_int
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -40,11 +40,11 @@ def checked_layers(store: Store, halo: Any) -> Layers:
         Something else, or no such relation.
     """
     known = tuple(relations_of(store.manifest.samples[0]))
-    if is_whole(halo) and halo >= 0:
+    if is_int(halo) and halo >= 0:
         return (known,) * int(halo)
     if isinstance(halo, Mapping):
         for name, count in halo.items():
-            if not is_whole(count) or count < 0:
+            if not is_int(count) or count < 0:
                 raise ConfigError(f"halo={halo!r}: {name!r} needs a number of layers, at least 0, not {count!r}")
         return tuple(layer for name, count in halo.items() for layer in [_layer(store, name, known)] * int(count))
     if isinstance(halo, Sequence) and not isinstance(halo, str):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
-from scidata.core.checks import offsets as checked_offsets
+from scidata.core.checks import check_steps as checked_offsets
 from scidata.core.types import IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time

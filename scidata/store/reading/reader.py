@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.checks import names_of, whole
+from scidata.core.checks import check_int, names_of
 from scidata.core.types import Empty, IntArray
 from scidata.errors import ConfigError, CorruptDataError, RefusedError, UnsupportedFormatError, near_matches
 from scidata.meshes.hetero import is_relation
@@ -148,7 +148,7 @@ class StoreReader(PartReader):
         check_cut(bounds, weights, what="irregular data is")
         self._threads = ReaderThreads(num_threads)
         self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")
-        self.topologies: Cache[LocalTopology] = Cache(whole("cache_bytes", cache_bytes, least=0), "lru")
+        self.topologies: Cache[LocalTopology] = Cache(check_int("cache_bytes", cache_bytes, least=0), "lru")
         dtypes = {name: self.dtype(name) for name in self.fields}
         self._reads = FieldReads(
             self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_size

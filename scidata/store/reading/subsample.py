@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from scidata.core.checks import is_whole
+from scidata.core.checks import is_int
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 
@@ -107,11 +107,11 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
     if not isinstance(subsample, Mapping) or not subsample:
         raise ConfigError(f"subsample={subsample!r}: expected one entity and a number of rows, {{'point': 100_000}}")
     for entity, num_rows in subsample.items():
-        if not is_whole(num_rows) or num_rows < 1:
+        if not is_int(num_rows) or num_rows < 1:
             raise ConfigError(f"subsample={{{entity!r}: {num_rows!r}}}: the number of rows is an integer, at least 1")
-    if block != CHUNK and (not is_whole(block) or int(block) < 1):
+    if block != CHUNK and (not is_int(block) or int(block) < 1):
         raise ConfigError(f"subsample_block={block!r}: expected a number of rows, at least 1, or {CHUNK!r}")
-    if not is_whole(seed) or not 0 <= seed < _MAX_WORD:
+    if not is_int(seed) or not 0 <= seed < _MAX_WORD:
         raise ConfigError(f"subsample_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
     (entity, num_rows), *others = ((name, int(num)) for name, num in subsample.items())
     return Subsample(

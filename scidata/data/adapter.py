@@ -60,7 +60,7 @@ class PartDataset(_Described, Protocol[SampleT]):
 Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[SampleT]
 
 
-class Source:
+class DatasetAdapter:
     """A data set as those see it who read it: made where a loader or a combination of data sets is made.
 
     Attributes

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scidata.cli.arguments import usage_error
-from scidata.core.dask_jobs import connected
+from scidata.core.tasks.dask_jobs import connected
 
 
 @contextmanager

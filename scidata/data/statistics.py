@@ -18,7 +18,8 @@ from scidata.core.checks import check_flag, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.moments import Figures, Moments
 from scidata.core.passes import FieldPass
-from scidata.core.tasks import Executor, Tick, Work, executor_of
+from scidata.core.tasks.executors import executor_of
+from scidata.core.tasks.work import Executor, Tick, Work
 from scidata.core.types import IntArray
 from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset

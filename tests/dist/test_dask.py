@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
-from scidata.core import dask_jobs
-from scidata.core.tasks import Work
+from scidata.core.tasks import dask_jobs
+from scidata.core.tasks.work import Work
 from scidata.errors import (
     ClusterError,
     ConfigError,

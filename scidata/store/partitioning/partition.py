@@ -12,7 +12,8 @@ from typing import Any
 from scidata.core.apart import check_apart
 from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
-from scidata.core.tasks import Executor, Tick, Work, executor_of
+from scidata.core.tasks.executors import executor_of
+from scidata.core.tasks.work import Executor, Tick, Work
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes

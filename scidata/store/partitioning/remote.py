@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from scidata.core.tasks import Tick
+from scidata.core.tasks.work import Tick
 from scidata.core.urls import is_url
 from scidata.errors import OutputError
 from scidata.sources.access.files import files

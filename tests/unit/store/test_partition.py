@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pytest
 
 import scidata
-from scidata.core.jobs import Processes
-from scidata.core.tasks import Work
+from scidata.core.tasks.processes import Processes
+from scidata.core.tasks.work import Work
 from scidata.errors import (
     ConfigError,
     CorruptDataError,

@@ -1,7 +1,4 @@
-"""Many pieces of work that are alike, and who does them: this process, others beside it, or the workers of a cluster.
-
-An executor knows nothing of samples or fields: :mod:`scidata.core.jobs` and :mod:`scidata.core.dask_jobs` are two.
-"""
+"""A piece of work, and the protocol of executors that do many of them and know nothing of samples or fields."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from scidata.core.checks import check_int
-from scidata.errors import ConfigError, SciDataError
+from scidata.errors import SciDataError
 
 Tick: TypeAlias = Callable[[float], None]
 
@@ -79,28 +75,6 @@ class Executor(Protocol):
         take
             Called with the number of each piece that is done, and what its job returned; both in this thread.
         """
-
-
-def executor_of(jobs: int, client: Any) -> Executor:
-    """Return what does the work: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
-
-    Raises
-    ------
-    ConfigError
-        Both are given, or ``client`` is none.
-    MissingDependencyError
-        ``client`` is given, and distributed is not installed.
-    """
-    jobs = check_int("jobs", jobs, least=1)
-    if client is None:
-        from scidata.core.jobs import Processes
-
-        return Processes(jobs)
-    from scidata.core.dask_jobs import Cluster
-
-    if jobs > 1:
-        raise ConfigError(f"jobs={jobs}: excludes client=, whose cluster has its own processes; give one of the two")
-    return Cluster(client)
 
 
 def sendable(error: Exception) -> Exception:

@@ -11,12 +11,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
-from scidata.core.tasks import Job, Tick, Work, sendable
+from scidata.core.tasks.work import Job, Tick, Work, sendable
 from scidata.errors import SciDataError
 
 
 class Processes:
-    """An :class:`scidata.core.tasks.Executor` of ``num_jobs`` processes; of one: this one."""
+    """An :class:`scidata.core.tasks.work.Executor` of ``num_jobs`` processes; of one: this one."""
 
     is_remote = False
 

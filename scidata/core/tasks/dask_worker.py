@@ -1,4 +1,4 @@
-"""What a worker of a Dask cluster does of :mod:`scidata.core.dask_jobs`: a batch of pieces of work."""
+"""What a worker of a Dask cluster does of :mod:`scidata.core.tasks.dask_jobs`: a batch of pieces of work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scidata.core.tasks import Job, sendable
+from scidata.core.tasks.work import Job, sendable
 
 _FETCH_S = 60.0  # of a scheduler that is slow to answer
 _TELL_S = 1.0  # between reports of how far a piece is
@@ -177,7 +177,7 @@ def remote() -> Remote:
             return where, f"it cannot import scidata ({e}); install scidata {version} where workers run", None
         if found != version:
             return where, f"it has scidata {found}, and the client {version}; install the same version on both", None
-        module = importlib.import_module("scidata.core.dask_worker")
+        module = importlib.import_module("scidata.core.tasks.dask_worker")
         try:
             return where, None, getattr(module, name)(*args)
         except module.UnfitError as e:

@@ -24,9 +24,9 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from scidata.core.dask_worker import Batch, remote
 from scidata.core.install import install_hint
-from scidata.core.tasks import Tick, Work
+from scidata.core.tasks.dask_worker import Batch, remote
+from scidata.core.tasks.work import Tick, Work
 from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
 
 BATCH_S = 2.0  # of a task: what is lost with a worker, and long beside the milliseconds that a task costs
@@ -88,7 +88,7 @@ def _address(text: str) -> str:
 
 
 class Cluster:
-    """An :class:`scidata.core.tasks.Executor` of a cluster's workers.
+    """An :class:`scidata.core.tasks.work.Executor` of a cluster's workers.
 
     Parameters
     ----------

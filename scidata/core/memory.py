@@ -72,7 +72,7 @@ class _Holder:
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
-    def __init__(self, pool: BlockPool, block: npt.NDArray[np.uint8], nbytes: int) -> None:
+    def __init__(self, pool: ArrayPool, block: npt.NDArray[np.uint8], nbytes: int) -> None:
         self._pool, self._block = weakref.ref(pool), block
         self.__array_interface__ = block[:nbytes].__array_interface__
 
@@ -82,7 +82,7 @@ class _Holder:
             pool._came_back(self._block)
 
 
-class BlockPool:
+class ArrayPool:
     """Makes arrays like ``numpy.empty``, on blocks that were let go before. Thread-safe; pickles without its blocks.
 
     Attributes
@@ -154,4 +154,4 @@ class BlockPool:
         self._free.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BlockPool, (self.max_free,)
+        return ArrayPool, (self.max_free,)

@@ -110,7 +110,7 @@ class DatasetAdapter:
         return self.dataset.read_local  # type: ignore[no-any-return]
 
     def shared_reads(self, index: int) -> Sequence[Any]:
-        """Return the blocks that a sample shares with others, see :class:`scidata.grids.pool.BlockRead`."""
+        """Return the blocks that a sample shares with others, see :class:`scidata.grids.blocks.pool.BlockRead`."""
         if "shared_reads" not in self._abilities:
             return ()
         return self.dataset.shared_reads(index)  # type: ignore[no-any-return]

@@ -25,8 +25,8 @@ from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample, TensorT
 from scidata.data.static_fields import StaticFields
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.blocks.pool import BlockRead
 from scidata.grids.passes import plain_labels
-from scidata.grids.pool import BlockRead
 from scidata.grids.reader import GridReader
 from scidata.read.context import ReadStats
 from scidata.shard import HaloDim, ShardSpec, ShardTensor

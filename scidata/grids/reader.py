@@ -18,6 +18,9 @@ from scidata.core.apart import check_apart
 from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.grids.blocks.on_node import NodeDecoder, NodeRanks
+from scidata.grids.blocks.pool import BlockPool, BlockRead
+from scidata.grids.blocks.trajectories import Trajectories
 from scidata.grids.choices import (
     SampleDim,
     agreeing_fields,
@@ -35,16 +38,13 @@ from scidata.grids.choices import (
 from scidata.grids.fingerprint import fingerprint_of
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
-from scidata.grids.node import NodeRanks, SharedChunks
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.passes import GridPass
 from scidata.grids.planner import Planner
-from scidata.grids.pool import BlockRead, SharedRows
 from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
 from scidata.grids.steps import checked_steps
-from scidata.grids.trajectories import Trajectories
 from scidata.plan.totals import ReadPlan
 from scidata.read import read_plans
 from scidata.read.context import NO_READ, ReadStats
@@ -74,7 +74,7 @@ class GridReader:
     num_threads
         Threads that fetch and decode chunks side by side.
     pool_bytes, pool_fits, disk
-        What keeps decoded rows for other samples, see :class:`~scidata.grids.pool.SharedRows`.
+        What keeps decoded rows for other samples, see :class:`~scidata.grids.blocks.pool.BlockPool`.
     node
         The ranks that share the decoding of chunks; None: each decodes what it needs.
     first
@@ -190,7 +190,7 @@ class GridReader:
             self._series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=allow_missing,
         )  # fmt: skip
-        self.pool = SharedRows(
+        self.pool = BlockPool(
             self._series,
             self._fields,
             steps=self.field_steps,
@@ -204,9 +204,9 @@ class GridReader:
             node_parts=functools.partial(self._planner.parts_of, () if node is None else node.coordinates),
         )
 
-    def shared_chunks(self, node: NodeRanks) -> SharedChunks:
+    def shared_chunks(self, node: NodeRanks) -> NodeDecoder:
         """Return what decodes chunks for several ranks of a node."""
-        return SharedChunks(
+        return NodeDecoder(
             self.partition, self.sample_dim, node, outer=self.sample_dims[:-1], threads=self._threads,
             allow_missing=self._allow_missing,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from scidata.core.bounds import rows_of, segments_of_slice
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, OutputError, SourceChangedError
-from scidata.grids.kept import Rows
+from scidata.grids.blocks.on_disk import Rows
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data
 
 from scidata.core import trace
-from scidata.core.memory import BlockPool
+from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
@@ -159,7 +159,7 @@ class Announced(Iterator[list[int]]):
         return item
 
 
-def part_reader(source: DatasetAdapter, memory: BlockPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
+def part_reader(source: DatasetAdapter, memory: ArrayPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
     """Return what reads a sample of any size into the memory of its place."""
     read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 

@@ -20,7 +20,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
-from scidata.grids.block_sizes import BLOCKS_AT_ONCE
+from scidata.grids.blocks.sizes import BLOCKS_AT_ONCE
 from scidata.loader.order_arguments import order_of
 from scidata.shard.comm.agreement import check_agreement
 

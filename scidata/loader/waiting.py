@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from scidata.grids.block_sizes import BLOCKS_BESIDE
+from scidata.grids.blocks.sizes import BLOCKS_BESIDE
 from scidata.loader.sampler import DistributedSampler
 from scidata.loader.stats import PrefetchStats
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scidata.core.memory import BlockPool
+from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.loader.batches import part_reader
 from scidata.loader.prefetch.buffers import BufferRing, Ring
@@ -54,7 +54,7 @@ class Ways:
         self._source = source
         self.idle_rings: deque[BufferRing] = deque(maxlen=1)
         self.staging: Staging | None = None
-        self.memory = BlockPool()
+        self.memory = ArrayPool()
         self._pool: WorkerPool | None = None
 
     def __getstate__(self) -> dict[str, Any]:

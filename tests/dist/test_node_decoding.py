@@ -16,7 +16,7 @@ import zarr
 import scidata
 from scidata.data.node import node_ranks
 from scidata.errors import ConfigError
-from scidata.read import mailbox
+from scidata.grids.blocks import shared_arrays
 from scidata.testing import run_ranks
 
 STEPS = 24
@@ -210,7 +210,7 @@ def test_each_codec_and_layout_is_decoded_once(tmp_path, num_ranks, shuffle):
 _RANK = """
 import os, signal, sys
 import numpy as np
-from scidata.grids.node import NodeRanks
+from scidata.grids.blocks.on_node import NodeRanks
 from scidata.grids.reader import GridReader
 path, me, count, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 ranks = NodeRanks(
@@ -267,7 +267,7 @@ def test_a_rank_that_is_killed_or_stopped_harms_nobody(stores, name, how):
             rank.kill()
             rank.wait()
             rank.stdout.close()
-        mailbox._sweep()  # as the next job does
+        shared_arrays._sweep()  # as the next job does
 
 
 def name_of_the_node(rank, num_ranks):

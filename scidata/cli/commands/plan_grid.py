@@ -14,8 +14,8 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
-from scidata.grids.block_sizes import KEPT_BLOCKS
-from scidata.grids.node import NodeRanks
+from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.blocks.sizes import KEPT_BLOCKS
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
 from scidata.plan.totals import FIGURES, PlanSummary, summarize

@@ -18,7 +18,7 @@ _EARLY = 4  # times the blocks of one item are read before the first that needs 
 
 
 class SharedRead(Protocol):
-    """A block that several samples need; :class:`scidata.grids.pool.BlockRead` is one."""
+    """A block that several samples need; :class:`scidata.grids.blocks.pool.BlockRead` is one."""
 
     @property
     def pool(self) -> Any:

@@ -1,7 +1,7 @@
 """Places for samples whose size is known only once they are read: what stands in for a buffer ring then.
 
 A place holds whatever the reader made, which is the user's from then on; only how many there are at once is bounded.
-The memory of large arrays comes from a :class:`~scidata.core.memory.BlockPool`.
+The memory of large arrays comes from a :class:`~scidata.core.memory.ArrayPool`.
 """
 
 from __future__ import annotations

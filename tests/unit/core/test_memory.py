@@ -11,13 +11,13 @@ import torch
 import zarr
 
 import scidata
-from scidata.core.memory import BlockPool, empty, host_memory
+from scidata.core.memory import ArrayPool, empty, host_memory
 
 MIB = 1 << 20
 
 
 def test_an_array_is_numpys():
-    pool = BlockPool(8 * MIB)
+    pool = ArrayPool(8 * MIB)
     for dtype in ("f4", "f8", "i8", "u1", "?"):
         x = pool.empty((300, 1001, 3), dtype)
         assert type(x) is np.ndarray
@@ -45,7 +45,7 @@ def test_an_array_is_numpys():
     ],
 )
 def test_memory_that_is_seen_is_not_used_again(view):
-    pool = BlockPool(8 * MIB)
+    pool = ArrayPool(8 * MIB)
     x = pool.empty((1000, 1000), "f4")
     address = x.ctypes.data
     x[...] = 7
@@ -64,7 +64,7 @@ def test_memory_that_is_seen_is_not_used_again(view):
 
 
 def test_blocks_are_taken_where_they_fit_and_make_room_where_they_do_not():
-    pool = BlockPool(100 * MIB)
+    pool = ArrayPool(100 * MIB)
     x = pool.empty((10 * MIB,), "u1")
     del x
     x = pool.empty((8 * MIB,), "u1")  # in the same block
@@ -82,7 +82,7 @@ def test_blocks_are_taken_where_they_fit_and_make_room_where_they_do_not():
 
 
 def test_small_arrays_and_a_pool_that_is_gone():
-    pool = BlockPool(8 * MIB)
+    pool = ArrayPool(8 * MIB)
     del_ = pool.empty((10,), "f8")
     assert pool.num_allocated == 0
     x = pool.empty((MIB,), "f8")
@@ -95,7 +95,7 @@ def test_small_arrays_and_a_pool_that_is_gone():
 
 
 def test_threads_share_a_pool():
-    pool, bad = BlockPool(64 * MIB), []
+    pool, bad = ArrayPool(64 * MIB), []
 
     def use(number):
         for _ in range(100):

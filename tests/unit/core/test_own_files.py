@@ -17,10 +17,10 @@ import scidata
 from scidata.core.own_files import make_own_folder, open_own, write_whole
 from scidata.core.trace import _save
 from scidata.errors import RefusedError
-from scidata.read import mailbox
-from scidata.read.bell import Bell
+from scidata.grids.blocks import shared_arrays
+from scidata.grids.blocks.futex import Futex
+from scidata.grids.blocks.shared_arrays import SharedArrays
 from scidata.read.disk_cache import DiskCache
-from scidata.read.mailbox import Mailbox
 
 PRECIOUS = b"a file of the user, of some length"
 
@@ -142,36 +142,36 @@ def test_folders_of_a_cache(tmp_path, precious, which):
 
 
 def test_the_folder_in_shared_memory(tmp_path, precious, monkeypatch):
-    monkeypatch.setattr(mailbox, "_base", lambda: str(tmp_path / "shm"))
+    monkeypatch.setattr(shared_arrays, "_base", lambda: str(tmp_path / "shm"))
     (tmp_path / "shm").mkdir()
-    joined = Path(mailbox._join("these"))
-    mailbox._leave()
+    joined = Path(shared_arrays._join("these"))
+    shared_arrays._leave()
     assert not joined.exists()
     precious.chmod(0o700)
     joined.symlink_to(precious)
     found = []
-    box = Mailbox("these", 0, 1 << 20)
+    box = SharedArrays("these", 0, 1 << 20)
     box.take(KEY, (3,), np.dtype("f4"), lambda a: a.fill(1), lambda a: found.append(a.copy()), takers=[0, 1])
     assert found[0].tolist() == [1, 1, 1]
-    mailbox._sweep()
+    shared_arrays._sweep()
     assert joined.is_symlink()
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-@pytest.mark.parametrize("name", ["alive", "bell"])
+@pytest.mark.parametrize("name", ["alive", "futex"])
 def test_files_in_shared_memory(tmp_path, precious, monkeypatch, name, trap):
-    monkeypatch.setattr(mailbox, "_base", lambda: str(tmp_path / "shm"))
-    monkeypatch.setattr(mailbox, "_sweep", lambda: None)
+    monkeypatch.setattr(shared_arrays, "_base", lambda: str(tmp_path / "shm"))
+    monkeypatch.setattr(shared_arrays, "_sweep", lambda: None)
     (tmp_path / "shm").mkdir()
-    joined = Path(mailbox._join("these"))
-    mailbox._leave()
+    joined = Path(shared_arrays._join("these"))
+    shared_arrays._leave()
     joined.mkdir(0o700)
     TRAPS[trap](joined / name, precious / "file")
     if name == "alive":
-        assert mailbox._join("these") is None
+        assert shared_arrays._join("these") is None
     else:
-        with pytest.raises(OSError, match="bell"):
-            Bell(str(joined / name))
+        with pytest.raises(OSError, match="futex"):
+            Futex(str(joined / name))
 
 
 @pytest.mark.parametrize("trap", ["a link", "a link to nothing", "another name", "a FIFO"])

@@ -17,7 +17,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from scidata.grids import pool
+from scidata.grids.blocks import pool
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily
 

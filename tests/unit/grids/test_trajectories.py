@@ -15,7 +15,7 @@ import scidata
 from scidata.cli.commands.plan_grid import plan_domain
 from scidata.core.checks import allocate
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
-from scidata.grids.node import NodeRanks
+from scidata.grids.blocks.on_node import NodeRanks
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
 from scidata.read.disk_cache import make_cache

@@ -27,7 +27,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Bell:
+class Futex:
     """Words in a file that all processes map. Thread-safe; not to be pickled."""
 
     def __init__(self, path: str) -> None:

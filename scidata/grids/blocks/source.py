@@ -1,6 +1,6 @@
 """Reading blocks of decoded rows: which part of an array each is, its plan, and the memory it is read into.
 
-What is kept of them, and for whom: :mod:`scidata.grids.pool`.
+What is kept of them, and for whom: :mod:`scidata.grids.blocks.pool`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.memory import BlockPool
+from scidata.core.memory import ArrayPool
 from scidata.core.types import ArrayLayout, Segment, Selection
-from scidata.grids.block_sizes import BlockSizes
-from scidata.grids.node import SharedChunks
+from scidata.grids.blocks.on_node import NodeDecoder
+from scidata.grids.blocks.sizes import BlockSizes
+from scidata.grids.blocks.trajectories import Together
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
-from scidata.grids.trajectories import Together
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, read_plans
@@ -47,11 +47,11 @@ class BlockReader:
         *,
         threads: ReaderThreads,
         allow_missing: bool,
-        node: SharedChunks | None,
+        node: NodeDecoder | None,
     ) -> None:
         self._series, self._fields, self._sizes = series, fields, sizes
         self._threads, self._allow_missing, self._node = threads, allow_missing, node
-        self._memory = BlockPool()
+        self._memory = ArrayPool()
         self._families: Cache[PlanFamily] = Cache(256)
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")  # other epochs read the same blocks again
 

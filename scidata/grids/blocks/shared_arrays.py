@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from scidata.core.memory import empty
 from scidata.core.own_files import open_own
-from scidata.read.bell import Bell
+from scidata.grids.blocks.futex import Futex
 
 _HEADER = 4096  # bytes: what lies in the file, a flag for each taker; the array begins on a page
 _MAGIC = b"scidata2"
@@ -68,7 +68,7 @@ class _File(NamedTuple):
     free: str
 
 
-class Mailbox:
+class SharedArrays:
     """Arrays by key, made once by the processes that share the name. Thread-safe; pickles as its arguments.
 
     Parameters
@@ -85,7 +85,7 @@ class Mailbox:
         self._name, self._me, self._max_bytes = name, me, max_bytes
         self._lock = threading.Lock()
         self._folder: str | None = None
-        self._bell: Bell | None = None
+        self._futex: Futex | None = None
         self._pid = 0
         self._forget()
 
@@ -97,7 +97,7 @@ class Mailbox:
         self._mapped = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mailbox, (self._name, self._me, self._max_bytes)
+        return SharedArrays, (self._name, self._me, self._max_bytes)
 
     def take(
         self,
@@ -126,8 +126,8 @@ class Mailbox:
             False: use nothing where another process makes it right now.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        folder, bell = self._open_folder()
-        if folder is None or bell is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or not nbytes:
+        folder, futex = self._open_folder()
+        if folder is None or futex is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or not nbytes:
             return True, self._alone(shape, dtype, make, use)
         key = key[:_KEY]
         path = os.path.join(folder, key.hex())
@@ -139,7 +139,7 @@ class Mailbox:
 
         deadline = time.monotonic() + _PATIENCE + 4 * self._seconds
         while True:
-            heard = bell.heard(key)
+            heard = futex.heard(key)
             if self._received(path, key, nbytes, takers, use_memory):
                 return True, None
             with _claimed(path + ".lock") as mine:
@@ -155,7 +155,7 @@ class Mailbox:
             if mine:
                 time.sleep(_PAUSE)  # it is there, and is not what was asked for
             else:
-                bell.wait(key, heard, _LOOK)
+                futex.wait(key, heard, _LOOK)
 
     def _alone(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T], use: Callable[[Array], None]
@@ -249,8 +249,8 @@ class Mailbox:
             fcntl.flock(file.fd, fcntl.LOCK_SH)
             with contextlib.suppress(OSError):  # the folder was removed
                 os.rename(file.path, path)
-            assert self._bell is not None
-            self._bell.ring(key)
+            assert self._futex is not None
+            self._futex.ring(key)
             use(file.memory)
             everyone = self._sign(file.fd, takers)
         except BaseException:
@@ -311,7 +311,7 @@ class Mailbox:
                 return
         space, found = os.statvfs(folder), []
         for entry in os.scandir(folder):
-            if entry.name in ("alive", "bell"):
+            if entry.name in ("alive", "futex"):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
@@ -330,18 +330,18 @@ class Mailbox:
         if total > most:
             raise OSError(errno.ENOSPC, "arrays that wait to be taken are as many as may be")
 
-    def _open_folder(self) -> tuple[str | None, Bell | None]:
+    def _open_folder(self) -> tuple[str | None, Futex | None]:
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
                     self._forget()
                     self._folder = _join(self._name)
-                    self._bell = None
+                    self._futex = None
                     if self._folder is not None:
                         with contextlib.suppress(OSError):
-                            self._bell = Bell(os.path.join(self._folder, "bell"))
+                            self._futex = Futex(os.path.join(self._folder, "futex"))
                     self._pid = os.getpid()
-        return self._folder, self._bell
+        return self._folder, self._futex
 
 
 def _let_go(fd: int) -> None:

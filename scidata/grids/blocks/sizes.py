@@ -1,7 +1,7 @@
 """How large blocks of decoded rows are: which rows of which fields they hold, and how many bytes of them are kept.
 
 Counts only: from chunks, codecs, steps and trajectories; nothing is read. What a block is, and what keeps them:
-:mod:`scidata.grids.pool`.
+:mod:`scidata.grids.blocks.pool`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, IntArray
 from scidata.core.urls import Url
-from scidata.grids.kept import KeptRows
-from scidata.grids.node import SharedChunks, decodes_in_parts
+from scidata.grids.blocks.on_disk import DiskBlocks
+from scidata.grids.blocks.on_node import NodeDecoder, decodes_in_parts
+from scidata.grids.blocks.trajectories import Together, Trajectories
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
-from scidata.grids.trajectories import Together, Trajectories
 
 _ENOUGH = 0.5  # of a block's rows: of Blosc chunks one step decodes a part, of about twice its size
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
@@ -68,7 +68,7 @@ class BlockSizes:
     trajectories
         Which of them chunks hold together.
     max_bytes, fits
-        Of all blocks that are kept, see :class:`scidata.grids.pool.SharedRows`.
+        Of all blocks that are kept, see :class:`scidata.grids.blocks.pool.BlockPool`.
     node, node_parts
         Decodes chunks together with the other ranks of the node; and returns the parts of all of these, who have to
         decode the same trajectories together.
@@ -85,9 +85,9 @@ class BlockSizes:
         trajectories: Trajectories,
         max_bytes: int,
         fits: bool,
-        node: SharedChunks | None,
+        node: NodeDecoder | None,
         node_parts: Callable[[], Sequence[Part]],
-        kept: KeptRows,
+        kept: DiskBlocks,
     ) -> None:
         self._series, self._fields, self._steps = series, fields, steps
         self._trajectories, self._node, self._kept = trajectories, node, kept

@@ -26,14 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache, lock
-from scidata.grids.block_reader import BlockReader
-from scidata.grids.block_sizes import BlockSizes
-from scidata.grids.kept import KeptRows
-from scidata.grids.node import BusyError, SharedChunks
+from scidata.grids.blocks.on_disk import DiskBlocks
+from scidata.grids.blocks.on_node import BusyError, NodeDecoder
+from scidata.grids.blocks.sizes import BlockSizes
+from scidata.grids.blocks.source import BlockReader
+from scidata.grids.blocks.trajectories import Trajectories
 from scidata.grids.parts import Field, Part
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps, Places
-from scidata.grids.trajectories import Trajectories
 from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
@@ -75,7 +75,7 @@ class BlockRead:
         Of each of the sample's rows that are in the block: which it is there, and its place in the field.
     """
 
-    pool: SharedRows
+    pool: BlockPool
     key: _Key
     part: Part
     nbytes: int
@@ -120,7 +120,7 @@ class BlockRead:
 Reads: TypeAlias = Mapping[str, Sequence[BlockRead]]
 
 
-class SharedRows:
+class BlockPool:
     """The decoded rows of a reader's fields that are kept for other samples. Thread-safe; pickles empty.
 
     Parameters
@@ -163,14 +163,14 @@ class SharedRows:
         fits: bool = False,
         threads: ReaderThreads,
         allow_missing: bool,
-        node: SharedChunks | None = None,
+        node: NodeDecoder | None = None,
         node_parts: Callable[[], Sequence[Part]] = tuple,
         disk: DiskCache | None = None,
     ) -> None:
         self._series, self._fields, self._steps = series, fields, steps
         self._blocks: Cache[_Block] = Cache(max_bytes, "lru")
         self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
-        self.kept = KeptRows(self, series, fields, disk=disk, allow_missing=allow_missing)
+        self.kept = DiskBlocks(self, series, fields, disk=disk, allow_missing=allow_missing)
         self.sizes = BlockSizes(
             series, fields, steps=steps, trajectories=trajectories, max_bytes=max_bytes, fits=fits, node=node,
             node_parts=node_parts, kept=self.kept,

@@ -17,13 +17,13 @@ from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, Decoding, Files, IntArray, Segments, Selection, Source
 from scidata.core.urls import is_url
 from scidata.errors import CorruptDataError
+from scidata.grids.blocks.shared_arrays import SharedArrays
+from scidata.grids.blocks.shares import NodeCut, Share, cut_by_ranks, touched_blocks
 from scidata.grids.partition import GridPartition
-from scidata.grids.shares import NodeCut, Share, cut_by_ranks, touched_blocks
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.read import Job, blosc, read_plans
 from scidata.read.context import ReadStats
-from scidata.read.mailbox import Mailbox
 from scidata.read.run_encoded import decodes_whole
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.files import files
@@ -65,7 +65,7 @@ class NodeRanks:
     max_bytes: int
 
 
-class SharedChunks:
+class NodeDecoder:
     """Reads a rank's part of blocks of samples, of which each chunk is decoded by one rank of the node. Thread-safe.
 
     Parameters
@@ -88,7 +88,7 @@ class SharedChunks:
     ) -> None:
         self._partition, self._sample_dim, self._ranks, self._outer = partition, sample_dim, ranks, tuple(outer)
         self._threads, self._allow_missing = threads, allow_missing
-        self._mailbox = Mailbox(ranks.name, ranks.me, ranks.max_bytes)
+        self._arrays = SharedArrays(ranks.name, ranks.me, ranks.max_bytes)
         self._validators: dict[str, Validators] = {}
         self._families: Cache[PlanFamily] = Cache(1024)
         self._keys: Cache[bytes] = Cache(1024)
@@ -305,7 +305,7 @@ class SharedChunks:
             lambda: repr((*content, decoding, out.dtype, share.as_text())).encode(),
         )
         key = hashlib.blake2b(always + repr((samples, version)).encode(), digest_size=16).digest()
-        used, made = self._mailbox.take(key, shape, out.dtype, make, use, takers=takers, wait=wait)
+        used, made = self._arrays.take(key, shape, out.dtype, make, use, takers=takers, wait=wait)
         return (made or ReadStats()) if used else None
 
     def _version(

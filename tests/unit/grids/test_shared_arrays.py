@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from scidata.read import mailbox
-from scidata.read.mailbox import Mailbox
+from scidata.grids.blocks import shared_arrays
+from scidata.grids.blocks.shared_arrays import SharedArrays
 
 SHAPE, KIND = (300, 1000), np.dtype("f4")
 NBYTES = 300 * 1000 * 4
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(mailbox, "_base", lambda: str(tmp_path))
+    monkeypatch.setattr(shared_arrays, "_base", lambda: str(tmp_path))
     yield tmp_path
-    mailbox._leave()
+    shared_arrays._leave()
 
 
 def arrays_of(base: Path) -> list[Path]:
     """The arrays that wait to be taken, and what is being made."""
-    names = ("alive", "bell")
+    names = ("alive", "futex")
     return [p for p in base.glob("scidata-decoded-*/*") if p.name not in names and not p.name.startswith("free-")]
 
 
@@ -44,7 +44,7 @@ def free_files(base: Path) -> list[Path]:
 
 
 def take(
-    box: Mailbox, key: str, make: Callable[[Any], T], takers: Iterable[int], *, wait: bool = True
+    box: SharedArrays, key: str, make: Callable[[Any], T], takers: Iterable[int], *, wait: bool = True
 ) -> tuple[Any, T | None] | None:
     """Return a copy of an array, and what ``make`` returned; None where another makes it."""
     found: list[Any] = []
@@ -64,7 +64,7 @@ def maker(value: float, counts: list[float]) -> Callable[[Any], float]:
 
 
 def test_each_is_made_once_and_goes_when_all_have_it(base: Path) -> None:
-    boxes = [Mailbox("a", me, 100 * NBYTES) for me in range(3)]
+    boxes = [SharedArrays("a", me, 100 * NBYTES) for me in range(3)]
     made: list[float] = []
     for k in range(5):
         for box in boxes:
@@ -83,7 +83,7 @@ def test_each_is_made_once_and_goes_when_all_have_it(base: Path) -> None:
 
 
 def test_many_threads_of_several_boxes(base: Path) -> None:
-    boxes = [Mailbox("a", me, 100 * NBYTES) for me in range(4)]
+    boxes = [SharedArrays("a", me, 100 * NBYTES) for me in range(4)]
     made: list[float] = []
 
     def slow(values: Any) -> float:
@@ -103,7 +103,7 @@ def test_many_threads_of_several_boxes(base: Path) -> None:
 
 
 def test_files_are_written_again_once_all_have_taken_what_lies_in_them(base: Path) -> None:
-    boxes = [Mailbox("a", me, 100 * NBYTES) for me in range(2)]
+    boxes = [SharedArrays("a", me, 100 * NBYTES) for me in range(2)]
     for k in range(40):
         for box in boxes if k % 3 else boxes[::-1]:
             taken = take(box, str(k), maker(k, []), [0, 1])
@@ -115,7 +115,7 @@ def test_files_are_written_again_once_all_have_taken_what_lies_in_them(base: Pat
 
 def test_what_somebody_reads_is_not_written_over(base: Path) -> None:
     """A second thread of a rank reads what its rank, and all others, have signed for; the maker goes on meanwhile."""
-    maker_box, reader_box = Mailbox("a", 0, 100 * NBYTES), Mailbox("a", 1, 100 * NBYTES)
+    maker_box, reader_box = SharedArrays("a", 0, 100 * NBYTES), SharedArrays("a", 1, 100 * NBYTES)
     reading, go = threading.Event(), threading.Event()
     seen: list[bool] = []
 
@@ -141,7 +141,7 @@ def test_what_somebody_reads_is_not_written_over(base: Path) -> None:
 
 
 def test_who_does_not_wait_gets_nothing_and_who_waits_too_long_makes_it(base: Path) -> None:
-    slow, quick = Mailbox("a", 0, 100 * NBYTES), Mailbox("a", 1, 100 * NBYTES)
+    slow, quick = SharedArrays("a", 0, 100 * NBYTES), SharedArrays("a", 1, 100 * NBYTES)
     began, go, made = threading.Event(), threading.Event(), list[float]()
 
     def make(values: Any) -> float:
@@ -162,7 +162,7 @@ def test_who_does_not_wait_gets_nothing_and_who_waits_too_long_makes_it(base: Pa
 
 
 def test_errors_are_each_ones_own_and_leave_nothing(base: Path) -> None:
-    boxes = [Mailbox("a", me, 100 * NBYTES) for me in range(2)]
+    boxes = [SharedArrays("a", me, 100 * NBYTES) for me in range(2)]
 
     def fail(values: Any) -> float:
         raise ValueError("a flipped bit")
@@ -177,18 +177,18 @@ def test_errors_are_each_ones_own_and_leave_nothing(base: Path) -> None:
 
 
 def test_the_oldest_go_where_there_are_too_many(base: Path) -> None:
-    box, made = Mailbox("a", 0, 3 * (NBYTES + 4096)), list[float]()
+    box, made = SharedArrays("a", 0, 3 * (NBYTES + 4096)), list[float]()
     for k in range(10):
         assert take(box, str(k), maker(k, made), [0, 1]) is not None
         assert sum(p.stat().st_size for p in arrays_of(base)) <= 3 * (NBYTES + 4096)
     assert len(arrays_of(base)) == 3
-    other = Mailbox("a", 1, 3 * (NBYTES + 4096))
+    other = SharedArrays("a", 1, 3 * (NBYTES + 4096))
     for k in (9, 8, 7, 0):
         taken = take(other, str(k), maker(k, made), [0, 1])
         assert taken is not None
         assert (taken[0] == k).all()
     assert made == [*range(10), 0]
-    tiny = Mailbox("a", 0, NBYTES // 2)
+    tiny = SharedArrays("a", 0, NBYTES // 2)
     before = len(arrays_of(base))
     taken = take(tiny, "large", maker(1, made), [0, 1])
     assert taken is not None
@@ -197,13 +197,13 @@ def test_the_oldest_go_where_there_are_too_many(base: Path) -> None:
 
 
 def test_a_folder_of_somebody_else_is_not_used(base: Path) -> None:
-    folder = mailbox._join("a")
+    folder = shared_arrays._join("a")
     assert folder is not None
-    mailbox._leave()
+    shared_arrays._leave()
     assert not os.path.exists(folder)
     os.makedirs(folder)
     os.chmod(folder, 0o777)
-    taken = take(Mailbox("a", 0, 100 * NBYTES), "k", maker(1, []), [0, 1])
+    taken = take(SharedArrays("a", 0, 100 * NBYTES), "k", maker(1, []), [0, 1])
     assert taken is not None
     assert os.listdir(folder) == []
 
@@ -211,9 +211,9 @@ def test_a_folder_of_somebody_else_is_not_used(base: Path) -> None:
 _CHILD = """
 import hashlib, sys, time
 import numpy as np
-from scidata.read import mailbox
+from scidata.grids.blocks import shared_arrays
 base, what = sys.argv[1:]
-mailbox._base = lambda: base
+shared_arrays._base = lambda: base
 def make(values):
     values[:] = 5
     if what == "stay":
@@ -225,7 +225,7 @@ def use(values):
         print("using", flush=True)
         time.sleep(60)
 key = hashlib.sha256(b"k").digest()
-mailbox.Mailbox("a", 0, 1 << 30).take(key, (300, 1000), np.dtype("f4"), make, use, takers=[0, 1])
+shared_arrays.SharedArrays("a", 0, 1 << 30).take(key, (300, 1000), np.dtype("f4"), make, use, takers=[0, 1])
 print("made", flush=True)
 if what == "end":
     sys.stdin.read()
@@ -253,7 +253,7 @@ def test_a_process_that_dies_or_stops_while_it_makes_one(base: Path, how: signal
             if how == signal.SIGKILL:
                 process.wait(20)
             began = time.monotonic()
-            taken = take(Mailbox("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
+            taken = take(SharedArrays("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
             assert taken is not None
             assert taken[1] == 1
             assert time.monotonic() - began < 10
@@ -268,7 +268,7 @@ def test_a_process_that_is_killed_while_another_waits_for_it(base: Path) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "making\n"
         with ThreadPoolExecutor(1) as thread:
-            waiting = thread.submit(take, Mailbox("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
+            waiting = thread.submit(take, SharedArrays("a", 1, 1 << 30), "k", maker(1, []), [0, 1])
             time.sleep(0.1)
             began = time.monotonic()
             process.kill()
@@ -280,7 +280,7 @@ def test_a_process_that_is_killed_while_another_waits_for_it(base: Path) -> None
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_stops_while_it_takes_one(base: Path, how: signal.Signals) -> None:
-    box = Mailbox("a", 1, 1 << 30)
+    box = SharedArrays("a", 1, 1 << 30)
     assert take(box, "first", maker(1, []), [0, 1]) is not None
     with child(base, "use") as process:
         try:
@@ -304,11 +304,11 @@ def test_what_a_killed_job_left_is_removed_by_the_next(base: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
         assert len(arrays_of(base)) == 1
-        box = Mailbox("other", 0, 1 << 30)
+        box = SharedArrays("other", 0, 1 << 30)
         assert take(box, "k", maker(1, []), [0, 1]) is not None
         assert len(list(base.iterdir())) == 2  # of a process that lives, it stays
         process.kill()
-    mailbox._sweep()
+    shared_arrays._sweep()
     assert len(list(base.iterdir())) == 1
     with child(base, "end") as process:
         assert process.stdout is not None
@@ -329,7 +329,7 @@ def test_two_that_sweep_at_once_remove_nothing_that_is_in_use(base: Path, monkey
 
     def after_another_one(fd: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        mailbox._sweep()
+        shared_arrays._sweep()
         assert not any(base.iterdir())
         folder.mkdir(0o700)  # the same name again, in use
         used.append(os.open(folder / "alive", os.O_RDWR | os.O_CREAT))
@@ -337,6 +337,6 @@ def test_two_that_sweep_at_once_remove_nothing_that_is_in_use(base: Path, monkey
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", after_another_one)
-    mailbox._sweep()
+    shared_arrays._sweep()
     assert [p.name for p in folder.iterdir()] == ["alive"]
     os.close(used[0])

@@ -1,6 +1,6 @@
 """Blocks of decoded rows on local disk: what is behind URLs, or has to be decoded, is read from there the next time.
 
-A block is what :mod:`scidata.grids.pool` makes: one rank's part, halo included, of the steps of a field that chunks
+A block is what :mod:`scidata.grids.blocks.pool` makes: one rank's part, halo included, of the steps of a field that chunks
 hold together. Its key is a digest of all that decides its values: the array, the rows, how they are decoded, and what
 the source's files are known by (:mod:`scidata.sources.access.validators`). So what was changed at the source is simply
 not found. Files are asked for at the first use of a block in each process, and not again.
@@ -97,7 +97,7 @@ class _Wanted:
     rows: list[tuple[int, int]]
 
 
-class KeptRows:
+class DiskBlocks:
     """A reader's blocks on disk. Thread-safe; pickles without what it knows of the source's files.
 
     Parameters

@@ -1,9 +1,9 @@
 """Blocks of decoded rows on local disk: what is behind URLs, or has to be decoded, is read from there the next time.
 
-A block is what :mod:`scidata.grids.blocks.pool` makes: one rank's part, halo included, of the steps of a field that chunks
-hold together. Its key is a digest of all that decides its values: the array, the rows, how they are decoded, and what
-the source's files are known by (:mod:`scidata.sources.access.validators`). So what was changed at the source is simply
-not found. Files are asked for at the first use of a block in each process, and not again.
+A block is one rank's part, halo included, of the steps of a field that chunks hold together. Its name on disk is a
+digest of all that decides its values: the array, the rows, how they are decoded, and the validators of the source's
+files (:mod:`scidata.sources.access.validators`). So a block whose source has changed is simply not found. Validators
+are asked for at the first use of a block in each process, and not again.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from scidata.meshes.hetero import rows_named
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
 from scidata.sources.access.mounts import is_local
-from scidata.store.format.manifest import FieldInfo, Statistics
+from scidata.store.format.manifest import FieldInfo, StoredMoments
 from scidata.store.reading.part import Identity, LocalPart
 from scidata.store.reading.subsample import Subsample
 
@@ -71,7 +71,7 @@ class IrregularReader(Reader, Protocol):
     def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
 
-    def statistics(self, name: str) -> Statistics | None:
+    def statistics(self, name: str) -> StoredMoments | None:
         """Return figures of a field over all samples; None where there are none."""
 
     def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
@@ -144,7 +144,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         """Return the shape of a field of one whole sample, or of what is drawn of it; samples differ in it."""
         return self.reader.global_shape(name, index, epoch=self.epoch)
 
-    def statistics(self, name: str) -> Statistics | None:
+    def statistics(self, name: str) -> StoredMoments | None:
         """Return mean, deviation and range of a field over all samples, for normalising; None where there are none.
 
         One figure for each component that samples have of it: of each index of the dims after the entity's.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import NUM_THREADS, current
-from scidata.sources.access.held import Held
+from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import start
 
@@ -65,7 +65,7 @@ class _Window:
         if closed or future.cancelled():  # of others' failure: an error from here would stand in front of that
             return
         error = future.exception()
-        if error is None and not isinstance(self._jobs[i][0], Held | KeptUrl):
+        if error is None and not isinstance(self._jobs[i][0], InMemoryUrl | KeptUrl):
             self._load.answered(self._nbytes[i], time.monotonic() - began)
         self._arrived.put((i, error or future.result()))
 

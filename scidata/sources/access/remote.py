@@ -26,7 +26,7 @@ from scidata.sources.access.answers import (
     whole,
 )
 from scidata.sources.access.filesystems import Place, current
-from scidata.sources.access.held import Held
+from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.access.kept_urls import Came, KeptUrl
 from scidata.sources.access.outcomes import Outcome, clean_error, in_time
 from scidata.sources.access.retry import is_transient
@@ -279,7 +279,7 @@ def _find(url: Url) -> Place:
 
 def start(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], bool] = lambda: True) -> Future[Any]:
     """Start one request; the future's error is clean. What is not ``wanted`` any more is not tried again."""
-    if isinstance(url, Held):
+    if isinstance(url, InMemoryUrl):
         return current().pool().submit(url.read, options["offset"], options["nbytes"])
     if isinstance(url, KeptUrl):
         return url.keeper.start(url, method, options, wanted)
@@ -317,7 +317,7 @@ def request(url: Url, method: str, **options: Any) -> Any:
     FileNotFoundError, PermissionError, OSError
         Without credentials. The last one says how often it was tried.
     """
-    if isinstance(url, Held):
+    if isinstance(url, InMemoryUrl):
         return url.read(options["offset"], options["nbytes"])
     if isinstance(url, KeptUrl):
         found = url.keeper.start(url, method, options, lambda: True).result()

@@ -15,7 +15,7 @@ from scidata.core.urls import Url, is_url
 from scidata.errors import CorruptDataError
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.files import files
-from scidata.sources.access.held import Held
+from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.references.tables import WHOLE, Tables
 from scidata.sources.references.targets import Targets
 from scidata.sources.zarr.chunks import check_sizes, checked_coordinates, flattened, grouped
@@ -153,7 +153,7 @@ class ReferenceLocator:
     def _opened(self, path: str) -> str:
         return self.bind(path) if is_url(path) else path
 
-    def _held(self, path: str) -> Held:
+    def _held(self, path: str) -> InMemoryUrl:
         """Return what gives the bytes of a chunk file that is in the set itself."""
         key = folder = path.removeprefix(INLINE)
         while folder and folder not in self._records:
@@ -165,7 +165,7 @@ class ReferenceLocator:
             for table, _ in self._tables.find(record, linear):
                 (row,) = table.rows(linear).tolist()
                 if row >= 0 and table.target[row] < 0:
-                    return Held(path, functools.partial(_part_of, table.inline[-1 - int(table.target[row])]))
+                    return InMemoryUrl(path, functools.partial(_part_of, table.inline[-1 - int(table.target[row])]))
         raise CorruptDataError(f"{path}: is no chunk that is in the set itself")
 
     def read(self, record: ArrayRecord, coordinate: list[int]) -> bytes | None:

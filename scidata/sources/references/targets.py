@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from scidata.core.urls import Seen, Url, is_url, local_path, public_text
 from scidata.errors import ConfigError, RefusedError
 from scidata.sources.access.files import Versions, files
-from scidata.sources.access.held import Held
+from scidata.sources.access.in_memory import InMemoryUrl
 
 TARGETS = "targets"
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
@@ -146,7 +146,7 @@ class Targets:
         """Return what opens a path that :meth:`resolve` gave, or its text, beside URLs."""
         if is_url(path):
             return self._secret.get(path) or self._remote(path)
-        return Held(f"file://{path}", functools.partial(self._read, path))
+        return InMemoryUrl(f"file://{path}", functools.partial(self._read, path))
 
     def _read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Read of a local file; beside URLs nobody else looks whether it was replaced."""

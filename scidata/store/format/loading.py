@@ -23,7 +23,7 @@ from scidata.store.format.manifest import (
     InputInfo,
     Manifest,
     SampleInfo,
-    Statistics,
+    StoredMoments,
     check_alike,
     digest_of,
     dump_json,
@@ -92,7 +92,7 @@ def _field(data: Any, where: str, key: str) -> FieldInfo:
     )
 
 
-def _figures(data: Any, where: str, key: str) -> Statistics:
+def _figures(data: Any, where: str, key: str) -> StoredMoments:
     entry = Entry(data, where, key, frozenset(_FIGURES))
     several = isinstance(data["count"], list)
     values: dict[str, Any] = {"count": entry.counts("count") if several else entry.count("count")}
@@ -104,7 +104,7 @@ def _figures(data: Any, where: str, key: str) -> Statistics:
             entry.wrong(name, f"{len(values['count'])} numbers")
         numbers = tuple(math.nan if x is None else x for x in found)
         values[name] = numbers if several else numbers[0]
-    return Statistics(**values)
+    return StoredMoments(**values)
 
 
 def _bbox(entry: Entry) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

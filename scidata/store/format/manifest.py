@@ -27,7 +27,7 @@ Number: TypeAlias = float | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class StoredMoments:
     """Figures for normalising a field; one per component (the dims after the entity's) where it has several.
 
     ``count`` are the finite values that went in; the others are NaN where there are none. ``std`` is that of the
@@ -154,7 +154,7 @@ class SampleInfo(SampleHead):
     block_space: str | None
     arrays: Mapping[str, ArrayInfo]
     fields: Mapping[str, FieldInfo]
-    statistics: Mapping[str, Statistics]
+    statistics: Mapping[str, StoredMoments]
     documents: str | None = None
 
     @property
@@ -184,7 +184,7 @@ class Manifest:
     counts: Mapping[str, int]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     fields: Mapping[str, FieldInfo]
-    statistics: Mapping[str, Statistics]
+    statistics: Mapping[str, StoredMoments]
     samples: tuple[SampleInfo, ...]
 
 
@@ -218,7 +218,7 @@ class RunningStatistics:
         high = kept.max(axis=0) if every else np.where(finite, values, -np.inf).max(axis=0)
         self._merge(count, mean, (delta * delta).sum(axis=0), low, high)
 
-    def merge(self, stats: Statistics) -> None:
+    def merge(self, stats: StoredMoments) -> None:
         """Take in the figures of another part of the data."""
         count = np.atleast_1d(np.asarray(stats.count, np.int64))
         mean, std, low, high = (
@@ -236,7 +236,7 @@ class RunningStatistics:
         self._count = total
         self._min, self._max = np.minimum(self._min, low), np.maximum(self._max, high)
 
-    def result(self) -> Statistics:
+    def result(self) -> StoredMoments:
         """Return what was gathered."""
         some = self._count > 0
         std = np.sqrt(self._m2 / np.maximum(self._count, 1))
@@ -244,10 +244,10 @@ class RunningStatistics:
         return statistics_of([x.reshape(()) for x in columns] if self._plain else columns)
 
 
-def statistics_of(figures: Sequence[npt.NDArray[Any]]) -> Statistics:
+def statistics_of(figures: Sequence[npt.NDArray[Any]]) -> StoredMoments:
     """Return statistics of five arrays: plain numbers where these have no dims."""
     values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in figures]
-    return Statistics(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
+    return StoredMoments(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
@@ -336,13 +336,13 @@ def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
     )
 
 
-def _merged(path: str, samples: Iterable[SampleInfo]) -> Statistics:
+def _merged(path: str, samples: Iterable[SampleInfo]) -> StoredMoments:
     parts = [sample.statistics[path] for sample in samples]
     size = len(parts[0].mean) if isinstance(parts[0].mean, tuple) else None
     return merge_statistics(parts, size) if len(parts) > 1 else parts[0]
 
 
-def merge_statistics(parts: Iterable[Statistics], num_components: int | None) -> Statistics:
+def merge_statistics(parts: Iterable[StoredMoments], num_components: int | None) -> StoredMoments:
     """Return the figures of several parts of a field's data together."""
     total = RunningStatistics(num_components)
     for part in parts:

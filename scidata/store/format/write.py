@@ -46,7 +46,7 @@ from scidata.store.format.manifest import (
     RunningStatistics,
     SampleHead,
     SampleInfo,
-    Statistics,
+    StoredMoments,
 )
 from scidata.store.format.places import folder_of
 
@@ -283,7 +283,7 @@ class _SampleWriter:
         self._folder, self._scratch, self._sample, self._max_bytes = folder, scratch, sample, max_field_bytes
         self._tick, self._total, self._done = tick, sample.nbytes, 0.0
         self._arrays: dict[str, ArrayInfo] = {}
-        self._statistics: dict[str, Statistics] = {}
+        self._statistics: dict[str, StoredMoments] = {}
         self._checksums: dict[str, Checksums] = {}
 
     def write(self) -> SampleInfo:

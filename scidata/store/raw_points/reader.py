@@ -29,7 +29,7 @@ from scidata.read import Job
 from scidata.read.context import NO_READ
 from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
-from scidata.store.format.manifest import Statistics
+from scidata.store.format.manifest import StoredMoments
 from scidata.store.raw_points.file import FileAccess, PointsFile, described_file
 from scidata.store.raw_points.passes import PointsPass
 from scidata.store.reading.base import PartReader
@@ -158,7 +158,7 @@ class PointsReader(PartReader):
             return shape
         return (*shape[:dim], int(draw.count_before(np.array([cloud.num_rows]))[0]), *shape[dim + 1 :])
 
-    def statistics(self, name: str) -> Statistics | None:
+    def statistics(self, name: str) -> StoredMoments | None:
         """Return None: only a store has them."""
         self._known(name)
         return None

@@ -18,7 +18,7 @@ from scidata.core.checks import check_steps as checked_offsets
 from scidata.core.types import IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time
-from scidata.store.format.manifest import FieldInfo, Statistics, merge_statistics, statistics_of
+from scidata.store.format.manifest import FieldInfo, StoredMoments, merge_statistics, statistics_of
 from scidata.store.format.store import Store
 
 #: The dim that ``scidata partition --mesh`` makes of fields that lie in several files and have no time.
@@ -126,7 +126,7 @@ class Numbering:
             for i, (dim, size) in enumerate(zip(info.dims, shape, strict=True))
         )
 
-    def statistics(self, info: FieldInfo, figures: Statistics) -> Statistics:
+    def statistics(self, info: FieldInfo, figures: StoredMoments) -> StoredMoments:
         """Return the figures of the components that samples have; over all times, also where ``isel`` leaves some."""
         tail = range(info.entity_dim + 1, len(info.dims))
         if not any(info.dims[i] == self.sample_dim or info.dims[i] in self.isel for i in tail):
@@ -284,7 +284,7 @@ def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[
     return sorted({(path, sample.arrays[path].shape[i]) for sample in store.manifest.samples for path, i in places})
 
 
-def _as_arrays(figures: Statistics, shape: Sequence[int]) -> list[npt.NDArray[Any]]:
+def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[npt.NDArray[Any]]:
     return [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
 
 

@@ -25,7 +25,7 @@ from scidata.read.context import ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
-from scidata.store.format.manifest import SampleInfo, Statistics
+from scidata.store.format.manifest import SampleInfo, StoredMoments
 from scidata.store.format.store import open_store
 from scidata.store.format.values import decode_values
 from scidata.store.reading.base import PartReader
@@ -211,7 +211,7 @@ class StoreReader(PartReader):
         dim, rows = self.entity_dim(name), self._sound(index, draw).index_maps[self.info(name).entity]
         return (*shape[:dim], rows.num_global, *shape[dim + 1 :])
 
-    def statistics(self, name: str) -> Statistics | None:
+    def statistics(self, name: str) -> StoredMoments | None:
         """Return figures of a field over all samples, one for each component that samples have; None without any."""
         info = self.info(name)
         figures = self.store.manifest.statistics.get(info.path)

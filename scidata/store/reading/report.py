@@ -14,7 +14,7 @@ from scidata.meshes.hetero import rows_named
 from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import Quality, measure_quality
-from scidata.store.format.manifest import Statistics
+from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
 
@@ -33,7 +33,7 @@ class FieldReport:
     entity_dim: int
     shape: tuple[int, ...]
     units: str | None
-    statistics: Statistics | None
+    statistics: StoredMoments | None
 
 
 @dataclass(frozen=True, kw_only=True)

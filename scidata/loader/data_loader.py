@@ -47,11 +47,11 @@ from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.loader.read_paths import ReadPaths
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
 from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room, warn_of_shared_blocks
-from scidata.loader.ways import Ways
 
 _VERSION = 1  # of the state
 
@@ -268,7 +268,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         self._watch: Watch | None = None
         refuse(self, source)
         self._stats = PrefetchStats()
-        self._ways = Ways(source)
+        self._read_paths = ReadPaths(source)
         self._position: Position | None = None  # of the latest iteration, or of the next one where a state was loaded
         self._own_reads = OwnReads()
         self._epoch = 0
@@ -303,20 +303,20 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
                     facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced, batches
                 )
                 agreement = Agreement(self._watch, session, of_loader, of_data)
-            way = self._ways.of(self, self._prefetch, device)
+            path = self._read_paths.of(self, self._prefetch, device)
             prefetcher = Prefetcher(
                 items,
-                way.fill,
-                way.ring,
+                path.fill,
+                path.ring,
                 num_workers=self.num_workers,
-                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, way.nbytes),
+                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, path.nbytes),
                 stats=self._stats,
                 timeout=self.timeout,
                 peers=session,
                 ballot=self._ballot(session),
                 ahead=ahead,
                 own_reads=self._own_reads if self._may_read(device) else None,
-                **way.options,
+                **path.options,
             )
         except BaseException as e:
             if session is not None:

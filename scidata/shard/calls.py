@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.device_mesh.board import met
+from scidata.device_mesh.board import record_error
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.memory import BY_MEMORY, REARRANGES, UNKNOWN, note
 from scidata.shard.op_table import (
@@ -70,7 +70,7 @@ def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs
             raise
         return FALLBACKS[-1](func, args, kwargs, error)
     except Exception as error:
-        met(error)  # the others may be in a collective by now
+        record_error(error)  # the others may be in a collective by now
         raise
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.board import begin, common_store, within
+from scidata.device_mesh.board import begin, call_with_timeout, common_store
 from scidata.device_mesh.groups import break_group, explained
 from scidata.device_mesh.torch_internals import ROWS, timeout_of
 from scidata.errors import OutputError, RankFailedError, SciDataError
@@ -162,7 +162,7 @@ class Ranks:
         """Wait until words are there. Raises as :meth:`check`."""
         asked = [*keys]
         heard = time.monotonic()
-        while (found := within(4 * _ASK_S, lambda: self._come(asked))) is not True:
+        while (found := call_with_timeout(4 * _ASK_S, lambda: self._come(asked))) is not True:
             heard = heard if found is None else time.monotonic()
             self.check()
             if time.monotonic() - heard > _SILENCE_S:
@@ -247,7 +247,7 @@ class Ranks:
             return
         text = str(error).splitlines()[0] if str(error) else ""
         said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
-        within(_ASK_S, lambda: common_store().compare_set(self._key("failed"), "", said))
+        call_with_timeout(_ASK_S, lambda: common_store().compare_set(self._key("failed"), "", said))
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank writes no more, and break off what they wait for from it."""
@@ -265,7 +265,7 @@ class Ranks:
 
     def _asked(self) -> SciDataError | None:
         key = self._key("failed")
-        text = within(_ASK_S, lambda: common_store().get(key) if common_store().check([key]) else b"")
+        text = call_with_timeout(_ASK_S, lambda: common_store().get(key) if common_store().check([key]) else b"")
         said = json.loads(text) if text else {"rank": self._rank}
         if said["rank"] != self._rank:
             return RankFailedError(f"rank {said['rank']} failed while writing: {said['text']}", said["rank"])
@@ -286,7 +286,7 @@ class Ranks:
         if self._group is not None and self._failed:
             _groups.forget(self._group)
         if self._group is not None and self.is_first and not self._failed:
-            within(_GOODBYE_S, self._say_goodbye)
+            call_with_timeout(_GOODBYE_S, self._say_goodbye)
         self._group, self._name = None, ""
 
     def _say_goodbye(self) -> None:

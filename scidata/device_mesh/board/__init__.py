@@ -46,9 +46,9 @@ from multiprocessing.util import Finalize
 
 from scidata.device_mesh import groups
 from scidata.device_mesh.board.board import Board
-from scidata.device_mesh.board.store import common_store, has_peers, within
+from scidata.device_mesh.board.store import call_with_timeout, common_store, has_peers
 
-__all__ = ["Board", "begin", "common_store", "forget", "met", "within"]
+__all__ = ["Board", "begin", "call_with_timeout", "common_store", "forget", "record_error"]
 
 
 @dataclass
@@ -95,10 +95,10 @@ def forget() -> None:
         _own.board = None
 
 
-def met(error: BaseException) -> None:
+def record_error(error: BaseException) -> None:
     """Remember an error of an operation: other ranks may be in a collective that this one does not come to."""
     if _own.board is not None:
-        _own.board.met(error)
+        _own.board.record_error(error)
 
 
 def _reason() -> Exception | None:

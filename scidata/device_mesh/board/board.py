@@ -20,11 +20,11 @@ from typing import Any
 import torch.distributed as dist
 
 from scidata.device_mesh.board import stuck
-from scidata.device_mesh.board.events import Event, Others, events_of, failed, in_words, left, post
+from scidata.device_mesh.board.events import Event, PeerState, events_of, failed, in_words, left, post
 from scidata.device_mesh.board.processes import ProcessId, StepShown
 from scidata.device_mesh.board.recall import BREAK_SECONDS, Recall, waits_for
-from scidata.device_mesh.board.store import Store, common_store, port_of, within
-from scidata.device_mesh.board.told import Loop, Met
+from scidata.device_mesh.board.store import Store, call_with_timeout, common_store, port_of
+from scidata.device_mesh.board.told import Loop, RecordedError
 from scidata.device_mesh.torch_internals import num_started
 from scidata.errors import RankFailedError
 
@@ -57,7 +57,7 @@ class Board:
         By a loader's name, its last iteration that an error has ended here.
     told
         What this rank has posted of an error of its own that has ended a loop.
-    met_last
+    last_error
         The latest error of an operation on this rank.
     loops
         That are under way.
@@ -79,14 +79,14 @@ class Board:
         self.timeout = 0.0
         self.shown = StepShown()
         self.shown.show(-1)
-        self.others = Others(self.rank, self.ranks)
+        self.peers = PeerState(self.rank, self.ranks)
         self.events: list[Event] = []
         self.over: dict[str, int] = {}
         self.told: Event | None = None
         self.loops: list[Loop] = []
         self._places: dict[str, tuple[int, int, str]] = {}
-        self.met_last: Met | None = None
-        self._posted: list[Met] = []  # not taken back yet
+        self.last_error: RecordedError | None = None
+        self._posted: list[RecordedError] = []  # not taken back yet
         self._own: Event | None = None  # the last of them
         self._num_read = self._count = 0
         self._num_loaders: dict[str, int] = {}
@@ -149,11 +149,11 @@ class Board:
         """Post an event now, from the board's thread."""
         return event if self.is_alone or self.is_lost else post(self.store, event)
 
-    def met(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
         if not isinstance(error, RankFailedError):
             held = vars(error)["_scidata_held"] = set[None]()  # errors of Python's own have no weak references
-            self.met_last = Met(in_words(error), num_started(), time.monotonic(), weakref.ref(held))
+            self.last_error = RecordedError(in_words(error), num_started(), time.monotonic(), weakref.ref(held))
             self._inbox.put(lambda: None)
 
     def new_loader(self, ranks: Sequence[int]) -> str:
@@ -268,7 +268,7 @@ class Board:
     def _lose(self, detail: str) -> None:
         if not self.is_lost:
             self.is_lost = True
-            self.events.append(self.others.lost(detail))
+            self.events.append(self.peers.lost(detail))
 
     def _tick(self) -> None:
         self._count += 1
@@ -303,7 +303,7 @@ class Board:
                 return
 
     def _say_what_was_met(self) -> None:
-        met, started = self.met_last, num_started()
+        met, started = self.last_error, num_started()
         for old in [each for each in self._posted if each is not met or each.started != started or each.held() is None]:
             self._posted.remove(old)  # it has gone on
             if old.event is not None:
@@ -324,8 +324,8 @@ class Board:
         others = [f"ended/{rank}" for rank in self.ranks if rank != self.rank]
         awaited, deadline = (others if self.rank == self._host else ["gone"]), time.monotonic() + _JOIN_SECONDS
         while self._host is not None and self.is_answered and time.monotonic() < deadline:
-            if within(_REASON_SECONDS, lambda: self.store.check(awaited)) is not False:
-                within(_REASON_SECONDS, lambda: self.store.set("gone", ""))  # it may be gone already
+            if call_with_timeout(_REASON_SECONDS, lambda: self.store.check(awaited)) is not False:
+                call_with_timeout(_REASON_SECONDS, lambda: self.store.set("gone", ""))  # it may be gone already
                 time.sleep(2 * _PERIOD if self.rank != self._host else _PERIOD)
                 break
             time.sleep(_DUE_PERIOD)
@@ -334,9 +334,9 @@ class Board:
     def _look_after(self) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
         neighbour, now, often = (self.rank + 1) % len(self.ranks), time.monotonic(), self._count % _BEAT == 2
-        process = self.others.process(neighbour, self.store)  # asked for until it is known
+        process = self.peers.process(neighbour, self.store)  # asked for until it is known
         if self._host is not None:
-            self.others.process(self._host, self.store)
+            self.peers.process(self._host, self.store)
         if process is None:
             return
         beat, since, stopped = self._heard
@@ -357,7 +357,7 @@ class Board:
             return  # with a word: an event, which comes
         how = "has died, without a word" if has_ended else f"has given no sign of life for {silence:.0f} s"
         how += ": its process is stopped" if not has_ended and runs is False else ""
-        event = self.others.dead(neighbour, self.others.loops(self.store, neighbour), how)
+        event = self.peers.dead(neighbour, self.peers.loops(self.store, neighbour), how)
         self.events.append(self.post(event))
 
     # -- when a collective fails -------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class Board:
         return not self.is_lost and not self.is_alone and (host is None or host.runs() is not False)
 
     def _host_process(self) -> ProcessId | None:
-        return None if self._host is None else self.others.process(self._host)
+        return None if self._host is None else self.peers.process(self._host)
 
     def _is_cause(self, event: Event) -> bool:
         if event.rank == self.rank or event.kind not in ("failed", "disagree", "left"):
@@ -382,10 +382,10 @@ class Board:
         """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
         event = self._recall.breaks
         if event is None and self.is_answered:
-            event = within(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
+            event = call_with_timeout(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
         event = event or next(filter(self._is_cause, self.events), None)
         if event is None and not self.is_answered and not self.is_alone:
-            event = self.others.lost("since a collective failed")
+            event = self.peers.lost("since a collective failed")
         return None if event is None else event.error()
 
     def _find_reason(self) -> Event | None:
@@ -394,16 +394,16 @@ class Board:
             if event is not None and event.kind == "met" and self._base.check([f"broken/{event.number}"]):
                 return event
         known = next(filter(self._is_cause, self.events), None)
-        return known or self.others.cause(self._base, self._is_cause, deadline)
+        return known or self.peers.cause(self._base, self._is_cause, deadline)
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""
         if self.is_answered:
-            return within(_REASON_SECONDS, lambda: self.others.stopped(self._base, when))
+            return call_with_timeout(_REASON_SECONDS, lambda: self.peers.stopped(self._base, when))
         if self.is_alone:
             return None
         self.is_lost = True
-        return self.others.lost(when)
+        return self.peers.lost(when)
 
     # -- when the process ends ---------------------------------------------------------------------------------------
 
@@ -419,8 +419,8 @@ class Board:
             waits = _GOODBYE_SECONDS if error is not None and not isinstance(error, RankFailedError) else waits
             event = self._last_word(error)
             if isinstance(error, RankFailedError):
-                within(BREAK_SECONDS, lambda: self.others.process(error.rank, self._base))
-            within(waits + BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
+                call_with_timeout(BREAK_SECONDS, lambda: self.peers.process(error.rank, self._base))
+            call_with_timeout(waits + BREAK_SECONDS, lambda: self._say_goodbye(event, waits))
         self._has_ended = True
         self._inbox.put(None)
         self._observing.put(None)
@@ -438,8 +438,8 @@ class Board:
             told = self.told or failed(self.rank, self._places, error)
             return replace(told, is_last=True, number=-1)
         started = {} if self.is_over else num_started()
-        has_met = self.met_last is not None and self.met_last.started == started
-        event = left(self.rank, self._places, self.met_last.words if has_met and self.met_last else None)
+        has_met = self.last_error is not None and self.last_error.started == started
+        event = left(self.rank, self._places, self.last_error.words if has_met and self.last_error else None)
         return replace(event, started=started)
 
     def _say_goodbye(self, event: Event | None, waits: float) -> None:
@@ -452,6 +452,6 @@ class Board:
 
     def _outlive(self, rank: int) -> None:
         """Wait until the process that has failed is gone: launchers name the first that ends as the cause."""
-        process, deadline = self.others.process(rank), time.monotonic() + _CULPRIT_SECONDS
+        process, deadline = self.peers.process(rank), time.monotonic() + _CULPRIT_SECONDS
         while process is not None and process.is_ending() and time.monotonic() < deadline:
             time.sleep(_DUE_PERIOD / 5)

@@ -125,7 +125,7 @@ def _places_of_dead(loops: Loops) -> Mapping[str, Sequence[int]]:
 # -- what can be found out about others ------------------------------------------------------------------------------
 
 
-class Others:
+class PeerState:
     """What can be found out about the other ranks; below ``store`` each has ``process/<r>`` and ``beat/<r>``."""
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:

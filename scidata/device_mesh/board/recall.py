@@ -36,7 +36,7 @@ class Recall:
     def __init__(self) -> None:
         self.is_due = False
         self.breaks: Event | None = None
-        self._standing, self._armed = stuck.Standing(), 0.0
+        self._stalls, self._armed = stuck.StallDetector(), 0.0
         self._is_broken = self._is_outside = False
 
     def look(self, board: Board) -> None:
@@ -45,8 +45,8 @@ class Recall:
         self.is_due = event is not None
         if event is None:
             return
-        how = self._standing.look(thread, anywhere=in_loop)
-        if event.kind in ("left", "met") and self._standing.is_of_two:  # gloo counts these as collectives
+        how = self._stalls.look(thread, anywhere=in_loop)
+        if event.kind in ("left", "met") and self._stalls.is_of_two:  # gloo counts these as collectives
             how = None
         if self._is_broken:  # in vain, where the thread waits for a rank to join a new group
             if how == "call" and self._armed and time.monotonic() - self._armed > BREAK_SECONDS + _STORE_SECONDS:
@@ -54,9 +54,9 @@ class Recall:
                 board.hang_up()
         elif how is None:
             self._armed = 0.0
-            if not self._standing.is_inside and self._is_outside and not in_loop:  # a loop comes to it by itself
+            if not self._stalls.is_inside and self._is_outside and not in_loop:  # a loop comes to it by itself
                 board.knows(event)
-            self._is_outside = not self._standing.is_inside
+            self._is_outside = not self._stalls.is_inside
         elif not self._armed:
             if event.kind != "met" or not board.has(f"over/{event.number}"):
                 self._arm(board, event, thread, how)
@@ -100,7 +100,7 @@ def waits_for(board: Board, event: Event) -> bool:
 
 
 def _has_met_alike(board: Board, event: Event) -> bool:
-    own, words = board.met_last, event.text.partition(": ")[2]
+    own, words = board.last_error, event.text.partition(": ")[2]
     if own is None or time.monotonic() - own.time > _ALIKE_SECONDS:
         return False
     return own.words.partition(":")[0] == words.partition(":")[0]

@@ -31,7 +31,7 @@ def port_of(store: Store) -> int | None:
     return store.port if isinstance(store, dist.TCPStore) else None  # type: ignore[attr-defined]
 
 
-def within(seconds: float, ask: Callable[[], _T]) -> _T | None:
+def call_with_timeout(seconds: float, ask: Callable[[], _T]) -> _T | None:
     """Return what a conversation with the common store gives; None where nobody answers in time.
 
     The client waits for ever for a server that is stopped, and holds the connection meanwhile.

@@ -7,7 +7,7 @@ Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks 
 :func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these four;
 ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
-- :class:`Standing` looks, once another rank's failure is known, at where the thread is that would wait for it. It
+- :class:`StallDetector` looks, once another rank's failure is known, at where the thread is that would wait for it. It
   changes nothing.
 - :func:`raise_in` has that thread raise the failed rank's error, and only where it is in a collective, so that the
   error takes the place of torch's.
@@ -36,7 +36,7 @@ import torch
 from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
-__all__ = ["Standing", "break_groups", "hang_up", "raise_in"]
+__all__ = ["StallDetector", "break_groups", "hang_up", "raise_in"]
 
 _STUCK = 0.3  # s at one place in a collective, without work
 _ANYWHERE = 3.0  # s at one place in somebody else's code; it may wait for a handle of a collective, or for the device
@@ -51,7 +51,7 @@ _HANDLING = (*HANDLERS_OF_ERRORS, os.path.join(_SCIDATA, "shard", ""))
 _OURS = (os.path.join(_SCIDATA, ""), *COLLECTIVES)
 
 
-class Standing:
+class StallDetector:
     """Looks at where a thread is, several times a second."""
 
     is_inside = False  # whether the last look has seen it in a collective's code

@@ -31,7 +31,7 @@ class Loop(Protocol):
 
 
 @dataclass
-class Met:
+class RecordedError:
     """An error of an operation, and how many collectives the rank had begun in each group by then.
 
     ``held`` is there as long as the error is: one that the script has caught, and done with, holds up nobody.

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from scidata.device_mesh import groups
-from scidata.device_mesh.board.store import Store, within
+from scidata.device_mesh.board.store import Store, call_with_timeout
 from scidata.errors import ConfigError, RankFailedError, SciDataError
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -159,14 +159,14 @@ class _Talk:
         self._is_alone = True
         self._session.go_on_alone()
         if not self._session.is_aligned:
-            within(_ASK_SECONDS, self._comparison.blank)
+            call_with_timeout(_ASK_SECONDS, self._comparison.blank)
         if not _alone:
             groups.add_explainer(_reason)
         _alone[:] = [weakref.ref(self)]
 
     def reason(self) -> Exception | None:
         """Return the error of the rank that still has not come; None where all have."""
-        missing = within(_ASK_SECONDS, lambda: self._missing(self._ranks))
+        missing = call_with_timeout(_ASK_SECONDS, lambda: self._missing(self._ranks))
         return missing if self.is_alive else None
 
     def pass_by(self) -> None:

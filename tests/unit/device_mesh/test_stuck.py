@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import scidata
-from scidata.device_mesh.board.stuck import Standing, raise_in
+from scidata.device_mesh.board.stuck import StallDetector, raise_in
 from scidata.errors import RankFailedError
 
 ROOT = Path(scidata.__file__).parent
-DOOR = ("break_groups", "hang_up", "raise_in", "Standing")
+DOOR = ("break_groups", "hang_up", "raise_in", "StallDetector")
 
 
 def test_who_passes_the_door():
@@ -28,7 +28,7 @@ def test_who_passes_the_door():
                 "break_groups",
                 "hang_up",
                 "raise_in",
-                "Standing",
+                "StallDetector",
                 "PyThreadState_SetAsyncExc",
                 "_current_frames",
             ):
@@ -41,7 +41,7 @@ def test_who_passes_the_door():
         (recall, "break_groups"): 1,  # a failure that is due
         (recall, "raise_in"): 1,
         (recall, "hang_up"): 1,  # the board's, which calls the door's
-        (recall, "Standing"): 1,
+        (recall, "StallDetector"): 1,
         ("device_mesh/board/board.py", "hang_up"): 1,
         ("device_mesh/board/board.py", "break_groups"): 1,  # the end of a process that has left a loop
         ("device_mesh/groups.py", "break_groups"): 1,  # the end of a process
@@ -78,7 +78,7 @@ def test_a_thread_that_works_is_not_seen_to_wait_and_one_that_waits_here_is_not_
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    standing = Standing()
+    standing = StallDetector()
     try:
         assert standing.look(thread.ident) is None  # the first look
         time.sleep(0.5)

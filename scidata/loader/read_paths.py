@@ -20,7 +20,7 @@ from scidata.loader.workers import WorkerPool, WorkerReader
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ReadPath:
     """How the samples of an epoch are read.
 
     Attributes
@@ -39,7 +39,7 @@ class Way:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Ways:
+class ReadPaths:
     """Makes the way of each epoch, of what earlier ones have left: buffers, page-locked memory, blocks, processes.
 
     Pickles without these, but for the blocks' limits.
@@ -60,34 +60,36 @@ class Ways:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"idle_rings": deque(maxlen=1), "staging": None, "_pool": None}
 
-    def of(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> Way:
+    def of(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
         """Return the way of an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
         make = self._into_buffers if self._source.has_buffers else self._into_slots
         return make(loader, max(1, prefetch), device)
 
     def _into_buffers(
         self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None
-    ) -> Way:
+    ) -> ReadPath:
         ring, idle = (
             self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available()),
             self.idle_rings,
         )
         copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
-        return Way(
+        return ReadPath(
             ring=ring,
             fill=self._worker_reader(loader) or self._source.dataset.read_into,
             nbytes=(loader.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values()),
             options={"copier": copier, "on_close": lambda: idle.append(ring)},
         )
 
-    def _into_slots(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> Way:
+    def _into_slots(
+        self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None
+    ) -> ReadPath:
         ring, options = SlotRing(prefetch), dict[str, Any]()
         if device is not None:
             if loader.pin_memory and self.staging is None:
                 self.staging = Staging()
             options = {"copier": PartCopier(ring, SideStream(device), self.staging)}
         fill = self._worker_reader(loader) or part_reader(self._source, self.memory, ring)
-        return Way(ring=ring, fill=fill, options=options)
+        return ReadPath(ring=ring, fill=fill, options=options)
 
     def _ring(self, capacity: int, *, pin_memory: bool) -> BufferRing:
         specs = dict(self._source.dataset.buffer_specs())

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from scidata.shard import ShardTensor as ShardTensor
     from scidata.shard import register_op as register_op
     from scidata.shard import shard_ops as shard_ops
-    from scidata.shard.attention.ways import attention as attention
+    from scidata.shard.attention.algorithms import attention as attention
     from scidata.shard.comm.collectives import all_gather_v as all_gather_v
     from scidata.shard.comm.collectives import indexed_all_to_all_v as indexed_all_to_all_v
     from scidata.shard.comm.collectives import reduce_scatter_v as reduce_scatter_v
@@ -84,7 +84,7 @@ _NAMES = {
     "scidata.loader.data_loader": ("DataLoader",),
     "scidata.loader.sampler": ("DistributedSampler",),
     "scidata.shard": ("ShardTensor", "register_op", "scatter_tensor", "shard_ops"),
-    "scidata.shard.attention.ways": ("attention",),
+    "scidata.shard.attention.algorithms": ("attention",),
     "scidata.shard.comm.collectives": ("all_gather_v", "indexed_all_to_all_v", "reduce_scatter_v"),
     "scidata.shard.comm.rooted": ("gather_v", "scatter_v"),
     "scidata.shard.explain": ("explain",),

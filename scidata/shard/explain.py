@@ -140,14 +140,14 @@ def _recorded(ops: list[ExplainedOp], gathering: _Named) -> Iterator[None]:
         handler = HANDLERS.get(func) or handler_of_operator(func)
         if inside[0] or handler in OF_THE_WHOLE:
             return run(func, types, args, kwargs)
-        inputs = [x._spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
+        inputs = [x.spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
         sent, calls = count_sent(), gathering.calls
         inside[0] = True
         try:
             result = run(func, types, args, kwargs)
         finally:
             inside[0] = False
-        outputs = [x._spec for x in tree_leaves(result) if isinstance(x, ShardTensor)]
+        outputs = [x.spec for x in tree_leaves(result) if isinstance(x, ShardTensor)]
         if gathering.calls > calls:
             rule = "gather"
         elif handler is None or all(spec.is_replicated for spec in inputs):

@@ -112,7 +112,7 @@ class Gathering:
 def _can_gather(func: Any, tensors: list[ShardTensor]) -> bool:
     name = getattr(func, "__name__", "")
     mine = HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split()
-    return not mine and bool(tensors) and all(x._spec.in_order or x._spec.is_replicated for x in tensors)
+    return not mine and bool(tensors) and all(x.spec.in_order or x.spec.is_replicated for x in tensors)
 
 
 def _writes(func: Any) -> bool:
@@ -122,25 +122,25 @@ def _writes(func: Any) -> bool:
 
 def _whole(x: ShardTensor) -> Tensor:
     """Gather a tensor, as it would lie in memory in one process; never its own part, which may be written to."""
-    if x._memory is UNKNOWN:
-        raise UnsupportedShardOp(f"the strides of a tensor are not known ({x._spec}); use contiguous() first")
+    if x.global_strides is UNKNOWN:
+        raise UnsupportedShardOp(f"the strides of a tensor are not known ({x.spec}); use contiguous() first")
     full = x.full_tensor()
-    full = full if x._memory is None else laid_out(full, x._memory)
-    return full.clone() if full is x._local or x._spec.is_replicated else full
+    full = full if x.global_strides is None else laid_out(full, x.global_strides)
+    return full.clone() if full is x.local or x.spec.is_replicated else full
 
 
 def _write_back(func: Any, x: ShardTensor, full: Tensor) -> None:
     refuse_write_to_copy(func, x)
-    for d, start in enumerate(x._spec.offsets):
-        full = full.narrow(d, start, x._spec.local_shape[d])
-    x._local.copy_(full)
+    for d, start in enumerate(x.spec.offsets):
+        full = full.narrow(d, start, x.spec.local_shape[d])
+    x.local.copy_(full)
     written(x)
 
 
 def _sharded(result: Tensor, tensors: list[ShardTensor]) -> Tensor:
     """Cut a result as the largest operand whose sharded dims it has, with its graph; else leave it plain."""
     for x in sorted(tensors, key=lambda x: -x.numel()):
-        spec = x._spec
+        spec = x.spec
         if spec.is_replicated or result.ndim != spec.ndim:
             continue
         if all(result.shape[d] == spec.global_shape[d] for d in spec.sharded):
@@ -154,5 +154,5 @@ def _cut(result: Tensor, spec: ShardSpec) -> Tensor:
     whole = ShardTensor(result, spec.derive(tuple(result.shape), nothing, nothing))
     cut = whole.redistribute(placements=spec.placements, sizes=sizes)
     contiguous = result.is_contiguous() if result.layout is torch.strided else True
-    cut._memory = None if contiguous else tuple(result.stride())
+    cut.global_strides = None if contiguous else tuple(result.stride())
     return cut

@@ -108,7 +108,7 @@ def _group_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
 def memory_of(x: Tensor) -> Strides | None:
     """Return a tensor's strides in one process, UNKNOWN where nobody knows; None: it is row-major."""
     try:
-        return x._memory  # type: ignore[attr-defined, no-any-return]
+        return x.global_strides  # type: ignore[attr-defined, no-any-return]
     except AttributeError:
         # a dim of extent 1 may have any stride in a contiguous tensor, but kernels take some for channels last
         return x.stride() if x.layout is torch.strided and x.stride() != row_major(x.shape) else None
@@ -116,7 +116,7 @@ def memory_of(x: Tensor) -> Strides | None:
 
 def strides_of(x: Tensor) -> Strides:
     """Return a tensor's strides in one process, or UNKNOWN."""
-    return (x._memory or row_major(x.shape)) if hasattr(x, "_memory") else x.stride()
+    return (x.global_strides or row_major(x.shape)) if hasattr(x, "global_strides") else x.stride()
 
 
 def row_major(shape: Sequence[int]) -> Strides:
@@ -131,10 +131,10 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
     if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
         return result
-    if hasattr(result, "_memory"):  # of one ShardTensor
+    if hasattr(result, "global_strides"):  # of one ShardTensor
         if not args or result is not args[0]:
             found = infer_strides(func, args, kwargs)
-            result._memory = found[0] if found else UNKNOWN
+            result.global_strides = found[0] if found else UNKNOWN
         return result
     results = list(result) if isinstance(result, tuple | list) else [result]
     new = [i for i, x in enumerate(results) if isinstance(x, Tensor) and not any(x is given for given in args)]
@@ -144,8 +144,8 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     changed = False
     for i in new:
         x, strides = results[i], found[i] if i < len(found) else UNKNOWN
-        if hasattr(x, "_memory"):
-            x._memory = strides
+        if hasattr(x, "global_strides"):
+            x.global_strides = strides
         elif x.numel() > 1 and strides is not UNKNOWN and (strides or row_major(x.shape)) != x.stride():
             results[i], changed = laid_out(x, strides or row_major(x.shape)), True
     if not changed:
@@ -257,9 +257,9 @@ def _keyed(value: Any) -> Any:
     kind = type(value)
     if kind is int or kind is str or value is None:
         return value
-    if hasattr(value, "_memory"):
-        spec, local = value._spec, value._local
-        return spec.global_shape, local.dtype, local.device, local.requires_grad, value._memory
+    if hasattr(value, "global_strides"):
+        spec, local = value.spec, value.local
+        return spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides
     if kind is tuple or kind is list:
         return tuple([_keyed(item) for item in value])
     if isinstance(value, Tensor):

@@ -72,7 +72,7 @@ def scatter_tensor(
         raise ShardLayoutError(f"rank {global_src} sent shape {spec.global_shape}, not {tuple(global_shape)}")
     if dtype is not None and dtype != local.dtype:
         raise ShardLayoutError(f"rank {global_src} sent dtype {local.dtype}, not {dtype}")
-    return ShardTensor(local, spec)._lying(strides or None).requires_grad_(requires_grad)
+    return ShardTensor(local, spec, global_strides=strides or None).requires_grad_(requires_grad)
 
 
 def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:

@@ -23,7 +23,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.device_mesh.board import begin
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
-from scidata.shard.calls import answer
+from scidata.shard.dispatch import dispatch
 from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, memory_of, memory_of_parts, own_strides, row_major
 from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
@@ -56,6 +56,18 @@ class ShardTensor(Tensor):
     A tensor made by :meth:`from_padded` also holds its halo. Pointwise operations act on the halo too and keep it,
     as long as nothing requires grad; other operations drop it.
 
+    Attributes
+    ----------
+    spec
+        The layout.
+    halo
+        The halo that was asked for, by tensor dim; empty where none was.
+
+    Notes
+    -----
+    Internal to this package, for handlers of operations: the other attributes of ``__slots__``, ``held_halo()`` and
+    ``refresh()``. Plain attributes, since each operation reads them; only code that writes to tensors sets them.
+
     Examples
     --------
     On each of two ranks:
@@ -72,15 +84,15 @@ class ShardTensor(Tensor):
     tensor([0., 2., 4., 6., 8.])
     """
 
-    __slots__ = ("_copied", "_halo", "_local", "_memory", "_padded", "_padded_version", "_spec")
+    __slots__ = ("copied", "global_strides", "halo", "local", "padded", "padded_version", "spec")
 
-    _local: Tensor
-    _spec: ShardSpec
-    _padded: Tensor | None
-    _halo: Mapping[int, HaloDim]
-    _padded_version: int
-    _copied: Copy | Whole | None  # where torch would give a view
-    _memory: Strides | None  # of the whole tensor, in one process; None: row-major
+    local: Tensor  # this rank's part
+    spec: ShardSpec
+    halo: Mapping[int, HaloDim]
+    padded: Tensor | None  # the part with its halo, where that is held: see held_halo()
+    padded_version: int  # version of ``padded`` in which its ghosts were good
+    copied: Copy | Whole | None  # where torch would give a view
+    global_strides: Strides | None  # of the whole tensor, in one process; None: row-major
 
     @staticmethod
     def __new__(
@@ -91,6 +103,7 @@ class ShardTensor(Tensor):
         padded: Tensor | None = None,
         halo: Mapping[int, HaloDim] | None = None,
         copied: Copy | Whole | None = None,
+        global_strides: Strides | None = None,
     ) -> ShardTensor:
         """Wrap without checks beyond the local shape; handlers of the op table call this."""
         if not _watched:
@@ -107,13 +120,13 @@ class ShardTensor(Tensor):
             cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
         forbid_address(self)
-        self._local = local
-        self._spec = spec
-        self._padded = padded
-        self._padded_version = 0 if padded is None else version_of(padded)
-        self._halo = halo or {}
-        self._copied = copied
-        self._memory = None
+        self.local = local
+        self.spec = spec
+        self.padded = padded
+        self.padded_version = 0 if padded is None else version_of(padded)
+        self.halo = halo or {}
+        self.copied = copied
+        self.global_strides = global_strides
         return self
 
     # -- making -------------------------------------------------------------------------------------------------
@@ -159,13 +172,15 @@ class ShardTensor(Tensor):
         )
         if part.is_leaf:
             layouts.watch_graphs(part, spec)
-        return cls(part, spec)._lying(memory_of(part) if spec.is_replicated else memory_of_parts(spec, laid))
+        strides = memory_of(part) if spec.is_replicated else memory_of_parts(spec, laid)
+        return cls(part, spec, global_strides=strides)
 
     @classmethod
     def from_dtensor(cls, dtensor: DTensor) -> ShardTensor:
         """Wrap the local part of a DTensor, as :func:`scidata.from_dtensor` does."""
         spec, part = layouts.spec_of_dtensor(dtensor), dtensor.to_local()
-        return cls(part, spec)._lying(memory_of_parts(spec, [(tuple(part.shape), own_strides(part))]))
+        strides = memory_of_parts(spec, [(tuple(part.shape), own_strides(part))])
+        return cls(part, spec, global_strides=strides)
 
     @classmethod
     def from_padded(cls, padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> ShardTensor:
@@ -186,12 +201,8 @@ class ShardTensor(Tensor):
         """
         keep_out_of_graphs()
         wanted = {dim % spec.ndim: widths for dim, widths in halo.items()}
-        result = cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted)
-        return result._lying(memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))]))
-
-    def _lying(self, memory: Strides | None) -> ShardTensor:
-        self._memory = memory
-        return self
+        strides = memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))])
+        return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted, global_strides=strides)
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -200,51 +211,41 @@ class ShardTensor(Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The global shape."""
-        return self._spec.global_size
+        return self.spec.global_size
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
         """Number of dims."""
-        return self._spec.ndim
+        return self.spec.ndim
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         """The dtype of all parts."""
-        return self._local.dtype
+        return self.local.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """Where this rank's part lies."""
-        return self._local.device
-
-    @property
-    def spec(self) -> ShardSpec:
-        """The layout."""
-        return self._spec
+        return self.local.device
 
     @property
     def device_mesh(self) -> DeviceMesh:
         """The domain axes."""
-        return self._spec.device_mesh
+        return self.spec.device_mesh
 
     @property
     def placements(self) -> tuple[Placement, ...]:
         """``Shard(dim)`` or ``Replicate()``, one per mesh axis."""
-        return self._spec.placements
+        return self.spec.placements
 
     @property
     def offsets(self) -> layouts.Offsets:
         """Global index of the own part's first element along each dim; ``offsets()``: along each mesh axis."""
-        return layouts.Offsets(self._spec)
-
-    @property
-    def halo(self) -> Mapping[int, HaloDim]:
-        """The halo that was asked for, by tensor dim; empty where none was."""
-        return dict(self._halo)
+        return layouts.Offsets(self.spec)
 
     def sharding_shapes(self) -> dict[int, tuple[torch.Size, ...]]:
         """Return the local shapes of the ranks along each mesh axis that shards."""
-        spec, result = self._spec, {}
+        spec, result = self.spec, {}
         for dim, axis in spec.sharded.items():
             before, after = spec.local_shape[:dim], spec.local_shape[dim + 1 :]
             result[axis] = tuple(torch.Size((*before, size, *after)) for size in spec.sizes_of(axis))
@@ -264,17 +265,18 @@ class ShardTensor(Tensor):
         all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and
         the original was written to since.
         """
-        self._refresh()
-        return layouts.with_gradient(self._local, self._spec, grad_placements)
+        self.refresh()
+        return layouts.with_gradient(self.local, self.spec, grad_placements)
 
-    def _refresh(self) -> None:
-        if self._copied is not None:
-            self._copied.refresh()
+    def refresh(self) -> None:
+        """Copy again, where this is a copy of what was written to since. Collective then, where the copy was."""
+        if self.copied is not None:
+            self.copied.refresh()
 
-    def _held_halo(self) -> Tensor | None:
+    def held_halo(self) -> Tensor | None:
         """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
-        padded = self._padded
-        if padded is None or self._local.requires_grad or version_of(padded) != self._padded_version:
+        padded = self.padded
+        if padded is None or self.local.requires_grad or version_of(padded) != self.padded_version:
             return None
         return padded
 
@@ -299,15 +301,15 @@ class ShardTensor(Tensor):
         ShardLayoutError
             There is no halo and no widths were given.
         """
-        self._refresh()
+        self.refresh()
         if halo is not None:
-            return exchange_halo(self._local, self._spec, halo_dims(halo, periodic, self._spec))
-        held = self._held_halo()
+            return exchange_halo(self.local, self.spec, halo_dims(halo, periodic, self.spec))
+        held = self.held_halo()
         if held is not None:
             return held
-        if not self._halo:
-            raise ShardLayoutError(f"this tensor has no halo ({self._spec}); pass widths, e.g. halo={{0: 1}}")
-        return exchange_halo(self._local, self._spec, self._halo)
+        if not self.halo:
+            raise ShardLayoutError(f"this tensor has no halo ({self.spec}); pass widths, e.g. halo={{0: 1}}")
+        return exchange_halo(self.local, self.spec, self.halo)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the whole tensor on each rank, plain. Collective. Its gradient is taken as replicated, or as
@@ -315,9 +317,9 @@ class ShardTensor(Tensor):
 
         Edges come in the order of one process, or where that is not known, one rank's after the other's.
         """
-        self._refresh()
-        full = as_in_one_process(gather_full(self._local, self._spec), self._spec)
-        return layouts.with_gradient(full, self._spec, grad_placements, whole=True)
+        self.refresh()
+        full = as_in_one_process(gather_full(self.local, self.spec), self.spec)
+        return layouts.with_gradient(full, self.spec, grad_placements, whole=True)
 
     @checked_keywords
     def redistribute(
@@ -345,28 +347,26 @@ class ShardTensor(Tensor):
         UnsupportedShardOp
             Edges of a graph whose order in one process is not known.
         """
-        if device_mesh is not None and device_mesh != self._spec.device_mesh:
+        if device_mesh is not None and device_mesh != self.spec.device_mesh:
             raise ShardLayoutError(
-                f"cannot redistribute from {self._spec.device_mesh} to another mesh {device_mesh}; "
+                f"cannot redistribute from {self.spec.device_mesh} to another mesh {device_mesh}; "
                 "use full_tensor() and scatter_tensor()"
             )
-        self._refresh()
-        target = layouts.target_spec(self._spec, self.placements if placements is None else placements, sizes)
-        if (target.dims, target.sizes) == (self._spec.dims, self._spec.sizes):
+        self.refresh()
+        target = layouts.target_spec(self.spec, self.placements if placements is None else placements, sizes)
+        if (target.dims, target.sizes) == (self.spec.dims, self.spec.sizes):
             return self
-        local = change_layout(in_one_order(ShardTensor.redistribute, self._local, self._spec)[0], self._spec, target)
-        if target.is_replicated and self._memory is not None and self._memory is not UNKNOWN:
-            local = laid_out(local, self._memory)  # operations on it are those on a plain tensor
-        moved = ShardTensor(local, target)
-        moved._memory = self._memory
-        return moved
+        local = change_layout(in_one_order(ShardTensor.redistribute, self.local, self.spec)[0], self.spec, target)
+        if target.is_replicated and self.global_strides is not None and self.global_strides is not UNKNOWN:
+            local = laid_out(local, self.global_strides)  # operations on it are those on a plain tensor
+        return ShardTensor(local, target, global_strides=self.global_strides)
 
     # -- autograd: all of it lives on the local part --------------------------------------------------------------
 
     @property
     def requires_grad(self) -> bool:
         """Whether the local part requires grad."""
-        return self._local.requires_grad or (self._copied is not None and self._copied.will_require_grad())
+        return self.local.requires_grad or (self.copied is not None and self.copied.will_require_grad())
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -374,51 +374,48 @@ class ShardTensor(Tensor):
 
     def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
         """Set whether gradients are kept, in place."""
-        self._local.requires_grad_(requires_grad)
-        layouts.watch_graphs(self._local, self._spec)
+        self.local.requires_grad_(requires_grad)
+        layouts.watch_graphs(self.local, self.spec)
         return self
 
     @property  # type: ignore[override]
     def grad(self) -> ShardTensor | None:
         """The gradient, a ShardTensor of the same layout."""
-        grad = self._local.grad
+        grad = self.local.grad
         if grad is None:
             refuse_no_gradient(self)
             return None
-        result = ShardTensor(grad, self._spec)
-        if self._local.is_leaf:  # autograd makes it so; what others retain is row-major
-            result._memory = dense(self._memory, self._spec.global_shape)
-        return result
+        # of a leaf, autograd makes it so; what others retain is row-major
+        strides = dense(self.global_strides, self.spec.global_shape) if self.local.is_leaf else None
+        return ShardTensor(grad, self.spec, global_strides=strides)
 
     @grad.setter
     def grad(self, value: ShardTensor | None) -> None:
-        if value is not None and (not isinstance(value, ShardTensor) or value._spec != self._spec):
-            raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self._spec})")
-        self._local.grad = None if value is None else value._local
+        if value is not None and (not isinstance(value, ShardTensor) or value.spec != self.spec):
+            raise ShardLayoutError(f"grad must be None or a ShardTensor of the same layout ({self.spec})")
+        self.local.grad = None if value is None else value.local
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
         """The local part's grad_fn."""
-        return self._local.grad_fn
+        return self.local.grad_fn
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
         """Whether the local part is a leaf."""
-        return self._local.is_leaf
+        return self.local.is_leaf
 
     def retain_grad(self) -> None:
         """Keep the gradient of a tensor that is not a leaf."""
-        self._local.retain_grad()
-        layouts.watch_graphs(self._local, self._spec)
+        self.local.retain_grad()
+        layouts.watch_graphs(self.local, self.spec)
 
     def _gradient(self, local: Tensor) -> ShardTensor:
         """Wrap a gradient that autograd made: how it lies in memory is not known (of a sum's, all strides are 0)."""
         if local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
             local = local.clone(memory_format=torch.contiguous_format)
-        result = ShardTensor(local, self._spec)
-        result._memory = UNKNOWN
-        result._copied = Whole(self._spec.global_size.numel())
-        return result
+        copied = Whole(self.spec.global_size.numel())
+        return ShardTensor(local, self.spec, copied=copied, global_strides=UNKNOWN)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> Any:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; what it returns takes its place.
@@ -431,29 +428,29 @@ class ShardTensor(Tensor):
 
         def on_local(grad: Tensor) -> Tensor | None:
             changed = hook(self._gradient(grad))
-            if isinstance(changed, ShardTensor) and changed._spec == self._spec:
-                return changed._local
-            if changed is not None and (isinstance(changed, ShardTensor) or not self._spec.is_replicated):
-                raise ShardLayoutError(f"a hook must return None or a ShardTensor of the same layout ({self._spec})")
+            if isinstance(changed, ShardTensor) and changed.spec == self.spec:
+                return changed.local
+            if changed is not None and (isinstance(changed, ShardTensor) or not self.spec.is_replicated):
+                raise ShardLayoutError(f"a hook must return None or a ShardTensor of the same layout ({self.spec})")
             return changed
 
-        return self._local.register_hook(on_local)  # type: ignore[no-untyped-call]
+        return self.local.register_hook(on_local)  # type: ignore[no-untyped-call]
 
     def backward(  # type: ignore[override]
         self, gradient: Tensor | None = None, retain_graph: bool | None = None, **kwargs: Any
     ) -> None:
         """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
-        if self._spec.is_replicated and not isinstance(gradient, ShardTensor):
-            self._local.backward(gradient, retain_graph, **kwargs)  # type: ignore[no-untyped-call]
+        if self.spec.is_replicated and not isinstance(gradient, ShardTensor):
+            self.local.backward(gradient, retain_graph, **kwargs)  # type: ignore[no-untyped-call]
             return
-        if not isinstance(gradient, ShardTensor) or gradient._spec != self._spec:
+        if not isinstance(gradient, ShardTensor) or gradient.spec != self.spec:
             raise unsupported(
                 Tensor.backward,
                 "a sharded tensor needs its gradient as a ShardTensor of the same layout",
-                self._spec,
+                self.spec,
                 remedy="reduce to a loss (a plain tensor) and call its backward()",
             )
-        torch.autograd.backward(self._local, gradient._local, retain_graph=retain_graph, **kwargs)
+        torch.autograd.backward(self.local, gradient.local, retain_graph=retain_graph, **kwargs)
 
     # -- being a tensor ---------------------------------------------------------------------------------------------
 
@@ -463,28 +460,28 @@ class ShardTensor(Tensor):
     ) -> Any:
         if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
             return NotImplemented
-        return answer(ShardTensor, func, types, args, kwargs or {})
+        return dispatch(ShardTensor, func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
-        specs = [x._spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
+        specs = [x.spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
         raise unsupported(func, "reached the dispatcher without a rule for sharded tensors", *specs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = f", grad_fn={self.grad_fn.name()}" if self.grad_fn else ", requires_grad=True" * self.requires_grad
-        halo = f", halo={dict(self._halo)}" if self._halo else ""
+        halo = f", halo={dict(self.halo)}" if self.halo else ""
         return (
-            f"ShardTensor({self._spec}, local shape {self._spec.local_shape}, dtype={self._local.dtype}, "
-            f"device='{self._local.device}'{halo}{grad})"
+            f"ShardTensor({self.spec}, local shape {self.spec.local_shape}, dtype={self.local.dtype}, "
+            f"device='{self.local.device}'{halo}{grad})"
         )
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        halo = ", ".join(f"dim {dim}: {each}" for dim, each in self._halo.items())
-        return layout_card(self._spec, {"dtype": str(self._local.dtype), "device": str(self.device), "halo": halo})
+        halo = ", ".join(f"dim {dim}: {each}" for dim, each in self.halo.items())
+        return layout_card(self.spec, {"dtype": str(self.local.dtype), "device": str(self.device), "halo": halo})
 
     def __format__(self, format_spec: str) -> str:
         return format(repr(self), format_spec)
@@ -496,12 +493,14 @@ class ShardTensor(Tensor):
         return dir(type(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
-        if self._padded is not None and self._held_halo() is not None:
-            result = ShardTensor.from_padded(copy.deepcopy(self._padded, memo), self._spec, self._halo)
+        if self.padded is not None and self.held_halo() is not None:
+            padded = copy.deepcopy(self.padded, memo)
+            local = owned_of(padded, self.spec, self.halo)
         else:
-            result = ShardTensor(copy.deepcopy(self._local, memo), self._spec, halo=self._halo)
+            padded, local = None, copy.deepcopy(self.local, memo)
+        result = ShardTensor(local, self.spec, padded=padded, halo=self.halo, global_strides=self.global_strides)
         memo[id(self)] = result
-        return result._lying(self._memory)
+        return result
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UnsupportedShardOp(

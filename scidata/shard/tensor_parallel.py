@@ -90,13 +90,13 @@ class ShardedDTensor(ShardTensor):
         return self
 
     # what ShardTensor keeps is kept once, in the tensor that the operations work on
-    _local = property(lambda self: self._whole._local)
-    _spec = property(lambda self: self._whole._spec)
-    _halo = property(lambda self: self._whole._halo)
-    _padded = property(lambda self: self._whole._padded)
-    _padded_version = property(lambda self: self._whole._padded_version)
-    _copied = property(lambda self: self._whole._copied)
-    _memory = property(lambda self: self._whole._memory)
+    local = property(lambda self: self._whole.local)
+    spec = property(lambda self: self._whole.spec)
+    halo = property(lambda self: self._whole.halo)
+    padded = property(lambda self: self._whole.padded)
+    padded_version = property(lambda self: self._whole.padded_version)
+    copied = property(lambda self: self._whole.copied)
+    global_strides = property(lambda self: self._whole.global_strides)
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -106,7 +106,7 @@ class ShardedDTensor(ShardTensor):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """``Shard(dim)`` or ``Replicate()``, one per axis of tensor parallelism."""
-        return tuple(self._spec.placements[axis] for axis in self._meshes.tp_axes)
+        return tuple(self.spec.placements[axis] for axis in self._meshes.tp_axes)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
         """Return the part of this rank of tensor parallelism: a ShardTensor over the domain, else a plain tensor.
@@ -114,8 +114,8 @@ class ShardedDTensor(ShardTensor):
         The gradient is taken as split or replicated as this tensor is.
         """
         if grad_placements is not None and tuple(grad_placements) != self.placements:
-            raise unsupported(DTensor.to_local, f"grad_placements={grad_placements} differ from its own", self._spec)
-        meshes, spec, local = self._meshes, self._spec, self._whole.to_local()
+            raise unsupported(DTensor.to_local, f"grad_placements={grad_placements} differ from its own", self.spec)
+        meshes, spec, local = self._meshes, self.spec, self._whole.to_local()
         shape = list(spec.global_shape)
         for axis in meshes.tp_axes:
             dim, parts = spec.dims[axis], spec.sizes[axis]
@@ -129,9 +129,7 @@ class ShardedDTensor(ShardTensor):
         new = _spec(spec, meshes.domain, placements, shape, sizes)
         if new.is_replicated:
             return local
-        part = ShardTensor(local, new)
-        part._memory = _memory_of_part(self._memory, self.placements)
-        return part
+        return ShardTensor(local, new, global_strides=_memory_of_part(self.global_strides, self.placements))
 
     def redistribute(  # type: ignore[override]
         self,
@@ -144,8 +142,8 @@ class ShardedDTensor(ShardTensor):
     ) -> ShardedDTensor:
         """Return the same tensor with other placements on the axes of tensor parallelism. Collective."""
         if device_mesh not in (None, self._meshes.tp) or forward_dtype is not None or backward_dtype is not None:
-            raise unsupported(DTensor.redistribute, "another mesh, or dtypes, are given", self._spec, remedy="to()")
-        new, spec = list(self._spec.placements), self._spec
+            raise unsupported(DTensor.redistribute, "another mesh, or dtypes, are given", self.spec, remedy="to()")
+        new, spec = list(self.spec.placements), self.spec
         sizes: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(spec.sizes) if s is not None}
         for axis, placement in zip(self._meshes.tp_axes, placements or (), strict=True):
             new[axis], dim = _checked(placement, spec)
@@ -173,9 +171,8 @@ class ShardedDTensor(ShardTensor):
         def show(x: Tensor) -> Tensor:
             if isinstance(x, ShardTensor):
                 return known[id(x)] if id(x) in known else ShardedDTensor(x, meshes)
-            whole = ShardTensor(x, given[0]._spec.derive(x.shape, nothing, nothing))
-            whole._memory = memory_of(x)
-            return ShardedDTensor(whole, meshes)
+            spec = given[0].spec.derive(x.shape, nothing, nothing)
+            return ShardedDTensor(ShardTensor(x, spec, global_strides=memory_of(x)), meshes)
 
         return tree_map_only(Tensor, show, func(*new_args, **new_kwargs))
 
@@ -184,11 +181,11 @@ def _joining(func: Any, x: Any, meshes: _Meshes) -> Any:
     """Return what takes part in an operation on the mesh of both."""
     if isinstance(x, ShardedDTensor):
         if x._meshes != meshes:
-            raise unsupported(func, "the operands lie on different device meshes", x._spec)
+            raise unsupported(func, "the operands lie on different device meshes", x.spec)
         return x._whole
     if isinstance(x, ShardTensor):
         remedy = "to_local() of the one, or DTensor.from_local() of the other"
-        raise unsupported(func, "a ShardTensor meets a DTensor of ShardTensors", x._spec, remedy=remedy)
+        raise unsupported(func, "a ShardTensor meets a DTensor of ShardTensors", x.spec, remedy=remedy)
     if not isinstance(x, DTensor):
         return x
     if func is torch.autograd.grad:  # of its local part, made anew, nothing depends
@@ -229,7 +226,7 @@ def from_local(
 
     ``function`` is what it is applied by: for one that is replicated on all axes it makes a DTensor.
     """
-    spec = x._spec
+    spec = x.spec
     if isinstance(x, ShardedDTensor):
         return x.redistribute(device_mesh, placements)  # a module's hook saw that it is no DTensor
     if spec.is_replicated:
@@ -259,9 +256,9 @@ def from_local(
         num_parts = meshes.both.size(axis)
         sizes[axis] = (local.shape[dim],) * num_parts
         shape[dim] *= num_parts
-    whole = ShardTensor(local, _spec(spec, meshes.both, tuple(new), shape, tuple(sizes)))
-    whole._memory = _memory_of_part(x._memory, placements)
-    return ShardedDTensor(whole, meshes)
+    joined = _spec(spec, meshes.both, tuple(new), shape, tuple(sizes))
+    strides = _memory_of_part(x.global_strides, placements)
+    return ShardedDTensor(ShardTensor(local, joined, global_strides=strides), meshes)
 
 
 def _checked(placement: Placement, spec: ShardSpec) -> tuple[Placement, int | None]:

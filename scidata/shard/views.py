@@ -45,8 +45,8 @@ class Copy:
 
     def refresh(self) -> None:
         """Copy again where the base was written to since. Collective then, where the copy was."""
-        if self.base._copied is not None:
-            self.base._copied.refresh()
+        if self.base.copied is not None:
+            self.base.copied.refresh()
         if self.seen != (now := _version(self.base)):
             # what is written to the base has its graph, whoever asks first for what it is now
             graph = not (self.local.is_leaf and self.local.requires_grad)
@@ -84,9 +84,9 @@ class Copy:
 
 def refuse_no_gradient(x: Any) -> None:
     """Raise where the gradient of a tensor that this may be in one process was retained."""
-    copied = x._copied
-    if isinstance(copied, Copy) and copied.may_be_base and copied.base._local.grad is not None:
-        raise unsupported(Tensor.contiguous, "whether this is the tensor itself is not known", x._spec)
+    copied = x.copied
+    if isinstance(copied, Copy) and copied.may_be_base and copied.base.local.grad is not None:
+        raise unsupported(Tensor.contiguous, "whether this is the tensor itself is not known", x.spec)
 
 
 class Whole:
@@ -117,21 +117,21 @@ class Whole:
 
 def _version(x: Any) -> tuple[int, int]:
     """Return a number that differs after each write; ranks compare their own, and come to the same."""
-    count = version_of(x._local)
+    count = version_of(x.local)
     return count, _writes[0] if count < 0 else 0
 
 
 def written(target: Any) -> None:
     """Say that the own part was written to: ghosts are old now; what is a copy goes back to the original."""
     _writes[0] += 1
-    target._padded = None
-    if target._copied is not None:
-        target._copied.put_back()
+    target.padded = None
+    if target.copied is not None:
+        target.copied.put_back()
 
 
 def _repeats(x: Any) -> bool:
     """Whether several elements are one in memory, as after expand()."""
-    return _any_repeated(x.shape, getattr(x, "_memory", None) or ())
+    return _any_repeated(x.shape, getattr(x, "global_strides", None) or ())
 
 
 def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -141,9 +141,9 @@ def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def refuse_repeated(func: Any, x: Any, index: tuple[Any, ...]) -> None:
     """Raise where several elements of a part, by slices and rows, are one in memory: torch raises for most writes."""
     if _repeats(x):
-        part = torch.empty_strided(x.shape, x._memory, device="meta")[index]
+        part = torch.empty_strided(x.shape, x.global_strides, device="meta")[index]
         if _any_repeated(part.shape, part.stride()):
-            raise unsupported(func, _REPEATED, x._spec, remedy="clone() it")
+            raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
 
 
 def refuse_write_to_copy(func: Any, x: Any) -> None:
@@ -151,26 +151,26 @@ def refuse_write_to_copy(func: Any, x: Any) -> None:
 
     Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
     """
-    copied = getattr(x, "_copied", None)  # plain tensors are what they are
-    counts = {x._spec.global_size.numel()} if copied is not None else set()
+    copied = getattr(x, "copied", None)  # plain tensors are what they are
+    counts = {x.spec.global_size.numel()} if copied is not None else set()
     while isinstance(copied, Copy):
         if copied.put is None:
             reason = "a copy where torch would have made a view, so writing to it would not reach the original"
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
-            raise unsupported(func, reason, x._spec, remedy=remedy)
-        base, copied = copied.base, copied.base._copied
-        counts.add(base._spec.global_size.numel())
+            raise unsupported(func, reason, x.spec, remedy=remedy)
+        base, copied = copied.base, copied.base.copied
+        counts.add(base.spec.global_size.numel())
         if _repeats(base):
-            raise unsupported(func, "several elements of the original are one in memory", x._spec, remedy="clone() it")
+            raise unsupported(func, "several elements of the original are one in memory", x.spec, remedy="clone() it")
     if copied is not None and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
         reason = "it writes to a part of a gradient, of which several elements may be one in memory"
-        raise unsupported(func, reason, x._spec, remedy="clone() the gradient")
+        raise unsupported(func, reason, x.spec, remedy="clone() the gradient")
     if _repeats(x):
-        raise unsupported(func, _REPEATED, x._spec, remedy="clone() it")
-    copied = getattr(x, "_copied", None)
-    while isinstance(copied, Copy) and x._local.requires_grad and torch.is_grad_enabled():
-        x, copied = copied.base, copied.base._copied
-        if is_of_leaf(x._local):  # torch's own error would come when the copy has changed
+        raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
+    copied = getattr(x, "copied", None)
+    while isinstance(copied, Copy) and x.local.requires_grad and torch.is_grad_enabled():
+        x, copied = copied.base, copied.base.copied
+        if is_of_leaf(x.local):  # torch's own error would come when the copy has changed
             raise RuntimeError(f"{func.__name__}: a view of a leaf that requires grad is written to in place")
 
 
@@ -184,15 +184,15 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
     by_name = by_name or kwargs.get("inplace") is True
     if name == "__setitem__" and _is_there(*args):
         return None
-    targets = [x for x in copies if by_name and x._local is args[0]]
-    before = [version_of(x._local) for x in copies]
+    targets = [x for x in copies if by_name and x.local is args[0]]
+    before = [version_of(x.local) for x in copies]
     for x in targets:
         refuse_write_to_copy(func, x)
     result = func(*args, **kwargs)
     changed = [
         x
         for x, old in zip(copies, before, strict=True)
-        if version_of(x._local) != old or (old < 0 and any(x is target for target in targets))
+        if version_of(x.local) != old or (old < 0 and any(x is target for target in targets))
     ]
     for x in changed:
         refuse_write_to_copy(func, x)
@@ -212,7 +212,7 @@ def _is_there(target: Tensor, index: Any, value: Any) -> bool:
 
 def _as_copy(result: Tensor, copies: Sequence[Any], make: Callable[..., Any]) -> Any:
     for x in copies:
-        if shares_memory(result, x._local):
-            nothing = [None] * len(x._spec.axes)
-            return make(result, x._spec.derive(result.shape, nothing, nothing), copied=x._copied)
+        if shares_memory(result, x.local):
+            nothing = [None] * len(x.spec.axes)
+            return make(result, x.spec.derive(result.shape, nothing, nothing), copied=x.copied)
     return result

@@ -95,16 +95,16 @@ def _compare_gradients(
     leaves = [(x, p) for x, p in zip(whole, parts, strict=True) if x.requires_grad]
     seeds = [torch.randn_like(theirs) for theirs, _ in pairs]
     expected = torch.autograd.grad([p[0] for p in pairs], [x for x, _ in leaves], seeds, allow_unused=True)
-    outputs = [ours._local if isinstance(ours, ShardTensor) else ours for _, ours in pairs]
+    outputs = [ours.local if isinstance(ours, ShardTensor) else ours for _, ours in pairs]
     local_seeds = [
-        shard_of(s, ours._spec)._local if isinstance(ours, ShardTensor) else s
+        shard_of(s, ours.spec).local if isinstance(ours, ShardTensor) else s
         for s, (_, ours) in zip(seeds, pairs, strict=True)
     ]
-    locals_ = [p._local if isinstance(p, ShardTensor) else p for _, p in leaves]
+    locals_ = [p.local if isinstance(p, ShardTensor) else p for _, p in leaves]
     found = torch.autograd.grad(outputs, locals_, local_seeds, allow_unused=True)
     for (x, part), ours, theirs in zip(leaves, found, expected, strict=True):
-        local = part._local if isinstance(part, ShardTensor) else part
+        local = part.local if isinstance(part, ShardTensor) else part
         grad = torch.zeros_like(local) if ours is None else ours
-        full = gather_full(grad, part._spec) if isinstance(part, ShardTensor) else grad
+        full = gather_full(grad, part.spec) if isinstance(part, ShardTensor) else grad
         wanted = torch.zeros_like(x) if theirs is None else theirs
         torch.testing.assert_close(full, wanted, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"gradient: {m}")

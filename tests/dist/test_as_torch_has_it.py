@@ -59,7 +59,7 @@ def check_cases(rank, num_ranks):
     for function in (torch.unique, torch.unique_consecutive, lambda x: x.unique(dim=0, return_counts=True)[0]):
         found = function(x * 1)
         assert found.requires_grad
-        local = found._local if isinstance(found, ShardTensor) else found
+        local = found.local if isinstance(found, ShardTensor) else found
         with pytest.raises(NotImplementedError, match="derivative"):
             local.sum().backward()
         assert not function(x.detach()).requires_grad

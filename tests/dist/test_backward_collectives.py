@@ -119,9 +119,9 @@ def _backward(function, shapes, dim, sizes, calls):
     x = shard_of(first, ShardSpec.even(mesh, [Shard(dim)], first.shape, {0: sizes}))
     operands = [x, *others]
     found = [y for y in tree_leaves(function(*[y.requires_grad_() for y in operands])) if y.requires_grad]
-    results = [y._local if isinstance(y, ShardTensor) else y for y in found]
+    results = [y.local if isinstance(y, ShardTensor) else y for y in found]
     calls.clear()
-    leaves = [x._local, *others]
+    leaves = [x.local, *others]
     grads = torch.autograd.grad(results, leaves, [torch.ones_like(y) for y in results], allow_unused=True)
     return list(calls), [grad is None for grad in grads]
 

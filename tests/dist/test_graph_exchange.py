@@ -58,7 +58,7 @@ def _mesh(num_ranks):
 
 
 def _close(found, expected, what=""):
-    full = gather_full(found._local, found._spec) if isinstance(found, ShardTensor) else found
+    full = gather_full(found.local, found.spec) if isinstance(found, ShardTensor) else found
     assert full.shape == expected.shape, f"{what}: {tuple(full.shape)} is not {tuple(expected.shape)}"
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-12, msg=lambda m: f"{what}: {m}")
 
@@ -370,7 +370,7 @@ def check_copies(rank, num_ranks):
     twin = copy.deepcopy(e)
     assert isinstance(twin, RoutedIndex)
     assert torch.equal(twin.local_ids, e.local_ids)
-    assert twin._local.data_ptr() != e._local.data_ptr()
+    assert twin.local.data_ptr() != e.local.data_ptr()
 
 
 # -- ghosts by hops ------------------------------------------------------------------------------------------------

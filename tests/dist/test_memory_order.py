@@ -284,12 +284,12 @@ def check_unknown(rank, num_ranks):
         z.mul_(2)
     for name in ("t_", "unsqueeze_", "transpose_", "swapaxes_", "resize_"):
         for tensor in (x, x.redistribute(placements=[Replicate()]), x[2]):
-            before = tensor.shape, tensor._local.shape
+            before = tensor.shape, tensor.local.shape
             with pytest.raises(UnsupportedShardOp, match="does not change in place"):
                 getattr(tensor, name)(
                     *{"unsqueeze_": (0,), "resize_": (2, 2)}.get(name, (0, -1) if name != "t_" else ())
                 )
-            assert (tensor.shape, tensor._local.shape) == before
+            assert (tensor.shape, tensor.local.shape) == before
     x.data = x.detach() * 2
     with pytest.raises(UnsupportedShardOp, match="another layout"):
         x.data = torch.ones(6, 4)
@@ -309,8 +309,8 @@ def test_copies_go_with_their_last_use():
             for take in (lambda x: x.reshape(14, 3), lambda x: x[:, 2], lambda x: x.unbind(1)[0], lambda x: x.view(-1)):
                 x = ShardTensor(torch.rand(spec.local_shape), spec)
                 y = take(x)
-                assert y._copied is not None
-                parts = weakref.ref(x._local), weakref.ref(y._local)
+                assert y.copied is not None
+                parts = weakref.ref(x.local), weakref.ref(y.local)
                 del x, y
                 assert [part() for part in parts] == [None, None]
     finally:

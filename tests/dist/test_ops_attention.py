@@ -16,7 +16,7 @@ import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.shard.attention import blocks
-from scidata.shard.attention.ways import chosen_way
+from scidata.shard.attention.algorithms import chosen_algorithm
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests.dist._layers import Spy
@@ -103,7 +103,7 @@ def test_heads_and_sequence():
 
 # -- a sharded sequence: three ways ---------------------------------------------------------------------------------
 
-WAYS = ("gather", "ring", "heads")
+ALGORITHMS = ("gather", "ring", "heads")
 SPLIT = (slice(0, 5), slice(5, 8))
 SEQUENCES = {1: [(9,)], 2: [(8, 1), (0, 9)], 3: [(1, 0, 8)], 4: [(2, 6, 0, 1)]}
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
@@ -132,10 +132,10 @@ def check_ways(rank, num_ranks):
         shared = [normal(2, 4, 9, 4), normal(2, 2, 9, 4), normal(2, 2, 9, 4)]
         long = [normal(2, 5, 18, 4), normal(2, 5, 18, 3)]
         longer = [split(x.shape, 2, 2) for x in long]
-        for way in WAYS:
+        for way in ALGORITHMS:
             with scidata.attention(way):
                 found = assert_like_one_process(ATTENTION, three, rows)
-                assert found._spec == split((2, 5, 9, 3), 2)
+                assert found.spec == split((2, 5, 9, 3), 2)
                 assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), three, rows)
                 assert_like_one_process(lambda *x: ATTENTION(*x, scale=0.3), [three[0]] * 3, [rows[0]] * 3)
                 assert_like_one_process(lambda *x: ATTENTION(*x, is_causal=True), [three[0]] * 3, [rows[0]] * 3)
@@ -165,7 +165,7 @@ def check_ways_beside_another_axis(rank, num_ranks):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
     torch.manual_seed(18)
     three = [normal(3, 4, 7, 4) for _ in range(3)]
-    for way in WAYS:
+    for way in ALGORITHMS:
         with scidata.attention(way):
             for first in (0, None, 1) if way != "heads" else (0, None):
                 placement = Replicate() if first is None else Shard(first)
@@ -196,9 +196,9 @@ def test_ring_in_other_dtypes():
 
 
 def check_choice(rank, num_ranks):
-    assert chosen_way(4, 8, 2**20) == "gather"
-    assert chosen_way(4, 8, 2**30) == "heads"
-    assert chosen_way(4, 6, 2**30) == chosen_way(4, 0, 2**30) == "ring"
+    assert chosen_algorithm(4, 8, 2**20) == "gather"
+    assert chosen_algorithm(4, 8, 2**30) == "heads"
+    assert chosen_algorithm(4, 6, 2**30) == chosen_algorithm(4, 0, 2**30) == "ring"
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     three = [shard_of(normal(1, 2, 8, 4), ShardSpec.even(mesh, [Shard(2)], (1, 2, 8, 4))) for _ in range(3)]
     for way, names in (("gather", {"all_gather"}), ("ring", set()), ("auto", {"all_gather"})):
@@ -305,7 +305,7 @@ def check_groups(rank, num_ranks):
             function = lambda q, k, v, o=options: ATTENTION(q, k, v, enable_gqa=True, **o)  # noqa: E731
             for sizes in SEQUENCES[num_ranks]:
                 specs = [ShardSpec.even(mesh, [Shard(2)], x.shape, {0: sizes}) for x in (query, key, value)]
-                for way in WAYS:
+                for way in ALGORITHMS:
                     with scidata.attention(way):
                         assert_like_one_process(function, [query, key, value], specs, rtol=1e-11)
             heads = [count] + [0] * (num_ranks - 1)
@@ -420,7 +420,7 @@ def check_encoder(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     padding = torch.tensor([[False] * 7 + [True] * 2, [False] * 9])
     causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
-    for way in WAYS:
+    for way in ALGORITHMS:
         for training, norm_first in ((True, False), (False, True), (False, False)):
             torch.default_generator.manual_seed(20)
             layer = nn.TransformerEncoderLayer(

@@ -89,7 +89,7 @@ def check_modules(rank, num_ranks):
                 return torch.func.functional_call(conv, {"weight": weight, "bias": bias}, (x,))
 
             found = assert_like_one_process(run, [random(*IMAGE), *parameters], [spec, None, None])
-            assert found._spec.sizes == spec.sizes
+            assert found.spec.sizes == spec.sizes
         up = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1).double()
         assert_like_one_process(lambda x, up=up: up(x, (2 * ROWS, 2 * COLUMNS)), [random(*IMAGE)], [spec])
 
@@ -105,7 +105,7 @@ def check_owners(rank, num_ranks):
 
     def sizes_after(sizes, function):
         x = shard_of(random(1, 1, sum(sizes), 2), ShardSpec.even(mesh, [Shard(2)], (1, 1, sum(sizes), 2), {0: sizes}))
-        return function(x)._spec.sizes[0]
+        return function(x).spec.sizes[0]
 
     ones = lambda *kernel: torch.ones(1, 1, *kernel, dtype=torch.float64)  # noqa: E731
     down = lambda x: F.conv2d(x, ones(3, 1), stride=(2, 1), padding=(1, 0))  # noqa: E731

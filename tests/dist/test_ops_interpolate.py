@@ -83,7 +83,7 @@ def check_rounds(rank, num_ranks):
     with Spy() as spy:
         y = F.interpolate(x, scale_factor=2)
         assert spy.counts == {}
-        assert y._spec.sizes == ((40, 6),)
+        assert y.spec.sizes == ((40, 6),)
         F.interpolate(x, scale_factor=2, mode="bicubic")
         assert spy.counts == {"all_to_all_single": 1}
 

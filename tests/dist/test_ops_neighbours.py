@@ -117,9 +117,9 @@ def check_kinds(rank, num_ranks):
     ours = shard_of(x, spec)
     edges = torch.ops.pyg.knn(ours, ours, k=3)
     assert (type(edges), edges._owned) == (RoutedIndex, (True, False))
-    assert edges._spec.sizes_of(0) == (15, 0, 21)
+    assert edges.spec.sizes_of(0) == (15, 0, 21)
     other = torch.ops.pyg.knn(ours, shard_of(y, ShardSpec.even(mesh, [Shard(0)], y.shape)), k=3)
-    assert (type(other), other._spec.sizes_of(0)) == (ShardTensor, (9, 9, 9))
+    assert (type(other), other.spec.sizes_of(0)) == (ShardTensor, (9, 9, 9))
     assert type(torch.ops.pyg.knn(ours, y, k=3)) is torch.Tensor
 
     turned = shard_of(x.t().contiguous(), ShardSpec.even(mesh, [Shard(1)], (3, NUM), {0: (5, 0, 7)})).t()
@@ -131,7 +131,7 @@ def check_kinds(rank, num_ranks):
     torch.default_generator.manual_seed(rank)
     for _ in range(5):
         picks = torch.ops.pyg.fps(ours, FULL_PTR, 0.5)
-        assert (type(picks), picks._spec.sizes_of(0)) == (ShardTensor, (2, 2, 2))
+        assert (type(picks), picks.spec.sizes_of(0)) == (ShardTensor, (2, 2, 2))
         check_picks(x, picks.full_tensor())
         same = torch.ops.pyg.fps(ours.redistribute(placements=[Replicate()]), FULL_PTR, 0.5)
         check_picks(x, same)

@@ -101,7 +101,7 @@ class Net(nn.Module):
 
 
 def _close(found, expected, what):
-    full = gather_full(found._local, found._spec) if isinstance(found, ShardTensor) else found
+    full = gather_full(found.local, found.spec) if isinstance(found, ShardTensor) else found
     assert full.shape == expected.shape, f"{what}: {tuple(full.shape)} is not {tuple(expected.shape)}"
     torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-12, msg=lambda m: f"{what}: {m}")
 

@@ -191,11 +191,11 @@ def check_halos(rank, num_ranks, shape_of_mesh, names, layouts):
         spec = ShardSpec.even(mesh, placements, full.shape, dict(enumerate(sizes)))
         x = ShardTensor.from_padded(padded_of(full, spec, halo), spec, halo)
         y = ShardTensor.from_padded(padded_of(other, spec, halo), spec, halo)
-        assert x.local_with_halo() is x._padded
+        assert x.local_with_halo() is x.padded
         assert torch.equal(x.full_tensor(), full)
         for function in HALO_OPS:
             kept = function(x, y)
-            assert kept._held_halo() is not None
+            assert kept.held_halo() is not None
             expected = padded_of(function(full, other), spec, halo)
             torch.testing.assert_close(kept.local_with_halo(), expected, rtol=0, atol=0)
             torch.testing.assert_close(kept.full_tensor(), function(full, other), rtol=0, atol=0)
@@ -207,7 +207,7 @@ def check_halos(rank, num_ranks, shape_of_mesh, names, layouts):
         wraps = [d for d, w in halo.items() if w.periodic]
         assert torch.equal(bare.local_with_halo(asked, periodic=wraps), x.local_with_halo())
         product = x * bare
-        assert product._held_halo() is None
+        assert product.held_halo() is None
         assert torch.equal(product.local_with_halo(), padded_of(full * full, spec, halo))
         written = copy.deepcopy(x)
         written.to_local().mul_(2)  # behind the tensor's back

@@ -30,12 +30,12 @@ def outcome(function, inputs, dtype, grad):
         generator = torch.Generator().manual_seed(6)
         seeds = [torch.randn(tuple(x.shape), generator=generator).to(dtype).to(x.dtype) for x in chosen]
         seeds = [
-            shard_of(s, x._spec)._local if isinstance(x, ShardTensor) else s for s, x in zip(seeds, chosen, strict=True)
+            shard_of(s, x.spec).local if isinstance(x, ShardTensor) else s for s, x in zip(seeds, chosen, strict=True)
         ]
-        outputs, leaves = ([getattr(x, "_local", x) for x in these] for these in (chosen, inputs))
+        outputs, leaves = ([getattr(x, "local", x) for x in these] for these in (chosen, inputs))
         grads = torch.autograd.grad(outputs, leaves, seeds, materialize_grads=True)
         found += [
-            gather_full(g, x._spec) if isinstance(x, ShardTensor) else g for g, x in zip(grads, inputs, strict=True)
+            gather_full(g, x.spec) if isinstance(x, ShardTensor) else g for g, x in zip(grads, inputs, strict=True)
         ]
     return [x.detach() for x in found]
 

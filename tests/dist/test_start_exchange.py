@@ -59,7 +59,7 @@ def check(rank: int, num_ranks: int, sizes: tuple[int, ...]) -> list[str]:
         found.square().sum().backward()
     finally:
         dist.all_to_all_single = original
-    torch.testing.assert_close(gather_full(found._local, found._spec), whole.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gather_full(found.local, found.spec), whole.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(weight.grad, expected, rtol=1e-12, atol=1e-12)
     grad = data.x.grad
     local = grad.to_local() if isinstance(grad, scidata.ShardTensor) else grad

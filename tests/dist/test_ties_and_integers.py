@@ -160,7 +160,7 @@ def check_twice(rank, num_ranks):
     for name, function in TWICE.items():
         found = []
         for x in (whole, shard_of(whole, spec).requires_grad_()):
-            leaf = getattr(x, "_local", x)
+            leaf = getattr(x, "local", x)
             result = function(x)
             (first,) = torch.autograd.grad(result.sum(), leaf, create_graph=True)
             slope = first.square().sum()

@@ -153,7 +153,7 @@ class _Trial:
 
 
 def _is_gradient(x: Any) -> bool:
-    return isinstance(x, ShardTensor) and isinstance(x._copied, Whole)
+    return isinstance(x, ShardTensor) and isinstance(x.copied, Whole)
 
 
 def _placed(given: Given, mesh: DeviceMesh) -> Tensor:

@@ -37,9 +37,9 @@ def forgetful(rank: int, num_ranks: int, programs: list[Program], done: Path) ->
         target = args[0]
         if not isinstance(target, ShardTensor):
             return handler(func, types, args, kwargs)
-        copied, target._copied = target._copied, None
+        copied, target.copied = target.copied, None
         result = handler(func, types, args, kwargs)
-        target._copied = copied
+        target.copied = copied
         return result
 
     HANDLERS.update({func: write for func, found in HANDLERS.items() if found is handler})
@@ -51,7 +51,7 @@ def lonely(rank: int, num_ranks: int, programs: list[Program], done: Path) -> No
     handler = HANDLERS[Tensor.cumsum]
 
     def cumsum(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if not args[0]._local.numel():
+        if not args[0].local.numel():
             raise RuntimeError("nothing to do")
         return handler(func, types, args, kwargs)
 

@@ -334,13 +334,13 @@ def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
 
     On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
     """
-    local = x._local
+    local = x.local
     x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, local
 
 
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
     """Return what must be the same for ghosts that were fetched to be still good."""
-    local = x._local
+    local = x.local
     return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)
 
 
@@ -349,7 +349,7 @@ def with_ghosts(x: ShardTensor, dim: int, exchange: GhostExchange) -> Tensor:
 
     Kept with ``x`` until it is written to, so that layers that gather one tensor twice exchange it once.
     """
-    local = x._local
+    local = x.local
     if exchange.num_ghosts == 0:
         return local
     key = ghosts_key(x, dim, exchange)

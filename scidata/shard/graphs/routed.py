@@ -76,7 +76,7 @@ class RoutedIndex(ShardTensor):
         first = self.exchanges[0]
         if any(other is not first for other in self.exchanges):
             raise UnsupportedShardOp(
-                f"the rows of this edge index are ids of two sets of nodes ({self._spec}); use edge_index[0] for the "
+                f"the rows of this edge index are ids of two sets of nodes ({self.spec}); use edge_index[0] for the "
                 "sources and edge_index[1] for the targets"
             )
         return first
@@ -92,18 +92,18 @@ class RoutedIndex(ShardTensor):
         """
         if self.is_written:
             raise UnsupportedShardOp(
-                f"an edge index was written to after its routes were made ({self._spec}); make a new one instead"
+                f"an edge index was written to after its routes were made ({self.spec}); make a new one instead"
             )
         return self._ids
 
     @property
     def is_written(self) -> bool:
         """Whether the ids were written to, so that there are no routes for what they are now."""
-        return version_of(self._local) != self._ids_version
+        return version_of(self.local) != self._ids_version
 
     def as_written(self) -> ShardTensor:
         """Return the index itself, or where its ids were written to what it is now: sharded numbers without routes."""
-        return ShardTensor(self._local, self._spec, copied=self._copied) if self.is_written else self
+        return ShardTensor(self.local, self.spec, copied=self.copied) if self.is_written else self
 
     @property
     def _rows(self) -> tuple[tuple[GhostExchange, bool], ...]:
@@ -126,7 +126,7 @@ class RoutedIndex(ShardTensor):
             func is not Tensor.__getitem__
             or type(args[1]) is not int
             or not isinstance(x, RoutedIndex)
-            or x._spec.dims != (1,)
+            or x.spec.dims != (1,)
         ):
             return cls._answer(func, types, args, kwargs)
         # sources or targets, which each layer takes several times
@@ -140,9 +140,9 @@ class RoutedIndex(ShardTensor):
         x = args[0] if args else None
         result = super().__torch_function__(func, types, args, kwargs)
         if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
-            rows = [ShardTensor(r.local_ids, r._spec) for r in x]
+            rows = [ShardTensor(r.local_ids, r.spec) for r in x]
             twin = super().__torch_function__(func, types, (rows, *args[1:]), kwargs)
-            known = result._spec.dims == (1,) and all(len(r._rows) == 1 for r in x)
+            known = result.spec.dims == (1,) and all(len(r._rows) == 1 for r in x)
             return _rewrap(result, twin, [row for r in x for row in r._rows], known)
         if func is Tensor.record_stream and isinstance(x, RoutedIndex):
             x._ids.record_stream(*args[1:])
@@ -150,9 +150,9 @@ class RoutedIndex(ShardTensor):
             return result
         if result is x or isinstance(result, RoutedIndex) or not _rows_stay(func, x, args, kwargs or {}, result):
             return result
-        twin = super().__torch_function__(func, types, (ShardTensor(x.local_ids, x._spec), *args[1:]), kwargs)
+        twin = super().__torch_function__(func, types, (ShardTensor(x.local_ids, x.spec), *args[1:]), kwargs)
         if isinstance(result, tuple):
-            if len(x._rows) == len(result) and x._spec.dims == (1,) and result[0].ndim == 1:  # unbind
+            if len(x._rows) == len(result) and x.spec.dims == (1,) and result[0].ndim == 1:  # unbind
                 return tuple(_rewrap(r, t, (row,)) for r, t, row in zip(result, twin, x._rows, strict=True))
             return tuple(_rewrap(r, t, x._rows, False) for r, t in zip(result, twin, strict=True))
         left = _rows_after(func, x, args, kwargs or {}, result)
@@ -160,7 +160,7 @@ class RoutedIndex(ShardTensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RoutedIndex:
         result = RoutedIndex(
-            self._local.clone(), self._spec, exchanges=self.exchanges, ids=self.local_ids.clone(), owned=self._owned
+            self.local.clone(), self.spec, exchanges=self.exchanges, ids=self.local_ids.clone(), owned=self._owned
         )
         memo[id(self)] = result
         return result
@@ -177,9 +177,9 @@ def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[st
     if func in _KEEPS_ROWS:
         return True
     parts = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, ShardTensor)]
-    if any(part._spec.is_replicated for part in parts):
+    if any(part.spec.is_replicated for part in parts):
         return False
-    (dim,), spec = x._spec.sharded, x._spec
+    (dim,), spec = x.spec.sharded, x.spec
     if func is Tensor.__getitem__:
         items = args[1] if isinstance(args[1], tuple) else (args[1],)
         return all(_keeps_rows(item, i, dim, spec) for i, item in enumerate(items))
@@ -188,8 +188,8 @@ def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[st
         dims = [*dims[0]] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
         return dim not in [d % spec.ndim for d in dims]
     if func in _RESHAPES:
-        slower = [math.prod(part._spec.global_shape[: next(iter(part._spec.sharded))]) for part in parts]
-        same = all(part._spec.sizes == spec.sizes for part in parts)
+        slower = [math.prod(part.spec.global_shape[: next(iter(part.spec.sharded))]) for part in parts]
+        same = all(part.spec.sizes == spec.sizes for part in parts)
         return same and slower == [math.prod(spec.global_shape[:dim])] * len(parts)
     return True
 
@@ -198,7 +198,7 @@ def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
     """Whether an item of an index takes each rank's own: a mask that lies beside, rows of a dim before the sharded."""
     if item is None or item is Ellipsis or isinstance(item, int | slice):
         return True
-    theirs = item._spec if isinstance(item, ShardTensor) and not item._spec.is_replicated else None
+    theirs = item.spec if isinstance(item, ShardTensor) and not item.spec.is_replicated else None
     if isinstance(item, Tensor) and item.dtype == torch.bool and item.ndim == 1 and place == dim:
         return theirs is None or theirs.sizes == spec.sizes
     return theirs is None and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
@@ -216,7 +216,7 @@ def _rewrap(result: Any, twin: Any, rows: Sequence[tuple[GhostExchange, bool]], 
         if any(exchange is not exchanges[0] for exchange in exchanges):
             return result
         exchanges, owned = exchanges[:1], (all(owned),)
-    return RoutedIndex(result._local, result._spec, exchanges=exchanges, ids=twin._local, owned=owned)
+    return RoutedIndex(result.local, result.spec, exchanges=exchanges, ids=twin.local, owned=owned)
 
 
 def _rows_after(
@@ -226,7 +226,7 @@ def _rows_after(
     rows = x._rows
     if len(rows) == 1 or func in _KEEPS_ROWS:
         return rows
-    if x._spec.dims != (1,):
+    if x.spec.dims != (1,):
         return None
     index = args[1] if len(args) > 1 else None
     if func is Tensor.__getitem__:
@@ -236,7 +236,7 @@ def _rows_after(
         if isinstance(first, slice):
             return rows[first] or None
         if isinstance(first, list) and first and all(type(row) is int for row in first):
-            return [rows[row] for row in first] if result._spec.dims == (1,) else None
+            return [rows[row] for row in first] if result.spec.dims == (1,) else None
         return rows if first is Ellipsis and (not isinstance(index, tuple) or len(index) == 1 + (x.ndim > 1)) else None
     if func in (Tensor.select, torch.select) and len(args) == 3:  # of the rows: one edge would be on all ranks
         return rows[args[2] : args[2] + 1 or None]
@@ -365,7 +365,7 @@ def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
     ShardLayoutError
         Another number of rows.
     """
-    spec = edge_index._spec
+    spec = edge_index.spec
     if local.ndim == 0 or len(local) != spec.local_shape[1]:
         raise ShardLayoutError(
             f"an edge field has shape {tuple(local.shape)}, but this rank holds {spec.local_shape[1]} edges"
@@ -379,13 +379,13 @@ def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
 
 def check_nodes(func: Any, x: ShardTensor, dim: int, index: RoutedIndex) -> None:
     """Raise where a dim is not split as the nodes of the index's graph are."""
-    axis = x._spec.axis_of_dim(dim)
-    if len(x._spec.sharded) != 1 or axis is None or x._spec.sizes_of(axis) != index.exchange.node_sizes:
+    axis = x.spec.axis_of_dim(dim)
+    if len(x.spec.sharded) != 1 or axis is None or x.spec.sizes_of(axis) != index.exchange.node_sizes:
         raise unsupported(
             func,
             f"dim {dim} is not split as the nodes of the graph are, {index.exchange.node_sizes}",
-            x._spec,
-            index._spec,
+            x.spec,
+            index.spec,
             remedy="redistribute() it to the bounds of the index map first",
         )
 
@@ -431,7 +431,7 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     >>> gathered.sum()  # each node has two edges
     tensor(30.)
     """
-    if not isinstance(x, ShardTensor) or x._spec.is_replicated or not isinstance(edge_index, RoutedIndex):
+    if not isinstance(x, ShardTensor) or x.spec.is_replicated or not isinstance(edge_index, RoutedIndex):
         return
     sources = edge_index[0] if edge_index.ndim > 1 else edge_index
     assert isinstance(sources, RoutedIndex)
@@ -441,4 +441,4 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     held = x.__dict__.get("_with_ghosts")
     if exchange.num_ghosts == 0 or sources.all_owned or (held is not None and held[0] == key):
         return
-    x.__dict__["_with_ghosts"] = key, PendingHalo(x._local, exchange), exchange, x._local
+    x.__dict__["_with_ghosts"] = key, PendingHalo(x.local, exchange), exchange, x.local

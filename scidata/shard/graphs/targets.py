@@ -40,10 +40,10 @@ class FilledTensor(ShardTensor):
 
     def settled(self) -> Tensor:
         """Return the tensor that this one is by now: a ShardTensor of nodes, or a plain one in memory."""
-        if not self._spec.is_replicated:
-            return ShardTensor(self._local, self._spec)
-        self._local = self._local.contiguous()
-        return self._local
+        if not self.spec.is_replicated:
+            return ShardTensor(self.local, self.spec)
+        self.local = self.local.contiguous()
+        return self.local
 
     def decide(self, local: Tensor, spec: ShardSpec) -> None:
         """Be sharded from now on.
@@ -53,13 +53,13 @@ class FilledTensor(ShardTensor):
         UnsupportedShardOp
             It was made to require grad, which the sharded tensor would not carry on.
         """
-        if self._local.requires_grad:
+        if self.local.requires_grad:
             raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
-        self._local, self._spec = local, spec
+        self.local, self.spec = local, spec
 
 
 def _meets_shards(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(x, ShardTensor) and not x._spec.is_replicated for x in tree_leaves((args, kwargs)))
+    return any(isinstance(x, ShardTensor) and not x.spec.is_replicated for x in tree_leaves((args, kwargs)))
 
 
 #: Handlers that take a FilledTensor as it is, where it meets shards.

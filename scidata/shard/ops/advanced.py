@@ -47,7 +47,7 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
             found[dim + i] = rows
     if any(is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
-        if not rest and isinstance(index, ShardTensor) and _lies_along(x._spec, dim, index._spec):
+        if not rest and isinstance(index, ShardTensor) and _lies_along(x.spec, dim, index.spec):
             return _take_sharded(func, x, dim, index)
         found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
@@ -58,9 +58,9 @@ def _look_up(func: Any, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     (dim, index), *rest = tensors.items()
     if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
         raise unsupported(func, "several indices of a plain tensor, or a mask", *specs_of([*tensors.values()]))
-    spec = index._spec
-    flat_rows(index._local, dim, table.shape[dim])
-    local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index._local,)]
+    spec = index.spec
+    flat_rows(index.local, dim, table.shape[dim])
+    local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index.local,)]
     shape = (*table.shape[:dim], *spec.global_shape, *table.shape[dim + 1 :])
     return ShardTensor(local, spec.derive(shape, [None if d is None else d + dim for d in spec.dims], spec.sizes))
 
@@ -75,8 +75,8 @@ def whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
     """Return an index tensor or a mask whole. Collective where it is sharded."""
     if not isinstance(index, ShardTensor):
         return index
-    if index._spec.exchange is not None:
-        raise unsupported(func, "ids of a graph's edges index what is not its nodes", x._spec, index._spec)
+    if index.spec.exchange is not None:
+        raise unsupported(func, "ids of a graph's edges index what is not its nodes", x.spec, index.spec)
     return index.full_tensor()
 
 
@@ -90,7 +90,7 @@ def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
 
 def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
     """Take by index tensors that every rank holds."""
-    spec, dims = x._spec, list(tensors)
+    spec, dims = x.spec, list(tensors)
     indices = torch.broadcast_tensors(*tensors.values())  # type: ignore[no-untyped-call]
     shape = tuple(indices[0].shape)
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
@@ -110,12 +110,12 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
         indices = torch.broadcast_tensors(*tensors.values())  # type: ignore[no-untyped-call]
     if len(split) > 1:  # the first stays sharded, the axes of the others replicate
         x = replicated(x, {spec.sharded[d] for d in split[1:]})
-        spec = x._spec
+        spec = x.spec
     if not split:
         if any(0 in sizes for sizes in spec.sizes if sizes is not None):  # there torch finds nothing out of bounds
             for d, index in tensors.items():
                 flat_rows(index, d, spec.global_shape[d])
-        local = x._local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
+        local = x.local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
         return finish(local, spec.move_dims(new_shape, new_dim))
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
     linear = torch.zeros(math.prod(shape), dtype=torch.int64)
@@ -129,7 +129,7 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     new_sizes = spec.sizes_of(axis) if keeps else even_sizes(shape[0], len(sizes))
     inner = math.prod(shape[1:])
     plan = plan_listed(linear.numpy(), sizes, [n * inner for n in new_sizes], spec.coordinate(axis))
-    local = x._local.permute(*others[:place], *order, *others[place:])
+    local = x.local.permute(*others[:place], *order, *others[place:])
     local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
     local = move_rows(local, plan, place, spec.group(axis))
     if len(shape) > 1:
@@ -144,10 +144,10 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
 
 def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     """Take rows by ids of which each rank has its own."""
-    spec, ispec = x._spec, index._spec
+    spec, ispec = x.spec, index.spec
     refuse_disorder(func, spec)
     (axis,) = ispec.sharded.values()
-    rows = fetch_rows(x._local, index._local, spec.sizes_of(axis), dim, spec.group(axis))
+    rows = fetch_rows(x.local, index.local, spec.sizes_of(axis), dim, spec.group(axis))
     new = spec.with_rows(dim, ispec.sizes_of(axis))
     if ispec.exchange is not None:
         new = replace(new, exchange=ispec.exchange, edge_parts=ispec.edge_parts)
@@ -160,12 +160,12 @@ def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Te
 def count_true(mask: ShardTensor) -> tuple[int, ...]:
     """Return how many are true on each rank of the one axis that shards; kept. Collective at the first use."""
     held: tuple[int, tuple[int, ...]] | None = mask.__dict__.get("_true_counts")
-    if held is None or held[0] != version_of(mask._local):
-        (axis,) = mask._spec.sharded.values()
-        mine = mask._local.sum().view(1)
-        sizes = mask._spec.sizes_of(axis)
-        counts = gather(mine, (1,) * len(sizes), 0, mask._spec.group(axis)) if len(sizes) > 1 else mine
-        held = mask.__dict__["_true_counts"] = version_of(mask._local), tuple(counts.tolist())
+    if held is None or held[0] != version_of(mask.local):
+        (axis,) = mask.spec.sharded.values()
+        mine = mask.local.sum().view(1)
+        sizes = mask.spec.sizes_of(axis)
+        counts = gather(mine, (1,) * len(sizes), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
+        held = mask.__dict__["_true_counts"] = version_of(mask.local), tuple(counts.tolist())
     return held[1]
 
 
@@ -186,20 +186,20 @@ def split_alike(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
 
 
 def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
-    spec, covered = x._spec, range(dim, dim + len(mask.shape))
+    spec, covered = x.spec, range(dim, dim + len(mask.shape))
     if mask.dtype != torch.bool:
         raise unsupported(func, "a mask of uint8", *specs_of([x, mask]), remedy="use a bool mask")
     check_mask(spec, dim, mask)
-    theirs = {axis: dim + d for d, axis in mask._spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
+    theirs = {axis: dim + d for d, axis in mask.spec.sharded.items()} if isinstance(mask, ShardTensor) else {}
     axes = {axis for d, axis in spec.sharded.items() if d in covered} | set(theirs)
     if any(other.device_mesh != spec.device_mesh for other in specs_of([mask])):
         raise unsupported(func, "the operands lie on different device meshes", *specs_of([x, mask]))
-    if isinstance(mask, ShardTensor) and mask._spec.order != spec.order:
-        refuse_disorder(func, spec, mask._spec)
+    if isinstance(mask, ShardTensor) and mask.spec.order != spec.order:
+        refuse_disorder(func, spec, mask.spec)
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
     before: Any = (slice(None),) * dim
     if not axes:
-        local = x._local[(*before, mask)]
+        local = x.local[(*before, mask)]
         return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
     if not isinstance(mask, ShardTensor) and dim in spec.sharded:
         mask = as_joined(func, mask, 0, spec)
@@ -210,20 +210,20 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     if spec.dims[axis] == dim:
         sizes = spec.sizes_of(axis)
     elif isinstance(mask, ShardTensor) and theirs.get(axis) == dim:
-        sizes = mask._spec.sizes_of(axis)
+        sizes = mask.spec.sizes_of(axis)
     else:
         sizes = even_sizes(spec.global_shape[dim], spec.axes[axis].size)
     x = _resharded(x, axis, dim, sizes)
     if isinstance(mask, ShardTensor):
         mask = _resharded(mask, axis, 0, sizes)
-        counts, mine = count_true(mask), mask._local
+        counts, mine = count_true(mask), mask.local
     else:
         parts = torch.split(mask, list(sizes))
         counts, mine = tuple(int(part.sum()) for part in parts), parts[spec.coordinate(axis)]
     shape = _masked_shape(spec, covered, sum(counts))
-    dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x._spec.dims)]
-    new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x._spec.sizes)])
-    return ShardTensor(x._local[(*before, mine)], new)
+    dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x.spec.dims)]
+    new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x.spec.sizes)])
+    return ShardTensor(x.local[(*before, mine)], new)
 
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:

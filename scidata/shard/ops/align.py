@@ -64,17 +64,17 @@ def _replace(value: Any, others: Iterator[Any]) -> Any:
 
 def specs_of(operands: Sequence[Any]) -> list[ShardSpec]:
     """Return the specs of the ShardTensors among ``operands``."""
-    return [x._spec for x in operands if isinstance(x, ShardTensor)]
+    return [x.spec for x in operands if isinstance(x, ShardTensor)]
 
 
 def local_of(x: Any) -> Any:
     """Return the local part of a ShardTensor, anything else as it is."""
-    return x._local if isinstance(x, ShardTensor) else x
+    return x.local if isinstance(x, ShardTensor) else x
 
 
 def is_sharded(x: Any) -> TypeGuard[ShardTensor]:
     """Whether this is a ShardTensor that any axis shards."""
-    return isinstance(x, ShardTensor) and not x._spec.is_replicated
+    return isinstance(x, ShardTensor) and not x.spec.is_replicated
 
 
 def bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def layout_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -
     for x, names in zip(operands, labels, strict=True):
         if not isinstance(x, ShardTensor):
             continue
-        spec = x._spec
+        spec = x.spec
         if spec.device_mesh != specs[0].device_mesh:
             raise unsupported(func, "the operands lie on different device meshes", *specs)
         for dim, axis in spec.sharded.items():
@@ -157,7 +157,7 @@ def align(
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])
     # by identity: a spec carries more than what makes two equal
-    key = (names, *[id(x._spec) if isinstance(x, ShardTensor) else x.shape for x in operands])
+    key = (names, *[id(x.spec) if isinstance(x, ShardTensor) else x.shape for x in operands])
     plans = specs[0].plans
     plan = plans.get(key)
     if plan is None:
@@ -213,30 +213,30 @@ def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
     orders: dict[Hashable, set[Any]] = {}
     for x, names in zip(operands, labels, strict=True):
         if isinstance(x, ShardTensor):
-            for dim in x._spec.sharded:
-                orders.setdefault(names[dim], set()).add(x._spec.order)
+            for dim in x.spec.sharded:
+                orders.setdefault(names[dim], set()).add(x.spec.order)
     return any(len(found) > 1 for found in orders.values())
 
 
 def _in_one_order(func: Any, x: Any) -> Any:
     """Bring edges to the order of one process. Collective where they are not in it."""
-    if not isinstance(x, ShardTensor) or x._spec.in_order:
+    if not isinstance(x, ShardTensor) or x.spec.in_order:
         return x
     if func.__name__.endswith("_") and not func.__name__.endswith("__"):
-        refuse_disorder(func, x._spec)
-    return ShardTensor(*in_one_order(func, x._local, x._spec))
+        refuse_disorder(func, x.spec)
+    return ShardTensor(*in_one_order(func, x.local, x.spec))
 
 
 def numbered_alike(func: Any, x: ShardTensor, dims: Collection[int]) -> ShardTensor:
     """Bring edges to the order of one process where they are numbered along one of ``dims``. Collective then."""
-    return x if x._spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
+    return x if x.spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
 
 
 def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:
     """Return new layouts for ShardTensors that are split otherwise than a larger one; of equals, than the first."""
     if any(not spec.in_order or spec.device_mesh != specs[0].device_mesh for spec in specs):
         return {}
-    sharded = [(i, x._spec) for i, x in enumerate(operands) if isinstance(x, ShardTensor)]
+    sharded = [(i, x.spec) for i, x in enumerate(operands) if isinstance(x, ShardTensor)]
     by_size = sorted(sharded, key=lambda each: -math.prod(each[1].global_shape))
     layout: Layout = []
     for axis in range(len(specs[0].axes)):
@@ -290,7 +290,7 @@ def _without_single(x: Tensor, names: Labels, extents: Mapping[Hashable, int]) -
     """Return the layout without the axes that shard a dim of extent 1 which broadcasts, where there are any."""
     if not isinstance(x, ShardTensor):
         return None
-    spec = x._spec
+    spec = x.spec
     single = {a for d, a in spec.sharded.items() if spec.global_shape[d] == 1 and extents[names[d]] != 1}
     if not single:
         return None
@@ -302,7 +302,7 @@ def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Any, 
     return [
         (entry, axis, names.index(entry[0]) if entry[0] in names else None)
         for axis, entry in enumerate(layout)
-        if entry is not None and (not isinstance(x, ShardTensor) or x._spec.dims[axis] is None)
+        if entry is not None and (not isinstance(x, ShardTensor) or x.spec.dims[axis] is None)
     ]
 
 
@@ -329,7 +329,7 @@ def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
     result = [local_of(given) for given in parameters]
     learned = [i for i, parameter in enumerate(result) if parameter is not None and parameter.requires_grad]
     if learned:
-        shared = replicate_parameters([result[i] for i in learned], x._spec.shard_groups)
+        shared = replicate_parameters([result[i] for i in learned], x.spec.shard_groups)
         for i, parameter in zip(learned, shared, strict=True):
             result[i] = parameter
     return result
@@ -342,7 +342,7 @@ def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
 
 def whole_along(x: Any, dim: int) -> Any:
     """Gather one dim, counted from either end, where it is sharded. Collective then."""
-    axis = x._spec.axis_of_dim(dim if dim >= 0 else dim + x._spec.ndim) if isinstance(x, ShardTensor) else None
+    axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim) if isinstance(x, ShardTensor) else None
     return x if axis is None else replicated(x, {axis})
 
 
@@ -356,8 +356,8 @@ def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _whole(func: Any, value: Any) -> Any:
     if isinstance(value, ShardTensor):
-        if value._spec.edge_parts is None:
-            refuse_disorder(func, value._spec)
+        if value.spec.edge_parts is None:
+            refuse_disorder(func, value.spec)
         return value.full_tensor()
     if isinstance(value, tuple | list) and any(isinstance(x, ShardTensor) for x in value):
         return type(value)(_whole(func, x) for x in value)
@@ -371,12 +371,12 @@ def finish(local: Tensor, spec: ShardSpec, **how: Any) -> Tensor:
 
 def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTensor:
     """Apply a function that acts on each element alone, on the halo too where the tensor holds one."""
-    held = x._held_halo()
+    held = x.held_halo()
     if held is not None:
         padded = function(held)
-        return x if padded is held else ShardTensor.from_padded(padded, x._spec, x._halo)
-    local = function(x._local)
-    if local is x._local:
+        return x if padded is held else ShardTensor.from_padded(padded, x.spec, x.halo)
+    local = function(x.local)
+    if local is x.local:
         return x
-    shared = x._copied is not None and shares_memory(local, x._local)
-    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied if shared else None)
+    shared = x.copied is not None and shares_memory(local, x.local)
+    return ShardTensor(local, x.spec, halo=x.halo, copied=x.copied if shared else None)

@@ -1,8 +1,8 @@
 """Attention with the sequence, the heads or the batch sharded.
 
 Each rank's queries attend to all keys. Where the sequence is sharded, keys and values are gathered, or go round in a
-ring, or heads are exchanged for the sequence (``attention_ways``). Every rank uses them differently there, so their
-gradients are summed back to their owners.
+ring, or heads are exchanged for the sequence (``attention/algorithms``). Every rank uses them differently there, so
+their gradients are summed back to their owners.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.tensor import Shard
 
 from scidata.core.bounds import even_sizes
+from scidata.shard.attention.algorithms import chosen_algorithm
 from scidata.shard.attention.ring import RingLayout, ring_attention
-from scidata.shard.attention.ways import chosen_way
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import register_op, unsupported
 from scidata.shard.ops.align import (
@@ -57,15 +57,15 @@ def _labels(operands: dict[str, Tensor]) -> dict[str, list[Hashable]]:
 
 
 def _sharded_label(x: Any, labels: list[Hashable], axis: int) -> Entry | None:
-    dim = x._spec.dims[axis] if isinstance(x, ShardTensor) else None
-    return None if dim is None else (labels[dim], x._spec.sizes_of(axis))
+    dim = x.spec.dims[axis] if isinstance(x, ShardTensor) else None
+    return None if dim is None else (labels[dim], x.spec.sizes_of(axis))
 
 
 def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: list[Hashable]) -> Tensor:
     """Bring an operand that is split otherwise than the queries to their layout, or gather it. Collective then."""
     if x is query or not isinstance(x, ShardTensor):
         return x
-    dims, sizes = list(x._spec.dims), list(x._spec.sizes)
+    dims, sizes = list(x.spec.dims), list(x.spec.sizes)
     for axis in range(len(dims)):
         own, goal = _sharded_label(x, names, axis), _sharded_label(query, query_names, axis)
         if own is None or goal is None or own == goal or (own[0], goal[0]) == ("S", "L"):
@@ -75,9 +75,9 @@ def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: 
             continue
         fits = place is not None and x.shape[place] == sum(goal[1]) and place not in (*dims[:axis], *dims[axis + 1 :])
         dims[axis], sizes[axis] = (place, goal[1]) if fits else (None, None)
-    if dims == list(x._spec.dims) and sizes == list(x._spec.sizes):
+    if dims == list(x.spec.dims) and sizes == list(x.spec.sizes):
         return x
-    return to_layout(x, x._spec.derive(x._spec.global_shape, dims, sizes))
+    return to_layout(x, x.spec.derive(x.spec.global_shape, dims, sizes))
 
 
 @register_op(F.scaled_dot_product_attention)
@@ -94,8 +94,8 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         raise unsupported(func, "the operands lie on different device meshes", *specs)
     for name, x in operands.items():
-        if name != "attn_mask" and isinstance(x, ShardTensor) and x._spec.ndim - 1 in x._spec.sharded:
-            operands[name] = moved_off(x, [x._spec.ndim - 1])
+        if name != "attn_mask" and isinstance(x, ShardTensor) and x.spec.ndim - 1 in x.spec.sharded:
+            operands[name] = moved_off(x, [x.spec.ndim - 1])
     query = operands["query"]
     operands = {name: _beside_query(x, labels[name], query, labels["query"]) for name, x in operands.items()}
     given |= operands
@@ -175,16 +175,16 @@ def _sequence_axis(operands: dict[str, Tensor]) -> int | None:
     query, key, value = (operands[name] for name in _NAMES[:3])
     if not (isinstance(query, ShardTensor) and isinstance(key, ShardTensor) and isinstance(value, ShardTensor)):
         return None
-    axes = [x._spec.axis_of_dim(x._spec.ndim - 2) for x in (query, key, value)]
+    axes = [x.spec.axis_of_dim(x.spec.ndim - 2) for x in (query, key, value)]
     axis = axes[0]
-    if axis is None or axes != [axis] * 3 or key._spec.sizes_of(axis) != value._spec.sizes_of(axis):
+    if axis is None or axes != [axis] * 3 or key.spec.sizes_of(axis) != value.spec.sizes_of(axis):
         return None
     return axis
 
 
 def _way(func: Any, operands: dict[str, Tensor], axis: int, given: dict[str, Any]) -> str:
     """Choose from what all ranks know."""
-    specs = [operands[name]._spec for name in _NAMES[:3]]  # type: ignore[attr-defined]
+    specs = [operands[name].spec for name in _NAMES[:3]]  # type: ignore[attr-defined]
     query, key, value = specs
     shapes = [spec.global_shape[:-2] for spec in specs]
     alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or bool(given.get("enable_gqa")))
@@ -192,7 +192,7 @@ def _way(func: Any, operands: dict[str, Tensor], axis: int, given: dict[str, Any
     heads = shapes[1][-1] if alike and shapes[1] == shapes[2] and shapes[0] and query.ndim - 3 not in others else 0
     num_ranks = query.axes[axis].size
     num_bytes = sum(math.prod(s.local_shape[:-2]) * s.global_shape[-2] * s.global_shape[-1] for s in (key, value))
-    way = chosen_way(num_ranks, heads, num_bytes * operands["key"].dtype.itemsize)
+    way = chosen_algorithm(num_ranks, heads, num_bytes * operands["key"].dtype.itemsize)
     if way == "heads" and not heads:
         remedy = 'choose scidata.attention("ring") or "gather"'
         raise unsupported(func, "the heads cannot be exchanged for the sequence", *specs, remedy=remedy)
@@ -203,13 +203,13 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     """Exchange the sequence for heads, attend, and exchange back."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     assert isinstance(query, ShardTensor)
-    spec = query._spec
+    spec = query.spec
     num_heads, num_ranks = key.shape[-3], spec.axes[axis].size
     sizes = even_sizes(num_heads, num_ranks)
 
     def to_heads(x: Any) -> Any:
         placements = list(x.placements)
-        placements[axis] = Shard(x._spec.ndim - 3)
+        placements[axis] = Shard(x.spec.ndim - 3)
         return x.redistribute(placements=placements, sizes={axis: [n * x.shape[-3] // num_heads for n in sizes]})
 
     if query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype and _same_layout(operands):
@@ -217,7 +217,7 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     else:
         moved = [to_heads(x) for x in (query, key, value)]
     mask = operands.get("attn_mask")
-    if isinstance(mask, ShardTensor) and mask._spec.dims[axis] in (mask._spec.ndim - 2, mask._spec.ndim - 1):
+    if isinstance(mask, ShardTensor) and mask.spec.dims[axis] in (mask.spec.ndim - 2, mask.spec.ndim - 1):
         mask = replicated(mask, {axis})
     rest = {name: value for name, value in given.items() if name not in _NAMES[:4]}
     result: Any = func(*moved, attn_mask=mask, **rest)
@@ -236,11 +236,11 @@ def _by_ring(operands: dict[str, Tensor], parts: dict[str, Tensor], given: dict[
     assert isinstance(key, ShardTensor)
     scale = given.get("scale")
     layout = RingLayout(
-        sizes=key._spec.sizes_of(axis),
-        first_query=query._spec.offsets[-2],
+        sizes=key.spec.sizes_of(axis),
+        first_query=query.spec.offsets[-2],
         causal=bool(given.get("is_causal")),
         scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
-        group=key._spec.group(axis),
+        group=key.spec.group(axis),
     )
     return ring_attention(parts["query"], parts["key"], parts["value"], parts.get("attn_mask"), layout)
 
@@ -345,9 +345,9 @@ def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor
     query = operands["query"]
     if not isinstance(query, ShardTensor):
         raise unsupported(func, "is_causal with plain queries", *specs_of([*operands.values()]))
-    device = query._local.device
-    first = query._spec.offsets[-2]
-    rows = torch.arange(first, first + query._local.shape[-2], device=device)
+    device = query.local.device
+    first = query.spec.offsets[-2]
+    rows = torch.arange(first, first + query.local.shape[-2], device=device)
     return rows[:, None] >= torch.arange(parts["key"].shape[-2], device=device)
 
 

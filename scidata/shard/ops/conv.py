@@ -26,10 +26,10 @@ def _spatial(func: Any, x: ShardTensor, weight: Tensor) -> tuple[ShardTensor, in
     Where channels are sharded another dim is instead, by one exchange. Collective then.
     """
     count = len(weight.shape) - 2
-    first = x._spec.ndim - count
+    first = x.spec.ndim - count
     if first not in (1, 2):
-        raise RuntimeError(f"{func.__name__}: {x._spec.ndim} dims do not fit a weight of shape {tuple(weight.shape)}")
-    return moved_off(x, [first - 1]) if first - 1 in x._spec.sharded else x, count, first
+        raise RuntimeError(f"{func.__name__}: {x.spec.ndim} dims do not fit a weight of shape {tuple(weight.shape)}")
+    return moved_off(x, [first - 1]) if first - 1 in x.spec.sharded else x, count, first
 
 
 def _paddings(padding: Any, reach: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -51,8 +51,8 @@ def conv(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     refuse_plain(func, x, weight)
     x, count, first = _spatial(func, x, weight)
     if not is_sharded(x):
-        return func(**{**given, "input": x._local})  # type: ignore[no-any-return]
-    spec = x._spec
+        return func(**{**given, "input": x.local})  # type: ignore[no-any-return]
+    spec = x.spec
     stride, dilation = per_dim(given["stride"], count), per_dim(given["dilation"], count)
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True))
     windows, left = Windows(x), [0] * count
@@ -103,8 +103,8 @@ def conv_transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     refuse_plain(func, x, weight)
     x, count, first = _spatial(func, x, weight)
     if not is_sharded(x):
-        return func(**{**given, "input": x._local})  # type: ignore[no-any-return]
-    spec = x._spec
+        return func(**{**given, "input": x.local})  # type: ignore[no-any-return]
+    spec = x.spec
     stride, dilation, padding, extra = (
         per_dim(given[name], count) for name in ("stride", "dilation", "padding", "output_padding")
     )

@@ -40,7 +40,7 @@ _BOTH = (torch, Tensor)
 
 def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
     """Shard one dim and no other, evenly where it was not; return the mesh axis too. Collective where that differs."""
-    spec = x._spec
+    spec = x.spec
     axis = spec.sharded.get(dim, max(spec.sharded.values(), key=lambda a: spec.axes[a].size))
     x = replicated(x, set(spec.sharded.values()) - {axis})
     if spec.dims[axis] == dim:
@@ -51,7 +51,7 @@ def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
 
 def in_a_row(x: Any) -> tuple[ShardTensor, int]:
     """Flatten in C order; the rows of dim 0 stay together where there are some for each rank. Collective."""
-    spec = x._spec
+    spec = x.spec
     if 0 not in spec.sharded and spec.global_shape[0] >= max(2, *(spec.axes[a].size for a in spec.sharded.values())):
         x, _ = split_along(x, 0)
     flat = as_sharded(x.reshape(-1), spec)
@@ -61,7 +61,7 @@ def in_a_row(x: Any) -> tuple[ShardTensor, int]:
 def _split_anew(x: ShardTensor, axis: int) -> tuple[ShardTensor, int]:
     """Split what is replicated, since its sharded dim had one row, evenly along a mesh axis."""
     placements = [Shard(0) if a == axis else Replicate() for a in range(len(x.placements))]
-    return x.redistribute(placements=placements, sizes={axis: even_sizes(x.shape[0], x._spec.axes[axis].size)}), axis
+    return x.redistribute(placements=placements, sizes={axis: even_sizes(x.shape[0], x.spec.axes[axis].size)}), axis
 
 
 def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], dim: int = 0) -> ShardTensor:
@@ -79,20 +79,20 @@ def nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """List the global places of what is not zero. Collective."""
     given = bind("input", args, kwargs)
     x: ShardTensor = given.pop("input")
-    spec = x._spec
+    spec = x.spec
     refuse_out(func, given, spec)
     if 0 in spec.global_shape:
         return func(x.full_tensor(), **given)
     line, axis = in_a_row(x.detach())
-    own = x._local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
+    own = x.local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
     counts = count_true(x if own else line != 0)  # type: ignore[arg-type]
-    flat = line._local.nonzero().squeeze(1) + line._spec.offsets[0]
+    flat = line.local.nonzero().squeeze(1) + line.spec.offsets[0]
     places = torch.unravel_index(flat, spec.global_shape)
     if given.get("as_tuple"):
         return tuple(_rows(place, spec, axis, counts) for place in places)
     result = _rows(torch.stack(places, 1), spec, axis, counts)
     if spec.ndim > 1 and sum(counts) > 1:
-        result._memory = (1, sum(counts))  # torch has one dim after the other
+        result.global_strides = (1, sum(counts))  # torch has one dim after the other
     return result
 
 
@@ -146,9 +146,9 @@ def _of_runs(
 
     ``weights``: how often each row counts.
     """
-    spec = x._spec
+    spec = x.spec
     sizes, _, group = spec.parts(dim)
-    rows = x._local.movedim(dim, 0)
+    rows = x.local.movedim(dim, 0)
     starts = _starts(rows, sizes, group)
     counts = counts_of(int(starts.sum()), group, rows.device)
     kept = rows[starts].movedim(0, dim)
@@ -166,7 +166,10 @@ def _chosen(x: Any, result: Any, inverse: Any, counts: Any, given: dict[str, Any
     rest = [each for each, name in ((inverse, "return_inverse"), (counts, "return_counts")) if given.get(name)]
     if x.requires_grad and torch.is_grad_enabled():
         local = known(local_of(x), local_of(result), _refuse_gradient)
-        result = local if type(result) is Tensor else ShardTensor(local, result._spec)._lying(result._memory)
+        if isinstance(result, ShardTensor):
+            result = ShardTensor(local, result.spec, global_strides=result.global_strides)
+        else:
+            result = local
     return (result, *rest) if rest else result
 
 
@@ -184,14 +187,14 @@ def _bound(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[A
 def unique_consecutive(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Keep the first of each run of equal elements, or rows of a dim. Collective."""
     origin, x, given = _bound("return_inverse return_counts dim", args, kwargs)
-    if 0 in x._spec.global_shape:
+    if 0 in x.spec.global_shape:
         return func(x.full_tensor(), **given)
     if given.get("dim") is None:
         line, axis = in_a_row(x)
         result, inverse, counts = _of_runs(line, 0, axis)
-        back = to_layout(inverse.reshape(x.shape), x._spec) if given.get("return_inverse") else None  # type: ignore[arg-type]
+        back = to_layout(inverse.reshape(x.shape), x.spec) if given.get("return_inverse") else None  # type: ignore[arg-type]
         return _chosen(origin, result, back, counts, given)
-    dim = normal_dim(given["dim"], x._spec.ndim)
+    dim = normal_dim(given["dim"], x.spec.ndim)
     result, inverse, counts = _of_runs(*_with_dim(x, dim))
     _note_rows(result, dim)
     return _chosen(origin, result, inverse, counts, given)
@@ -205,7 +208,7 @@ def _with_dim(x: ShardTensor, dim: int) -> tuple[ShardTensor, int, int]:
 def _note_rows(result: Any, dim: int) -> None:
     """Note that torch has the rows of a dim one after the other."""
     moved = torch.empty(result.shape, device="meta").movedim(dim, 0).contiguous().movedim(0, dim)
-    result._memory = None if moved.is_contiguous() else moved.stride()
+    result.global_strides = None if moved.is_contiguous() else moved.stride()
 
 
 @register_op(torch.unique, Tensor.unique)
@@ -215,30 +218,30 @@ def unique(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
     """
     origin, x, given = _bound("sorted return_inverse return_counts dim", args, kwargs)
-    if 0 in x._spec.global_shape:
+    if 0 in x.spec.global_shape:
         return func(x.full_tensor(), **given)
     if given.get("dim") is not None:
-        return _unique_rows(origin, x, normal_dim(given["dim"], x._spec.ndim), given)
-    spec = x._spec
+        return _unique_rows(origin, x, normal_dim(given["dim"], x.spec.ndim), given)
+    spec = x.spec
     axis = max(spec.sharded.values(), key=lambda a: spec.axes[a].size)
     x = replicated(x, set(spec.sharded.values()) - {axis})
-    own, inverse, counts = torch.unique(x._local, return_inverse=True, return_counts=True)
+    own, inverse, counts = torch.unique(x.local, return_inverse=True, return_counts=True)
     line = _rows(own, spec, axis, counts_of(len(own), spec.group(axis), own.device))
     values, places = sort_line(line)
-    weights: Any = ShardTensor(counts, line._spec)[places]
-    result, numbers, lengths = _of_runs(values, 0, axis, weights._local)
+    weights: Any = ShardTensor(counts, line.spec)[places]
+    result, numbers, lengths = _of_runs(values, 0, axis, weights.local)
     back: Any = None
     if given.get("return_inverse"):
         ranks: Any = numbers[sort_line(places)[1]]  # where each of my own went
-        back = to_layout(ShardTensor(ranks._local[inverse], x._spec), spec)
+        back = to_layout(ShardTensor(ranks.local[inverse], x.spec), spec)
     return _chosen(origin, result, back, lengths, given)
 
 
 def _unique_rows(origin: Any, x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
     x, axis = split_along(x, dim)
-    spec = x._spec
+    spec = x.spec
     sizes, rank, group = spec.parts(dim)
-    own, inverse, counts = torch.unique(x._local, dim=dim, return_inverse=True, return_counts=True)
+    own, inverse, counts = torch.unique(x.local, dim=dim, return_inverse=True, return_counts=True)
     found = counts_of(own.shape[dim], group, own.device)
     rows = all_gather_v(own, found, dim, group)
     weights = all_gather_v(counts, found, 0, group)

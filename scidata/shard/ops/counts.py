@@ -27,18 +27,18 @@ def _beside(func: Any, x: Tensor, other: Any) -> tuple[ShardTensor, Tensor | Non
     if tuple(x.shape) != tuple(other.shape):
         raise RuntimeError(f"{func.__name__}: shapes {tuple(x.shape)} and {tuple(other.shape)} differ")
     values, weights = alike(func, [x.detach(), other.detach()])
-    return values, weights._local
+    return values, weights.local
 
 
 def _total(found: Tensor, x: ShardTensor) -> Tensor:
-    for group in x._spec.shard_groups:
+    for group in x.spec.shard_groups:
         found = sum_over(found, group)
     return found
 
 
 def _range_of(x: ShardTensor) -> tuple[Tensor, Tensor]:
     """Return the least and the largest value, NaN where any is. Collective."""
-    groups, local = x._spec.shard_groups, x._local.detach().reshape(-1)
+    groups, local = x.spec.shard_groups, x.local.detach().reshape(-1)
     if not len(local):
         limits = torch.finfo(local.dtype) if local.is_floating_point() else torch.iinfo(local.dtype)
         largest, least = local.new_full((), limits.max), local.new_full((), limits.min)
@@ -57,18 +57,18 @@ def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Count how often each number occurs, or sum up its weights: plain, the same on each rank. Collective."""
     given = bind("input weights minlength", args, kwargs, weights=None, minlength=0)
     x, weights = _beside(func, given["input"], given["weights"])
-    if x._spec.ndim != 1 or x._local.is_floating_point() or x._local.is_complex() or x.dtype == torch.bool:
+    if x.spec.ndim != 1 or x.local.is_floating_point() or x.local.is_complex() or x.dtype == torch.bool:
         raise RuntimeError("bincount: it takes integers of one dim")
     length = int(given["minlength"])
     if length < 0:
         raise RuntimeError("bincount: minlength must not be negative")
-    if x._spec.global_shape[0]:
+    if x.spec.global_shape[0]:
         low, high = _range_of(x)
         if low < 0:
             raise RuntimeError("bincount: it takes no negative numbers")
         length = max(length, int(high) + 1)
-    found = torch.bincount(x._local, weights, minlength=length)
-    if weights is not None and x._spec.global_shape[0] and not len(x._local):  # there torch forgets the weights' dtype
+    found = torch.bincount(x.local, weights, minlength=length)
+    if weights is not None and x.spec.global_shape[0] and not len(x.local):  # there torch forgets the weights' dtype
         found = found.to(weights.dtype if weights.dtype == torch.float32 else torch.float64)
     return _total(found, x)
 
@@ -87,14 +87,14 @@ def histc(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Count the values in bins of equal width: plain, the same on each rank. Collective."""
     given = bind("input bins min max", args, kwargs, bins=100, min=0, max=0)
     x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x._spec)
+    refuse_out(func, kwargs, x.spec)
     low, high = given["min"], given["max"]
-    if low == high and x._spec.global_size.numel():
+    if low == high and x.spec.global_size.numel():
         low, high = (value.item() for value in _range_of(x))
         _check_range(func, low, high)
     if low == high:
         low, high = low - 1, high + 1
-    return _total(torch.histc(x._local.detach(), given["bins"], low, high), x)
+    return _total(torch.histc(x.local.detach(), given["bins"], low, high), x)
 
 
 def _check_range(func: Any, low: float, high: float) -> None:
@@ -108,16 +108,16 @@ def histogram(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     given = bind("input bins", args, kwargs, weight=None, density=False, range=None)
     refuse_out(func, kwargs, *specs_of([given["input"]]))
     if is_sharded(given["bins"]):
-        raise unsupported(func, "the edges of bins are sharded", given["bins"]._spec, remedy="use full_tensor()")
+        raise unsupported(func, "the edges of bins are sharded", given["bins"].spec, remedy="use full_tensor()")
     x, weights = _beside(func, given["input"], given["weight"])
     bins = local_of(given["bins"])
     options: dict[str, Any] = {}
     if not isinstance(bins, Tensor):
         options["range"] = given["range"]
-        if options["range"] is None and x._spec.global_size.numel():
+        if options["range"] is None and x.spec.global_size.numel():
             low, high = options["range"] = [value.item() for value in _range_of(x)]
             _check_range(func, low, high)
-    counts, edges = torch.histogram(x._local.detach(), bins, weight=weights, **options)
+    counts, edges = torch.histogram(x.local.detach(), bins, weight=weights, **options)
     counts = _total(counts, x)
     if given["density"]:
         counts = counts / (counts.sum() * edges.diff())
@@ -134,10 +134,10 @@ def isin(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     elements, others = given.pop("elements"), given.pop("test_elements")
     if is_sharded(elements):
         others = others.full_tensor() if isinstance(others, ShardTensor) else others
-        return finish(func(elements._local, others, **given), elements._spec)
+        return finish(func(elements.local, others, **given), elements.spec)
     inverted = bool(given.pop("invert", False))
     given.pop("assume_unique", None)  # of parts it would be no promise for all
-    found = _total(func(local_of(elements), others._local.reshape(-1), **given).long(), others) > 0
+    found = _total(func(local_of(elements), others.local.reshape(-1), **given).long(), others) > 0
     return ~found if inverted else found
 
 
@@ -171,8 +171,8 @@ def nanmean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Mean of what is not NaN."""
     given = bind("input dim keepdim", args, kwargs, dim=None, keepdim=False)
     x, dtype = given["input"], given.get("dtype")
-    refuse_out(func, kwargs, x._spec)
-    if not (x._local.is_floating_point() or x._local.is_complex()):
+    refuse_out(func, kwargs, x.spec)
+    if not (x.local.is_floating_point() or x.local.is_complex()):
         raise RuntimeError(f"nanmean: expected floating point or complex numbers, not {x.dtype}")
     dims = {"dim": given["dim"], "keepdim": given["keepdim"]}
     count = (~x.detach().isnan()).sum(**dims)

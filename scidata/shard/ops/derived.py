@@ -62,9 +62,9 @@ def fill(input: Tensor, value: Any) -> Tensor:
 def frexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Take each number apart."""
     (x,) = args
-    refuse_out(func, kwargs, x._spec)
-    mantissa, exponent = func(x._local)
-    return torch.return_types.frexp((ShardTensor(mantissa, x._spec), ShardTensor(exponent, x._spec)))
+    refuse_out(func, kwargs, x.spec)
+    mantissa, exponent = func(x.local)
+    return torch.return_types.frexp((ShardTensor(mantissa, x.spec), ShardTensor(exponent, x.spec)))
 
 
 _COPIES = "expand diagonal permute select split split_with_sizes squeeze t transpose unbind unsqueeze view detach"

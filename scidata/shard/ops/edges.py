@@ -36,7 +36,7 @@ REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 
 def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
-    ispec = index._spec
+    ispec = index.spec
     if index.dtype not in (torch.int64, torch.int32):
         raise unsupported(func, "a sharded index must hold integers", ispec)
     if ispec.ndim != 1:
@@ -47,15 +47,15 @@ def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
     if not is_sharded(x):
         plain = local_of(x)
         dim = normal_dim(dim, plain.ndim)
-        rows = replicate_to_shards(plain, [ispec.group(axis)]).index_select(dim, index._local)
+        rows = replicate_to_shards(plain, [ispec.group(axis)]).index_select(dim, index.local)
         shape = list(plain.shape)
         spec = ispec
     else:
-        spec, dim = x._spec, normal_dim(dim, x._spec.ndim)
+        spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
         if not isinstance(index, RoutedIndex):
             return take_advanced(func, x, {dim: index})
         check_nodes(func, x, dim, index)
-        source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
+        source = x.local if index.all_owned else with_ghosts(x, dim, index.exchange)
         rows = source.index_select(dim, index.local_ids)
         shape = list(spec.global_shape)
     shape[dim] = ispec.global_shape[0]
@@ -76,18 +76,18 @@ def only_index(index: Any) -> tuple[int, Any] | None:
 
 def lies_beside(x: Any, dim: int, mask: ShardTensor) -> bool:
     """Whether a sharded mask is of one dim, and the rows of ``x``, where it is sharded, lie where those of it do."""
-    return mask._spec.ndim == 1 and (not is_sharded(x) or split_alike(x._spec, dim, mask._spec))
+    return mask.spec.ndim == 1 and (not is_sharded(x) or split_alike(x.spec, dim, mask.spec))
 
 
 def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
     """Return this rank's rows of ``x`` that the mask is about, and the layout of those where it is true."""
-    spec = mask._spec
+    spec = mask.spec
     (axis,) = spec.sharded.values()
     shape = tuple(x.shape)
     if dim >= len(shape) or shape[dim] != spec.global_shape[0]:
         raise unsupported(func, f"the mask does not fit dim {dim} of shape {shape}", spec)
     if is_sharded(x):
-        local, base = x._local, x._spec
+        local, base = x.local, x.spec
     else:
         whole = as_joined(func, local_of(x), dim, spec)
         local = slice_to_shard(whole, spec.sizes_of(axis), dim, spec.group(axis))
@@ -98,17 +98,17 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
 def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
     """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
     local, spec = _where(func, x, dim, mask)
-    items: tuple[Any, ...] = (*[slice(None)] * dim, mask._local)
+    items: tuple[Any, ...] = (*[slice(None)] * dim, mask.local)
     return ShardTensor(local[items], spec)
 
 
 def gather_by_ids(func: Any, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
     """Gather elements of a tensor of nodes by ids that know their routes. Collective for ghosts."""
-    if not is_sharded(x) or list(index._spec.sharded) != [dim]:
+    if not is_sharded(x) or list(index.spec.sharded) != [dim]:
         raise unsupported(func, "the index has no routes along this dim", *specs_of([x, index]), remedy=REMEDY)
     check_nodes(func, x, dim, index)
-    source = x._local if index.all_owned else with_ghosts(x, dim, index.exchange)
-    return ShardTensor(source.gather(dim, index.local_ids), index._spec)
+    source = x.local if index.all_owned else with_ghosts(x, dim, index.exchange)
+    return ShardTensor(source.gather(dim, index.local_ids), index.spec)
 
 
 # -- new tensors, and joining ----------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def new_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fill
     if not size or isinstance(value, Tensor):
         return None
     constant = torch.full((), value, **options).expand(size)
-    nothing = [None] * len(x._spec.axes)
-    return FilledTensor(constant, x._spec.derive(size, nothing, nothing))
+    nothing = [None] * len(x.spec.axes)
+    return FilledTensor(constant, x.spec.derive(size, nothing, nothing))
 
 
 def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
@@ -158,15 +158,15 @@ def _share_routes(tensors: Sequence[Tensor]) -> bool:
 
 def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
     """Return what a tensor of edges is joined of: one row for each node is a part of its own."""
-    return x._spec.edge_parts if is_sharded(x) and not x._spec.in_order else (sizes,)
+    return x.spec.edge_parts if is_sharded(x) and not x.spec.in_order else (sizes,)
 
 
 def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
     """Return the local part and the sizes of one of the tensors to join."""
     if is_sharded(x):
-        if x._spec.dims != spec.dims:
-            raise unsupported(func, "the tensors are sharded along different dims", spec, x._spec)
-        return x._local, x._spec.sizes_of(axis)
+        if x.spec.dims != spec.dims:
+            raise unsupported(func, "the tensors are sharded along different dims", spec, x.spec)
+        return x.local, x.spec.sizes_of(axis)
     plain = local_of(x)
     if plain.ndim == 1 and len(plain) == 0 and spec.ndim > 1:
         return plain, (0,) * len(spec.sizes_of(axis))
@@ -208,9 +208,9 @@ def owned_everywhere(index: RoutedIndex) -> bool:
     if index.all_owned:
         return True
     if "_no_ghosts" not in index.__dict__:
-        (axis,) = index._spec.sharded.values()
+        (axis,) = index.spec.sharded.values()
         owned = (index.local_ids < index.exchange.index_map.num_owned).all().to(torch.int64).view(1)
-        index.__dict__["_no_ghosts"] = bool(all_reduce_min(owned, index._spec.group(axis)).item())
+        index.__dict__["_no_ghosts"] = bool(all_reduce_min(owned, index.spec.group(axis)).item())
     return bool(index.__dict__["_no_ghosts"])
 
 
@@ -219,12 +219,12 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
     if not lies_beside(target, 0, mask):
         return False
     plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
-    if not is_sharded(target) or target._copied is not None or (plain and mask._spec.exchange is not None):
-        raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask._spec)
+    if not is_sharded(target) or target.copied is not None or (plain and mask.spec.exchange is not None):
+        raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask.spec)
     local, spec = _where(func, target, 0, mask)
-    if plain or (isinstance(value, ShardTensor) and value._spec != spec):
+    if plain or (isinstance(value, ShardTensor) and value.spec != spec):
         return False
-    local[mask._local] = _met(value, target._spec)
+    local[mask.local] = _met(value, target.spec)
     written(target)
     return True
 
@@ -238,7 +238,7 @@ def _met(value: Any, spec: ShardSpec) -> Any:
 def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
     """Write to rows of nodes at ids whose owners write them."""
     operands = specs_of([target, index, value])
-    if index._spec.ndim != 1 or not owned_everywhere(index) or not isinstance(target, ShardTensor):
+    if index.spec.ndim != 1 or not owned_everywhere(index) or not isinstance(target, ShardTensor):
         raise unsupported(func, "it writes at ids that are not owned, or to a tensor that is not sharded", *operands)
     base, spec = node_part(func, target, 0, index)
     if isinstance(value, Tensor) and value.ndim:
@@ -252,8 +252,8 @@ def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[
     """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
     if is_sharded(target):
         check_nodes(func, target, dim, index)
-        return target._local.clone(), target._spec
-    spec = node_spec(index._spec, index.exchange, tuple(target.shape), dim)
+        return target.local.clone(), target.spec
+    spec = node_spec(index.spec, index.exchange, tuple(target.shape), dim)
     (axis,) = spec.sharded.values()
     plain = local_of(target)
     if plain.requires_grad:
@@ -264,33 +264,33 @@ def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[
 
 def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Return this rank's rows of ``src``, one for each id along ``dim``."""
-    (axis,) = index._spec.sharded.values()
-    (index_dim,) = index._spec.sharded
-    sizes = index._spec.sizes_of(axis)
+    (axis,) = index.spec.sharded.values()
+    (index_dim,) = index.spec.sharded
+    sizes = index.spec.sizes_of(axis)
     if is_sharded(src):
-        if src._spec.sharded != {dim: axis} or src._spec.sizes_of(axis) != sizes:
-            raise unsupported(func, "the values are split differently from their index", src._spec, index._spec)
-        if src._spec.order != index._spec.order:
-            refuse_disorder(func, src._spec, index._spec)
-        return src._local
+        if src.spec.sharded != {dim: axis} or src.spec.sizes_of(axis) != sizes:
+            raise unsupported(func, "the values are split differently from their index", src.spec, index.spec)
+        if src.spec.order != index.spec.order:
+            refuse_disorder(func, src.spec, index.spec)
+        return src.local
     plain = local_of(src)
-    if plain.shape[dim] != index._spec.global_shape[index_dim]:
-        raise unsupported(func, f"{plain.shape[dim]} rows for {index._spec.global_shape[index_dim]} ids", index._spec)
-    return slice_to_shard(as_joined(func, plain, dim, index._spec), sizes, dim, index._spec.group(axis))
+    if plain.shape[dim] != index.spec.global_shape[index_dim]:
+        raise unsupported(func, f"{plain.shape[dim]} rows for {index.spec.global_shape[index_dim]} ids", index.spec)
+    return slice_to_shard(as_joined(func, plain, dim, index.spec), sizes, dim, index.spec.group(axis))
 
 
 def write_to(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
     """Make ``target`` hold the result, in place."""
-    if isinstance(target, FilledTensor) and target._spec.is_replicated:
+    if isinstance(target, FilledTensor) and target.spec.is_replicated:
         target.decide(result, spec)
         return target
-    if isinstance(target, ShardTensor) and not target._spec.is_replicated:
+    if isinstance(target, ShardTensor) and not target.spec.is_replicated:
         refuse_write_to_copy(func, target)
-        target._local.copy_(result)
+        target.local.copy_(result)
         written(target)
         return target
     if isinstance(target, ShardTensor):
-        raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target._spec)
+        raise unsupported(func, "a replicated ShardTensor cannot take messages of nodes in place", target.spec)
     wrapped = ShardTensor(result, spec)
     MovedTensor.become(target, wrapped)
     return wrapped

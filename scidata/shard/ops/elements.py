@@ -73,8 +73,8 @@ def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if is_sharded(x) and dim in x._spec.sharded:
-        spec: ShardSpec = x._spec
+    if is_sharded(x) and dim in x.spec.sharded:
+        spec: ShardSpec = x.spec
         refuse_disorder(func, spec)
         axis, extent = spec.sharded[dim], index.shape[dim]
         if not isinstance(index, ShardTensor):
@@ -117,10 +117,10 @@ def _scatter(
     if in_place:
         refuse_write_to_copy(func, target)
     function = getattr(torch, func.__name__.rstrip("_"))
-    dim = normal_dim(dim, target._spec.ndim)
+    dim = normal_dim(dim, target.spec.ndim)
     one_dim = "index" in func.__name__
     beside = [index] if src is None else [index, src]
-    if dim in target._spec.sharded or len({x._spec.order if is_sharded(x) else None for x in beside}) > 1:
+    if dim in target.spec.sharded or len({x.spec.order if is_sharded(x) else None for x in beside}) > 1:
         refuse_disorder(func, *specs_of([target, *beside]))
     given = [target, whole_along(index, 0 if one_dim else dim), *([] if src is None else [whole_along(src, dim)])]
     operands = [given[0], *given[2:]] if one_dim else given
@@ -130,7 +130,7 @@ def _scatter(
     if one_dim:
         locals_.insert(1, local_of(given[1]))
     part, ids, *values = locals_
-    spec = spec_of_layout(layout, labels[0], target._spec.global_shape, target._spec)
+    spec = spec_of_layout(layout, labels[0], target.spec.global_shape, target.spec)
     extent, size = spec.global_shape[dim], part.shape[dim]
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < extent:
         raise IndexError(f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
@@ -148,9 +148,9 @@ def _scatter(
         result = function(part.clone() if in_place else part, dim, ids, *values, *rest, **named)
     if not in_place:
         return finish(result, spec)
-    if spec != target._spec:
+    if spec != target.spec:
         raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(given))
-    target._local.copy_(result)
+    target.local.copy_(result)
     written(target)
     return target
 

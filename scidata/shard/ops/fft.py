@@ -43,14 +43,14 @@ def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Transform any dims. Collective where one is sharded: another dim is for the time being, one exchange each way."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
     refuse_plain(func, x)
-    refuse_out(func, kwargs, x._spec)
+    refuse_out(func, kwargs, x.spec)
     rest = {name: value for name, value in kwargs.items() if name != "input"}
-    dims = _dims(func, x._spec, args, kwargs)
-    if any(d in x._spec.sharded for d in dims):
+    dims = _dims(func, x.spec, args, kwargs)
+    if any(d in x.spec.sharded for d in dims):
         return there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
-    result = func(without_empty(x._local, x._spec), *args[1:], **rest)
-    shape = [n if d in x._spec.sharded else result.shape[d] for d, n in enumerate(x._spec.global_shape)]
-    spec = x._spec.derive(shape, x._spec.dims, x._spec.sizes)
+    result = func(without_empty(x.local, x.spec), *args[1:], **rest)
+    shape = [n if d in x.spec.sharded else result.shape[d] for d, n in enumerate(x.spec.global_shape)]
+    spec = x.spec.derive(shape, x.spec.dims, x.spec.sizes)
     return ShardTensor(cut_to(result, spec), spec)
 
 
@@ -58,8 +58,8 @@ def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def shift(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Bring the zero frequency to the middle, or back: rolls by half. Collective along sharded dims."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    dims = _dims(func, x._spec, args, kwargs)
-    halves = [x._spec.global_shape[d] // 2 for d in dims]
+    dims = _dims(func, x.spec, args, kwargs)
+    halves = [x.spec.global_shape[d] // 2 for d in dims]
     inverse = func is torch.fft.ifftshift
     return torch.roll(x, [-half if inverse else half for half in halves], dims)
 
@@ -71,14 +71,14 @@ def shift(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def parts_of_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take a part of complex numbers, or their conjugates, as views."""
     x: ShardTensor = args[0] if args else kwargs["input"]
-    return derived(x, func(x._local), x._spec)
+    return derived(x, func(x.local), x.spec)
 
 
 @register_op(torch.view_as_real)
 def view_as_real(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """See complex numbers as pairs along a new last dim."""
     x: ShardTensor = args[0] if args else kwargs["input"]
-    spec, pairs = x._spec, torch.view_as_real(x._local)
+    spec, pairs = x.spec, torch.view_as_real(x.local)
     if pairs.requires_grad and not pairs.numel():  # backward sees the gradient as complex, as below
         pairs.register_hook(_compact)  # type: ignore[no-untyped-call, unused-ignore]
     return derived(x, pairs, spec.derive((*spec.global_shape, 2), spec.dims, spec.sizes))
@@ -93,16 +93,16 @@ def _compact(part: Tensor) -> Tensor:
 def view_as_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """See pairs along the last dim as complex numbers. Collective where that dim is sharded."""
     x: ShardTensor = args[0] if args else kwargs["input"]
-    last = x._spec.ndim - 1
-    if last not in x._spec.sharded:
-        return derived(x, torch.view_as_complex(_compact(x._local)), x._spec.without([last]))
+    last = x.spec.ndim - 1
+    if last not in x.spec.sharded:
+        return derived(x, torch.view_as_complex(_compact(x.local)), x.spec.without([last]))
 
     def take() -> Tensor:
-        return torch.view_as_complex(_compact(moved_off(x, [last])._local.contiguous()))
+        return torch.view_as_complex(_compact(moved_off(x, [last]).local.contiguous()))
 
     def put() -> None:
-        x.copy_(to_layout(ShardTensor(torch.view_as_real(local), moved._spec), x._spec))
+        x.copy_(to_layout(ShardTensor(torch.view_as_real(local), moved.spec), x.spec))
 
     moved = moved_off(x, [last])
-    local = torch.view_as_complex(_compact(moved._local.contiguous()))
-    return ShardTensor(local, moved._spec.without([last]), copied=Copy(x, local, take, put))
+    local = torch.view_as_complex(_compact(moved.local.contiguous()))
+    return ShardTensor(local, moved.spec.without([last]), copied=Copy(x, local, take, put))

@@ -68,12 +68,10 @@ def _wrapper(x: Any) -> Callable[[Tensor], Tensor] | None:
     """Return what makes a ShardTensor like this one of its part."""
     if not isinstance(x, ShardTensor):
         return None
-    spec, memory = x._spec, x._memory
+    spec, memory = x.spec, x.global_strides
 
     def wrap(local: Tensor) -> Tensor:
-        new = ShardTensor(local, spec)
-        new._memory = memory
-        return new
+        return ShardTensor(local, spec, global_strides=memory)
 
     return wrap
 
@@ -84,7 +82,7 @@ class _Call:
     def __init__(self, function: type[Any], args: tuple[Any, ...]) -> None:
         self.function, self.args = function, args
         self.positions = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
-        self.specs = [x._spec if isinstance(x, ShardTensor) else None for x in (args[i] for i in self.positions)]
+        self.specs = [x.spec if isinstance(x, ShardTensor) else None for x in (args[i] for i in self.positions)]
         self.context = _Context(self.positions, len(args))
         self.wrappers: list[Callable[[Tensor], Tensor] | None] = []
         self.single = True
@@ -118,7 +116,7 @@ def _as_gradient(gradient: Any, spec: ShardSpec | None) -> Tensor | None:
         return gradient.full_tensor() if isinstance(gradient, ShardTensor) else gradient
     if isinstance(gradient, ShardTensor):
         sizes: dict[int | str, Sequence[int]] = {axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
-        return gradient.redistribute(placements=spec.placements, sizes=sizes)._local
+        return gradient.redistribute(placements=spec.placements, sizes=sizes).local
     if gradient is not None and gradient.shape != spec.local_shape:
         for dim in spec.sharded:
             gradient = gradient.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
@@ -154,11 +152,11 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
         args = bound.args
     for x in args:
         if isinstance(x, ShardTensor):
-            x._refresh()
+            x.refresh()
     call = _Call(func, args)
     given = [args[i] for i in call.positions]
     results: Any = _OnParts.apply(call, *map(local_of, given))  # type: ignore[no-untyped-call, unused-ignore]
-    known = {id(x._local): x for x in given if isinstance(x, ShardTensor)}  # those that were written to are returned
+    known = {id(x.local): x for x in given if isinstance(x, ShardTensor)}  # those that were written to are returned
     wrapped = [
         x if wrap is None else known[id(x)] if id(x) in known else wrap(x)
         for x, wrap in zip(results, call.wrappers, strict=True)
@@ -168,7 +166,7 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
 
 def _hooked(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Pass what goes into a module, or comes out, through a node whose hook gets the gradients as ShardTensors."""
-    specs = [x._spec if isinstance(x, ShardTensor) else None for x in args]
+    specs = [x.spec if isinstance(x, ShardTensor) else None for x in args]
     parts: Any = BackwardHookFunction.apply(*map(local_of, args))  # type: ignore[no-untyped-call, unused-ignore]
     node = next(part.grad_fn for part in parts if part.grad_fn is not None)
 
@@ -187,6 +185,6 @@ def _hooked(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     node.register_hook = register_hook
     return tuple(
-        ShardTensor(part, x._spec, halo=x._halo, copied=x._copied) if isinstance(x, ShardTensor) else part
+        ShardTensor(part, x.spec, halo=x.halo, copied=x.copied) if isinstance(x, ShardTensor) else part
         for x, part in zip(args, parts, strict=True)
     )

@@ -34,13 +34,13 @@ def prelu(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def glu(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Half of a dim, gated by the other half."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    spec, dim = x._spec, normal_dim(argument(args, kwargs, 1, "dim", -1), x._spec.ndim)
+    spec, dim = x.spec, normal_dim(argument(args, kwargs, 1, "dim", -1), x.spec.ndim)
     if spec.global_shape[dim] % 2:
         raise RuntimeError(f"glu: dim {dim} of size {spec.global_shape[dim]} has no halves")
     half = spec.global_shape[dim] // 2
     if dim not in spec.sharded:
         shape = [half if d == dim else n for d, n in enumerate(spec.global_shape)]
-        return finish(F.glu(x._local, dim), spec.derive(shape, spec.dims, spec.sizes))
+        return finish(F.glu(x.local, dim), spec.derive(shape, spec.dims, spec.sizes))
     first, second = x.split(half, dim)  # type: ignore[no-untyped-call]
     result: Tensor = first * second.sigmoid()
     return result

@@ -71,18 +71,18 @@ class _Take(NamedTuple):
 
 def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
     """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
-    plan = _planned(x._spec, items)
-    part = x._local[plan.local]
+    plan = _planned(x.spec, items)
+    part = x.local[plan.local]
     if not plan.rows:
         return derived(x, part, plan.spec)
     part = _with_rows(part, plan)
     # wrapped even where it is replicated: a view in torch, so what is written to this copy has to reach the original
     if all(plan.spec.axes[axis].size == 1 for _, axis, _ in plan.rows):
-        return ShardTensor(part, plan.spec, copied=x._copied)
+        return ShardTensor(part, plan.spec, copied=x.copied)
     copied = Copy(
         x,
         part,
-        take=lambda: _with_rows(x._local[plan.local], plan),
+        take=lambda: _with_rows(x.local[plan.local], plan),
         put=lambda: _put_basic(x, items, ShardTensor(part, plan.spec)),
     )
     return ShardTensor(part, plan.spec, copied=copied)
@@ -173,7 +173,7 @@ def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
 
 
 def _parsed(func: Any, x: ShardTensor, items: tuple[Any, ...]) -> _Index:
-    spec = x._spec
+    spec = x.spec
     basic: list[Any] = []
     tensors: dict[int, Tensor] = {}
     tensor_of = [None if isinstance(i, int | slice) else _as_tensor(i, x.device) for i in items]
@@ -211,7 +211,7 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     x, index = args
     items = index if type(index) is tuple else _items_of(index)
     if isinstance(x, ShardTensor):
-        left = x._spec.ndim - len(items)
+        left = x.spec.ndim - len(items)
         if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
             return take_basic(x, items + (_WHOLE,) * left)
     found = only_index(items)
@@ -290,13 +290,13 @@ def _target(x: ShardTensor, items: Sequence[Any]) -> ShardTensor:
     target = take_basic(x, items)
     if isinstance(target, ShardTensor):
         return target
-    nothing = [None] * len(x._spec.axes)
-    return ShardTensor(target, x._spec.derive(target.shape, nothing, nothing))
+    nothing = [None] * len(x.spec.axes)
+    return ShardTensor(target, x.spec.derive(target.shape, nothing, nothing))
 
 
 def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
     refuse_repeated(Tensor.__setitem__, x, tuple(items))
-    basic, value = _as_view(x._spec, items, value)
+    basic, value = _as_view(x.spec, items, value)
     target = _target(x, basic)
     if not isinstance(value, Tensor):
         target.fill_(value)
@@ -309,14 +309,14 @@ def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
 
 def _take_along(x: ShardTensor, dim: int, item: Any) -> Tensor:
     """Take a slice or one row of a dim, the others whole."""
-    return take_basic(x, [item if d == dim else _WHOLE for d in range(x._spec.ndim)])
+    return take_basic(x, [item if d == dim else _WHOLE for d in range(x.spec.ndim)])
 
 
 @register_op(*find("select", namespaces=(torch, Tensor)), any_order=True)
 def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take one row of a dim."""
     x: ShardTensor = args[0]
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
     return _take_along(x, dim, argument(args, kwargs, 2, "index"))
 
 
@@ -324,26 +324,26 @@ def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
     x: ShardTensor = args[0]
-    spec = x._spec
+    spec = x.spec
     dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim)
     axis = spec.axis_of_dim(dim)
     new = spec.without([dim])
     if axis is None:
-        return tuple(derived(x, part, new) for part in x._local.unbind(dim))
+        return tuple(derived(x, part, new) for part in x.local.unbind(dim))
     copied = _whole_rows(x, dim, axis)
     return tuple(ShardTensor(part, new, copied=copied) for part in copied.local.unbind(dim))
 
 
 def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
     """Gather a dim, as a copy of which each row is to be a view. Collective."""
-    spec = x._spec
+    spec = x.spec
     sizes, start = spec.sizes_of(axis), spec.offsets[dim]
 
     def take() -> Tensor:
-        return all_gather_v(x._local, sizes, dim, spec.group(axis))
+        return all_gather_v(x.local, sizes, dim, spec.group(axis))
 
     def put() -> None:
-        x._local.copy_(local.narrow(dim, start, spec.local_shape[dim]))
+        x.local.copy_(local.narrow(dim, start, spec.local_shape[dim]))
         written(x)
 
     local = take()
@@ -354,10 +354,10 @@ def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
 def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Keep some rows of a dim."""
     x: ShardTensor = args[0]
-    refuse_out(func, kwargs, x._spec)
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    refuse_out(func, kwargs, x.spec)
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
     start, length = int(argument(args, kwargs, 2, "start")), int(argument(args, kwargs, 3, "length"))
-    extent = x._spec.global_shape[dim]
+    extent = x.spec.global_shape[dim]
     start += extent if start < 0 else 0
     if length < 0 or not 0 <= start <= extent - length:
         raise RuntimeError(f"narrow: start {start} and length {length} exceed dim {dim} of size {extent}")
@@ -371,10 +371,10 @@ def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     x: ShardTensor = args[0]
     if specs_of([*args[1:], *kwargs.values()]):
         raise unsupported(func, "where to cut is sharded", *specs_of([*args, *kwargs.values()]))
-    spec = x._spec
+    spec = x.spec
     dim = normal_dim(argument(args, kwargs, 2, "dim", 0), spec.ndim)
     if dim not in spec.sharded:
-        return tuple(keep_dims(x, part) for part in func(x._local, *args[1:], **kwargs))
+        return tuple(keep_dims(x, part) for part in func(x.local, *args[1:], **kwargs))
     rows = torch.empty(spec.global_shape[dim], device="meta")  # torch says how long the pieces are
     options = {name: value for name, value in kwargs.items() if name != "dim"}
     pieces, start = [], 0
@@ -395,5 +395,5 @@ def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
         return row
     if is_sharded(index):
         return take_rows(func, x, argument(args, kwargs, 1, "dim"), index)
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
     return take_advanced(func, x, {dim: index.reshape(-1)})

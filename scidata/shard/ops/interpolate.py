@@ -98,7 +98,7 @@ def _extents(
     x: ShardTensor, size: Any, factor: Any, recompute: Any, count: int
 ) -> tuple[list[int], list[float] | None]:
     """Return the output extents, and the scale factors where the kernels use them instead of the extents' ratio."""
-    extents = x._spec.global_shape[2:]
+    extents = x.spec.global_shape[2:]
     if (size is None) == (factor is None):
         raise ValueError("give one of size and scale_factor")
     if size is not None:
@@ -119,7 +119,7 @@ def interpolate(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     given = bind(names, args, kwargs, size=None, scale_factor=None, mode="nearest", align_corners=None)
     x, mode, align = given["input"], given["mode"], bool(given["align_corners"])
     refuse_plain(func, x)
-    spec, count = x._spec, x._spec.ndim - 2
+    spec, count = x.spec, x.spec.ndim - 2
     if given.get("antialias"):
         rest = {name: value for name, value in given.items() if name != "input"}
         return _antialiased(x, lambda part: F.interpolate(part, **rest))
@@ -132,8 +132,8 @@ def interpolate(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     allowed = _NUM_SPATIAL.get(mode, (1, 2, 3) if mode in ("nearest", "nearest-exact") else ())
     if count not in allowed:
         raise NotImplementedError(f"interpolate: mode {mode!r} with {count} spatial dims")
-    if not x._local.is_floating_point() and not mode.startswith("nearest"):
-        raise unsupported(func, f"mode {mode!r} of {x._local.dtype}", spec, remedy="convert to a floating dtype first")
+    if not x.local.is_floating_point() and not mode.startswith("nearest"):
+        raise unsupported(func, f"mode {mode!r} of {x.local.dtype}", spec, remedy="convert to a floating dtype first")
     return _resample(x, sizes, factors, mode, align, given["align_corners"])
 
 
@@ -146,18 +146,18 @@ def upsample_antialiased(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
 
 def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor:
     """Resample by filters that are as wide as the factor. Collective where the spatial dims are sharded."""
-    dims = range(2, x._spec.ndim)
-    if any(d in x._spec.sharded for d in dims):
-        return there_and_back(x, dims, lambda moved: _antialiased(as_sharded(moved, x._spec), resample))
-    part = resample(without_empty(x._local, x._spec))
-    spec = x._spec.derive((*x._spec.global_shape[:2], *part.shape[2:]), x._spec.dims, x._spec.sizes)
+    dims = range(2, x.spec.ndim)
+    if any(d in x.spec.sharded for d in dims):
+        return there_and_back(x, dims, lambda moved: _antialiased(as_sharded(moved, x.spec), resample))
+    part = resample(without_empty(x.local, x.spec))
+    spec = x.spec.derive((*x.spec.global_shape[:2], *part.shape[2:]), x.spec.dims, x.spec.sizes)
     return finish(cut_to(part, spec), spec)
 
 
 def _resample(
     x: ShardTensor, sizes: Sequence[int], factors: Sequence[float] | None, mode: str, align: bool, given: bool | None
 ) -> Tensor:
-    spec, windows, sums = x._spec, Windows(x), []
+    spec, windows, sums = x.spec, Windows(x), []
     windows.keep([d for d in range(spec.ndim) if d < 2 or sizes[d - 2] == spec.global_shape[d]])
     for s, num_out in enumerate(sizes):
         d, extent = 2 + s, spec.global_shape[2 + s]
@@ -165,7 +165,7 @@ def _resample(
         if d not in spec.sharded or (num_out == extent and (factors is None or factors[s] == 1)):
             continue
         scale = None if factors is None else factors[s]
-        taps, weights = _taps(extent, num_out, scale, mode, align, len(sizes), x._local.dtype, x._local.device)
+        taps, weights = _taps(extent, num_out, scale, mode, align, len(sizes), x.local.dtype, x.local.device)
         first, last = taps.amin(1).tolist(), taps.amax(1).tolist()
 
         def rows(start: int, stop: int, first: list[int] = first, last: list[int] = last) -> Runs:
@@ -199,11 +199,11 @@ def pixel_shuffle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     up = func is F.pixel_shuffle
     given = bind("input upscale_factor" if up else "input downscale_factor", args, kwargs)
     x, factor = given["input"], int(given["upscale_factor" if up else "downscale_factor"])
-    if x._spec.ndim - 3 in x._spec.sharded:
-        x = moved_off(x, [x._spec.ndim - 3])
+    if x.spec.ndim - 3 in x.spec.sharded:
+        x = moved_off(x, [x.spec.ndim - 3])
     if not is_sharded(x):
-        return func(x._local, factor)  # type: ignore[no-any-return]
-    spec = x._spec
+        return func(x.local, factor)  # type: ignore[no-any-return]
+    spec = x.spec
     windows, own = Windows(x), {}
     windows.keep(range(spec.ndim - 3))
     for d in (spec.ndim - 2, spec.ndim - 1):

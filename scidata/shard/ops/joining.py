@@ -35,14 +35,14 @@ def _rows(
     x: ShardTensor, dim: int, build: Callable[..., IntArray], args: tuple[Any, ...], sizes: Sequence[int] | None = None
 ) -> ShardTensor:
     """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes``, by default as it was."""
-    spec = x._spec
+    spec = x.spec
     axis = spec.axis_of_dim(dim)
     if axis is None:
         index = torch.from_numpy(build(spec.global_shape[dim], *args))
-        return ShardTensor(x._local.index_select(dim, index.to(x.device)), spec.with_rows(dim, len(index)))
+        return ShardTensor(x.local.index_select(dim, index.to(x.device)), spec.with_rows(dim, len(index)))
     parts = spec.sizes_of(axis) if sizes is None else tuple(sizes)
     plan = plan_rows(build, args, spec.sizes_of(axis), parts, spec.coordinate(axis))
-    return ShardTensor(move_rows(x._local, plan, dim, spec.group(axis)), spec.with_rows(dim, parts))
+    return ShardTensor(move_rows(x.local, plan, dim, spec.group(axis)), spec.with_rows(dim, parts))
 
 
 # -- joining -------------------------------------------------------------------------------------------------------
@@ -66,9 +66,9 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise unsupported(func, "the tensors have different numbers of dims", *specs_of(tensors))
     if any(dim in each.sharded for each in specs_of(tensors)):
         return _cat_rows(func, tensors, dim)
-    if all(isinstance(x, ShardTensor) and x._spec.lies_as(spec) for x in tensors):  # torch checks the other dims
-        new = spec.with_rows(dim, sum(x._spec.global_shape[dim] for x in tensors))
-        return ShardTensor(torch.cat([x._local for x in tensors], dim), new)
+    if all(isinstance(x, ShardTensor) and x.spec.lies_as(spec) for x in tensors):  # torch checks the other dims
+        new = spec.with_rows(dim, sum(x.spec.global_shape[dim] for x in tensors))
+        return ShardTensor(torch.cat([x.local for x in tensors], dim), new)
     labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
     locals_, layout, extents = align(func, tensors, labels)
     shape = [extents.get(d, 0) for d in range(spec.ndim)]
@@ -86,25 +86,25 @@ def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
     parts: list[ShardTensor] = []
     for x in tensors:
         part = as_sharded(x, first)
-        if part._spec.dims[axis] != dim:
+        if part.spec.dims[axis] != dim:
             sizes = even_sizes(x.shape[dim], first.axes[axis].size)
-            others = [Replicate() if d == dim else p for d, p in zip(part._spec.dims, part.placements, strict=True)]
+            others = [Replicate() if d == dim else p for d, p in zip(part.spec.dims, part.placements, strict=True)]
             placements = [Shard(dim) if a == axis else p for a, p in enumerate(others)]
             part = part.redistribute(placements=placements, sizes={axis: sizes})
         if not isinstance(x, ShardTensor) and len(first.sharded) > 1:
             wanted: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(first.sizes) if s is not None}
-            wanted[axis] = part._spec.sizes_of(axis)
+            wanted[axis] = part.spec.sizes_of(axis)
             part = part.redistribute(placements=first.placements, sizes=wanted)
-        same = [d for a, d in enumerate(part._spec.dims) if a != axis]
+        same = [d for a, d in enumerate(part.spec.dims) if a != axis]
         if same != [d for a, d in enumerate(first.dims) if a != axis] or any(
-            part._spec.sizes[a] != first.sizes[a] for a in range(len(first.axes)) if a != axis
+            part.spec.sizes[a] != first.sizes[a] for a in range(len(first.axes)) if a != axis
         ):
             raise unsupported(func, "the tensors are split differently along other dims", *specs_of(tensors))
         if any(n != m for d, (n, m) in enumerate(zip(part.shape, first.global_shape, strict=True)) if d != dim):
             raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
         parts.append(part)
-    plan, sizes = _cat_plan(tuple(part._spec.sizes_of(axis) for part in parts), first.coordinate(axis))
-    local = move_rows(torch.cat([part._local for part in parts], dim), plan, dim, first.group(axis))
+    plan, sizes = _cat_plan(tuple(part.spec.sizes_of(axis) for part in parts), first.coordinate(axis))
+    local = move_rows(torch.cat([part.local for part in parts], dim), plan, dim, first.group(axis))
     return ShardTensor(local, first.with_rows(dim, sizes))
 
 
@@ -146,7 +146,7 @@ def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     x: ShardTensor = argument(args, kwargs, 0, "input")
     widths = list(argument(args, kwargs, 1, "pad"))
     mode, value = argument(args, kwargs, 2, "mode", "constant"), argument(args, kwargs, 3, "value")
-    ndim = x._spec.ndim
+    ndim = x.spec.ndim
     if len(widths) % 2 or len(widths) > 2 * ndim:
         raise RuntimeError(f"pad: {widths} are no pairs for at most {ndim} dims")
     for place in range(0, len(widths), 2):
@@ -159,7 +159,7 @@ def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if mode == "constant":
             x = _pad_constant(x, dim, lo, hi, 0 if value is None else value)
         else:
-            x = _rows(x, dim, _padded_rows, (lo, hi, mode), _padded_sizes(x._spec, dim, lo, hi))
+            x = _rows(x, dim, _padded_rows, (lo, hi, mode), _padded_sizes(x.spec, dim, lo, hi))
     return x if any(widths) else x.clone()
 
 
@@ -176,13 +176,13 @@ def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...
 
 
 def _pad_constant(x: ShardTensor, dim: int, lo: int, hi: int, value: float) -> ShardTensor:
-    spec = x._spec
+    spec = x.spec
     axis, sizes = spec.axis_of_dim(dim), _padded_sizes(spec, dim, lo, hi)
     new = spec.with_rows(dim, spec.global_shape[dim] + lo + hi if sizes is None else sizes)
     if axis is not None:
         rank = spec.coordinate(axis)
         lo, hi = lo if rank == 0 else 0, hi if rank == spec.axes[axis].size - 1 else 0
-    return ShardTensor(F.pad(x._local, [*[0, 0] * (spec.ndim - 1 - dim), lo, hi], value=value), new)
+    return ShardTensor(F.pad(x.local, [*[0, 0] * (spec.ndim - 1 - dim), lo, hi], value=value), new)
 
 
 def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
@@ -202,18 +202,18 @@ def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Tile along any dims."""
     x: ShardTensor = args[0]
     times = many(args, kwargs, "repeats", "dims")
-    added = len(times) - x._spec.ndim
+    added = len(times) - x.spec.ndim
     if added < 0 and func.__name__ == "tile":
         times, added = (*[1] * -added, *times), 0
     if added < 0 or min(times, default=0) < 0:
-        raise RuntimeError(f"repeat: {times} does not fit a tensor of {x._spec.ndim} dims")
-    sharded = dict(x._spec.sharded)
+        raise RuntimeError(f"repeat: {times} does not fit a tensor of {x.spec.ndim} dims")
+    sharded = dict(x.spec.sharded)
     for dim, axis in sharded.items():
         if times[dim + added] != 1:
-            sizes = tuple(size * times[dim + added] for size in x._spec.sizes_of(axis))
+            sizes = tuple(size * times[dim + added] for size in x.spec.sizes_of(axis))
             x = _rows(x, dim, _tiled_rows, (times[dim + added],), sizes)
-    spec = x._spec
-    local = x._local.repeat([1 if d - added in sharded else t for d, t in enumerate(times)])
+    spec = x.spec
+    local = x.local.repeat([1 if d - added in sharded else t for d, t in enumerate(times)])
     shape = [
         n if d - added in sharded else t * n
         for d, (t, n) in enumerate(zip(times, (*[1] * added, *spec.global_shape), strict=True))
@@ -240,10 +240,10 @@ def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
         counts = times.full_tensor() if isinstance(times, ShardTensor) else times
         rows = torch.arange(x.shape[dim], device=counts.device)
         return x.index_select(dim, rows.repeat_interleave(counts))  # type: ignore[no-any-return]
-    spec = x._spec
+    spec = x.spec
     axis = spec.axis_of_dim(dim)
     new = spec.global_shape[dim] * times if axis is None else [n * times for n in spec.sizes_of(axis)]
-    return finish(x._local.repeat_interleave(times, dim), spec.with_rows(dim, new))
+    return finish(x.local.repeat_interleave(times, dim), spec.with_rows(dim, new))
 
 
 # -- turning around ------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _dims(value: Any) -> tuple[int, ...]:
 def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Shift rows of any dims around; the layout stays."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    spec, shifts = x._spec, _dims(argument(args, kwargs, 1, "shifts"))
+    spec, shifts = x.spec, _dims(argument(args, kwargs, 1, "shifts"))
     dims = _dims(argument(args, kwargs, 2, "dims", ()))
     if not dims and len(shifts) == 1 and spec.ndim > 1:
         flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)  # plain where there are no elements
@@ -275,7 +275,7 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for shift, d in zip(shifts, dims or (0,), strict=True):
         dim = normal_dim(d, spec.ndim)
         sharded = dim in spec.sharded
-        x = _rows(x, dim, _rolled_rows, (shift,)) if sharded else ShardTensor(x._local.roll(shift, dim), spec)
+        x = _rows(x, dim, _rolled_rows, (shift,)) if sharded else ShardTensor(x.local.roll(shift, dim), spec)
     return x
 
 
@@ -283,11 +283,11 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def flip(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Turn the order of rows of any dims around; the layout stays."""
     x: ShardTensor = args[0]
-    name, spec = func.__name__, x._spec
+    name, spec = func.__name__, x.spec
     dims = many(args, kwargs, "dims") if name == "flip" else (1,) if name == "fliplr" else (0,)
     chosen = [normal_dim(d, spec.ndim) for d in dims]
     if len(set(chosen)) < len(chosen):
         raise RuntimeError(f"flip: a dim appears twice in {dims}")
     for dim in chosen:
         x = _rows(x, dim, _flipped_rows, ()) if dim in spec.sharded else x
-    return finish(x._local.flip([d for d in chosen if d not in spec.sharded]), spec)
+    return finish(x.local.flip([d for d in chosen if d not in spec.sharded]), spec)

@@ -90,9 +90,9 @@ def _meet(
     for x, names in largest:
         if not isinstance(x, ShardTensor):
             continue
-        for dim, axis in x._spec.sharded.items():
-            if x._spec.global_shape[dim] == extents[names[dim]]:
-                held[axis].append((names[dim], x._spec.sizes_of(axis)))
+        for dim, axis in x.spec.sharded.items():
+            if x.spec.global_shape[dim] == extents[names[dim]]:
+                held[axis].append((names[dim], x.spec.sizes_of(axis)))
     kept: Layout = []
     for entries in held:
         used = [entry[0] for entry in kept if entry is not None]
@@ -105,7 +105,7 @@ def _as_kept(x: Tensor, names: Sequence[Hashable], kept: Layout, extents: dict[H
     """Bring the axes that shard an operand to the labels that are kept, or replicate them."""
     if not isinstance(x, ShardTensor):
         return x
-    spec = x._spec
+    spec = x.spec
     dims, sizes = list(spec.dims), list(spec.sizes)
     for axis, entry in enumerate(kept):
         if dims[axis] is not None:
@@ -158,9 +158,9 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     x, weight, *rest = (*args, *(kwargs[name] for name in ("input", "weight", "bias") if name in kwargs))
     bias = rest[0] if rest else None
     if isinstance(x, ShardTensor) and not isinstance(weight, ShardTensor) and not isinstance(bias, ShardTensor):
-        spec = x._spec
+        spec = x.spec
         if 0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2:  # rows, by far the most common
-            local = func(x._local, *align_parameters(func, x, weight, bias))
+            local = func(x.local, *align_parameters(func, x, weight, bias))
             new = spec.derive((*spec.global_shape[:-1], weight.shape[0]), spec.dims, spec.sizes)
             return ShardTensor(local, new)
     if len(weight.shape) != 2:

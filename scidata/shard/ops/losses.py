@@ -219,13 +219,13 @@ def ctc_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     how = {"blank": given["blank"], "zero_infinity": given["zero_infinity"]}
     if not is_sharded(x):
         return F.ctc_loss(local_of(x), targets, steps, labels, reduction=given["reduction"], **how)
-    start, count = x._spec.offsets[1], x._spec.local_shape[1]
+    start, count = x.spec.offsets[1], x.spec.local_shape[1]
     first, last = (start, start + count) if targets.ndim > 1 else (labels[:n].sum() for n in (start, start + count))
     own = slice(start, start + count)
-    local = x._local.sum((0, 2))  # where there are none
+    local = x.local.sum((0, 2))  # where there are none
     if count:
-        local = F.ctc_loss(x._local, targets[first:last], steps[own], labels[own], reduction="none", **how)
-    each: Tensor = ShardTensor(local, x._spec.without([0, 2]))
+        local = F.ctc_loss(x.local, targets[first:last], steps[own], labels[own], reduction="none", **how)
+    each: Tensor = ShardTensor(local, x.spec.without([0, 2]))
     if given["reduction"] == "mean":
         each = each / labels.to(local.device).clamp(min=1)
     return reduced(each, given["reduction"])

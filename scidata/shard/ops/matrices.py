@@ -39,7 +39,7 @@ _BOTH = (torch, Tensor)
 
 def _freed(x: Any, dims: Sequence[int]) -> Any:
     """Return a tensor of which none of these dims is sharded. Collective where one is."""
-    return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x._spec.sharded for d in dims) else x
+    return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x.spec.sharded for d in dims) else x
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------------------------
@@ -49,23 +49,23 @@ def _freed(x: Any, dims: Sequence[int]) -> Any:
 def triangle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Keep what is below or above a diagonal of the whole matrix."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    refuse_out(func, kwargs, x._spec)
-    normal_dim(-2, x._spec.ndim)
-    row, column = x._spec.offsets[-2:]
+    refuse_out(func, kwargs, x.spec)
+    normal_dim(-2, x.spec.ndim)
+    row, column = x.spec.offsets[-2:]
     diagonal = int(argument(args, kwargs, 1, "diagonal", 0)) + row - column
-    return ShardTensor(getattr(torch, func.__name__)(x._local, diagonal), x._spec)
+    return ShardTensor(getattr(torch, func.__name__)(x.local, diagonal), x.spec)
 
 
 @register_op(*find("diagonal", namespaces=_BOTH))
 def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """See a diagonal of two dims as the last dim; no communication unless both are sharded."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    ndim = x._spec.ndim
+    ndim = x.spec.ndim
     offset = int(argument(args, kwargs, 1, "offset", 0))
     first, second = (normal_dim(argument(args, kwargs, 2 + i, f"dim{i + 1}", i), ndim) for i in range(2))
     if first == second:
         raise RuntimeError(f"diagonal: dims {first} and {second} are the same")
-    if not (first in x._spec.sharded and second in x._spec.sharded):
+    if not (first in x.spec.sharded and second in x.spec.sharded):
         return derived(x, *_diagonal(x, offset, first, second))
 
     def take() -> Tensor:
@@ -74,7 +74,7 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     def put() -> None:
         moved = moved_off(x, [second])
         _diagonal(moved, offset, first, second)[0].copy_(local)
-        x.copy_(to_layout(moved, x._spec))
+        x.copy_(to_layout(moved, x.spec))
 
     local, new = _diagonal(moved_off(x, [second]), offset, first, second)
     return ShardTensor(local, new, copied=Copy(x, local, take, put))
@@ -82,7 +82,7 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Tensor, ShardSpec]:
     """Return this rank's part of a diagonal of two dims, of which one at most is sharded, and its layout."""
-    spec, ndim = x._spec, x._spec.ndim
+    spec, ndim = x.spec, x.spec.ndim
     rest = [d for d in range(ndim) if d not in (first, second)]
     rows, columns = spec.global_shape[first], spec.global_shape[second]
     start = max(0, -offset)  # the row of its first element
@@ -96,7 +96,7 @@ def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Ten
         bounds = bounds_of(spec.sizes_of(axis))
         sizes[axis] = tuple(max(0, min(b, low + count) - max(a, low)) for a, b in pairwise(bounds))
         dims[axis] = len(rest)
-    local = x._local.diagonal(offset + spec.offsets[first] - spec.offsets[second], first, second)
+    local = x.local.diagonal(offset + spec.offsets[first] - spec.offsets[second], first, second)
     new = spec.derive([*(spec.global_shape[d] for d in rest), count], dims, sizes)
     return local, new
 

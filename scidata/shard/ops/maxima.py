@@ -33,7 +33,7 @@ def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
     given = bind("input output_size return_indices", args, kwargs, return_indices=False)
     x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    spec = x._spec
+    spec = x.spec
     extents, first = out_extents(x, given["output_size"], count), spec.ndim - count
     with_indices = given["return_indices"] or func in _ADAPTIVE_WITH_INDICES
     result, places = x, _places(x, first) if with_indices else None
@@ -45,7 +45,7 @@ def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
 
 def _places(x: ShardTensor, first: int) -> ShardTensor:
     """Number the elements of the spatial dims as torch does, in C order of the whole tensor."""
-    spec = x._spec
+    spec = x.spec
     flat = torch.zeros(spec.local_shape, dtype=torch.int64, device=x.device)
     for d in range(first, spec.ndim):
         start, rows = spec.offsets[d], spec.local_shape[d]
@@ -56,7 +56,7 @@ def _places(x: ShardTensor, first: int) -> ShardTensor:
 
 def _maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
     """Take the maxima of adaptive windows along one dim, and the places of these."""
-    if num_out == 1 and isinstance(x, ShardTensor) and dim in x._spec.sharded:
+    if num_out == 1 and isinstance(x, ShardTensor) and dim in x.spec.sharded:
         found, rows = extreme_along(x, dim, _last_missing, True)
         return found, None if places is None else _place_of_row(places, dim, rows)
     (spread, extra), finish = _spread(x, dim, num_out)
@@ -88,13 +88,13 @@ def _spread(x: Any, dim: int, num_out: int) -> tuple[tuple[Tensor, Tensor | None
 
 def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
     """Return the places in one row of a sharded dim for each other index; the rank that has it says so. Collective."""
-    spec = places._spec
+    spec = places.spec
     axis, size = spec.sharded[dim], spec.local_shape[dim]
-    index = (rows._local if isinstance(rows, ShardTensor) else rows) - spec.offsets[dim]
+    index = (rows.local if isinstance(rows, ShardTensor) else rows) - spec.offsets[dim]
     mine = (index >= 0) & (index < size)
-    found = places._local.gather(dim, index.clamp(0, size - 1)) if size else torch.zeros_like(index)
+    found = places.local.gather(dim, index.clamp(0, size - 1)) if size else torch.zeros_like(index)
     found = all_reduce_sum(found.masked_fill(~mine, 0), spec.group(axis))
-    return ShardTensor(found, rows._spec) if isinstance(rows, ShardTensor) else found
+    return ShardTensor(found, rows.spec) if isinstance(rows, ShardTensor) else found
 
 
 # -- the way back --------------------------------------------------------------------------------------------------
@@ -107,16 +107,16 @@ def max_unpool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     given = bind(names, args, kwargs, stride=None, padding=0, output_size=None)
     x, indices, count = given["input"], given["indices"], spatial(func)
     refuse_plain(func, x, indices)
-    spec = x._spec
+    spec = x.spec
     if not is_sharded(indices):
         raise unsupported(func, "plain indices of a sharded input", spec, remedy="use the indices of max_pool")
-    if indices._spec != spec:
+    if indices.spec != spec:
         raise unsupported(func, "input and indices are split differently", *specs_of([x, indices]))
     first = spec.ndim - count
     kernel, stride, padding = strides(given, count)
     shape = list(spec.global_shape)
     shape[first:] = _unpooled(shape[first:], kernel, stride, padding, given["output_size"])
-    sizes, values, ids = list(spec.sizes), x._local, indices._local
+    sizes, values, ids = list(spec.sizes), x.local, indices.local
     for d, axis in spec.sharded.items():
         if d >= first:
             values = all_gather_v(values, spec.sizes_of(axis), d, spec.group(axis), grad="sum")

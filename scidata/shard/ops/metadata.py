@@ -55,8 +55,8 @@ def of_the_memory(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     x: ShardTensor = args[0]
     strides = strides_of(x)
     if strides is UNKNOWN:
-        raise unsupported(func, "the strides are not known", x._spec, remedy="use contiguous() first")
-    return func(torch.empty_strided(x._spec.global_shape, strides, device="meta"), *args[1:], **kwargs)
+        raise unsupported(func, "the strides are not known", x.spec, remedy="use contiguous() first")
+    return func(torch.empty_strided(x.spec.global_shape, strides, device="meta"), *args[1:], **kwargs)
 
 
 @register_op(Tensor.data.__set__, keeps_replicated=True, any_order=True)  # type: ignore[attr-defined]
@@ -64,11 +64,11 @@ def set_data(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay."""
     x, value = args
     known = isinstance(x, ShardTensor) and value.shape == x.shape
-    if not known or not (value._spec == x._spec if isinstance(value, ShardTensor) else x._spec.is_replicated):
+    if not known or not (value.spec == x.spec if isinstance(value, ShardTensor) else x.spec.is_replicated):
         reason = "data of another layout takes the place of a tensor's own"
         raise unsupported(func, reason, *specs_of(args), remedy="use copy_()")
     refuse_write_to_copy(func, x)
-    func(x._local, local_of(value))
+    func(x.local, local_of(value))
     written(x)
 
 
@@ -92,14 +92,14 @@ def convert(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 @register_op(Tensor.type, keeps_replicated=True, any_order=True)
 def type_of(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Say the type of the parts, or convert to another."""
-    return func(args[0]._local) if len(args) == 1 and not kwargs else convert(func, types, args, kwargs)
+    return func(args[0].local) if len(args) == 1 and not kwargs else convert(func, types, args, kwargs)
 
 
 @register_op(*find("detach_", namespaces=_BOTH), keeps_replicated=True, any_order=True)
 def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Take the part out of the graph."""
     x: ShardTensor = args[0]
-    func(x._local)
+    func(x.local)
     return x
 
 
@@ -107,8 +107,8 @@ def detach_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
 def detach(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Share the values, not the graph. Writes to ``data`` are counted too, or copies of the tensor would miss them."""
     result: Any = map_local(args[0], Tensor.detach)
-    if result._copied is not None:
-        result._copied = result._copied.detached()
+    if result.copied is not None:
+        result.copied = result.copied.detached()
     return result  # type: ignore[no-any-return]
 
 
@@ -120,13 +120,13 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if strides is UNKNOWN:  # it may be the tensor itself in one process
 
         def refuse() -> NoReturn:
-            raise unsupported(func, "whether it is what was written to is not known", x._spec, remedy="clone() it")
+            raise unsupported(func, "whether it is what was written to is not known", x.spec, remedy="clone() it")
 
-        part = x._local.clone(memory_format=torch.contiguous_format)
+        part = x.local.clone(memory_format=torch.contiguous_format)
         copied = Copy(x, part, refuse)
         copied.may_be_base = True
-        return ShardTensor(part, x._spec, copied=copied)
-    whole = torch.empty_strided(x._spec.global_shape, strides, device="meta")
+        return ShardTensor(part, x.spec, copied=copied)
+    whole = torch.empty_strided(x.spec.global_shape, strides, device="meta")
     if func(whole, *args[1:], **kwargs) is whole:
         return x
     return map_local(
@@ -138,23 +138,23 @@ def contiguous(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
     x: ShardTensor = args[0] if args else kwargs.pop("input")
-    part = x._local
-    if x._spec.is_replicated and x._memory is not None and x._memory is not UNKNOWN:
-        part = laid_out(part, x._memory)  # rows that were moved lie as they came
-    return ShardTensor(func(part, *args[1:], **kwargs), x._spec, halo=x._halo)
+    part = x.local
+    if x.spec.is_replicated and x.global_strides is not None and x.global_strides is not UNKNOWN:
+        part = laid_out(part, x.global_strides)  # rows that were moved lie as they came
+    return ShardTensor(func(part, *args[1:], **kwargs), x.spec, halo=x.halo)
 
 
 @register_op(*find(_NEW, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
 def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Make a plain tensor of the shape that is asked for, the same on each rank; from edges, a constant for now."""
     x = args[0]
-    if func in _FILLED and is_sharded(x) and x._spec.exchange is not None:
+    if func in _FILLED and is_sharded(x) and x.spec.exchange is not None:
         filled = new_filled(func, args, kwargs)
         if filled is not None:
             return filled
     if any(isinstance(other, ShardTensor) for other in operands_of(args[1:], kwargs)[0]):
         raise unsupported(func, "the data is sharded", *specs_of(args))
-    return func(x._local, *args[1:], **kwargs)  # type: ignore[no-any-return]
+    return func(x.local, *args[1:], **kwargs)  # type: ignore[no-any-return]
 
 
 @register_op(
@@ -163,9 +163,9 @@ def new(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Turn one element into a Python number. Collective where it is sharded."""
     x: ShardTensor = args[0]
-    if x._spec.global_shape.count(1) != x._spec.ndim:
+    if x.spec.global_shape.count(1) != x.spec.ndim:
         raise unsupported(
-            func, "a sharded tensor of many elements is no single number", x._spec, remedy="reduce it first"
+            func, "a sharded tensor of many elements is no single number", x.spec, remedy="reduce it first"
         )
     return func(x.full_tensor())
 
@@ -174,10 +174,10 @@ def to_number(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def to_numpy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand the values to Python only where this rank holds all of them."""
     x: ShardTensor = args[0]
-    if not x._spec.is_replicated:
+    if not x.spec.is_replicated:
         remedy = "use to_local() for this rank's part, full_tensor() for all"
-        raise unsupported(func, "this rank holds a part of the values", x._spec, remedy=remedy)
-    return func(x._local, *args[1:], **kwargs)
+        raise unsupported(func, "this rank holds a part of the values", x.spec, remedy=remedy)
+    return func(x.local, *args[1:], **kwargs)
 
 
 @register_op(torch.autograd.grad, keeps_replicated=True, any_order=True)
@@ -187,17 +187,17 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     given = kwargs.pop("grad_outputs", None)
     given = [None] * len(outputs) if given is None else [given] if isinstance(given, Tensor) else list(given)
     for output, gradient in zip(outputs, given, strict=True):
-        if is_sharded(output) and (not isinstance(gradient, ShardTensor) or gradient._spec != output._spec):
+        if is_sharded(output) and (not isinstance(gradient, ShardTensor) or gradient.spec != output.spec):
             reason = "a sharded output needs grad_outputs of the same layout"
-            raise unsupported(func, reason, output._spec, remedy="reduce it to a loss first")
+            raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
     for x in inputs:
-        if isinstance(x, ShardTensor) and isinstance(x._copied, Copy) and x._copied.may_be_base:
+        if isinstance(x, ShardTensor) and isinstance(x.copied, Copy) and x.copied.may_be_base:
             reason = "whether what contiguous() gave is the tensor itself is not known"
-            raise unsupported(func, reason, x._spec, remedy="differentiate with respect to that, or to a clone() of it")
+            raise unsupported(func, reason, x.spec, remedy="differentiate with respect to that, or to a clone() of it")
     found = func([*map(local_of, outputs)], [*map(local_of, inputs)], [*map(local_of, given)], **kwargs)
     for x, g in zip(inputs, found, strict=True) if kwargs.get("create_graph") else ():
         if is_sharded(x):
-            check_graphs(func, x._spec, g)
+            check_graphs(func, x.spec, g)
     return tuple(
         x._gradient(g) if isinstance(x, ShardTensor) and g is not None else g
         for x, g in zip(inputs, found, strict=True)
@@ -208,13 +208,13 @@ def grad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def with_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Give a tensor a tangent of the same layout, for forward-mode differentiation."""
     x, tangent = args
-    if not isinstance(x, ShardTensor) or not isinstance(tangent, ShardTensor) or x._spec != tangent._spec:
+    if not isinstance(x, ShardTensor) or not isinstance(tangent, ShardTensor) or x.spec != tangent.spec:
         raise unsupported(func, "a tangent of another layout", *specs_of(args), remedy="use redistribute()")
-    return ShardTensor(func(x._local, tangent._local, **kwargs), x._spec)
+    return ShardTensor(func(x.local, tangent.local, **kwargs), x.spec)
 
 
 @register_op(unpack_dual, keeps_replicated=True, any_order=True)
 def primal_and_tangent(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return the values and the tangents."""
     x: ShardTensor = args[0]
-    return tuple(None if part is None else ShardTensor(part, x._spec) for part in func(x._local, **kwargs))
+    return tuple(None if part is None else ShardTensor(part, x.spec) for part in func(x.local, **kwargs))

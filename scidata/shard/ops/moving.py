@@ -16,7 +16,7 @@ from scidata.shard.tensor import ShardTensor
 
 def moved_off(x: ShardTensor, dims: Sequence[int]) -> ShardTensor:
     """Shard other dims instead of those in ``dims``, the longest first; gather where there is none. Collective."""
-    spec = x._spec
+    spec = x.spec
     extents = spec.global_shape
     free = sorted((d for d in range(spec.ndim) if d not in dims and d not in spec.sharded), key=extents.__getitem__)
     there: dict[int, int | None] = {spec.sharded[d]: None for d in dims if d in spec.sharded}
@@ -45,7 +45,7 @@ def moved_back(result: Tensor, dims: Sequence[int], spec: ShardSpec) -> ShardTen
 
 def there_and_back(x: ShardTensor, dims: Sequence[int], transform: Callable[[Tensor], Tensor]) -> ShardTensor:
     """Transform with other dims sharded instead of those in ``dims``. Collective."""
-    return moved_back(transform(moved_off(x, dims)), dims, x._spec)
+    return moved_back(transform(moved_off(x, dims)), dims, x.spec)
 
 
 def as_sharded(result: Tensor, spec: ShardSpec) -> ShardTensor:

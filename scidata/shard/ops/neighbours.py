@@ -66,8 +66,8 @@ def nearest(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     x, y, ptr_x, ptr_y = _rows(given["x"]), *map(_plain, (given["y"], given["ptr_x"], given["ptr_y"]))
     if not is_sharded(x):
         return func(_plain(x), y, ptr_x, ptr_y)  # type: ignore[no-any-return]
-    spec = x._spec
-    found = func(_held(x._local), y, ptr_x if ptr_x is None else _own_part(ptr_x, spec), ptr_y)
+    spec = x.spec
+    found = func(_held(x.local), y, ptr_x if ptr_x is None else _own_part(ptr_x, spec), ptr_y)
     return ShardTensor(found, spec.derive(spec.global_shape[:1], spec.dims, spec.sizes))
 
 
@@ -84,7 +84,7 @@ def fps(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     picked = func(_plain(src), _plain(ptr), **given)
     if not isinstance(src, ShardTensor):
         return picked  # type: ignore[no-any-return]
-    spec = src._spec
+    spec = src.spec
     if given["random_start"]:
         for axis in range(len(spec.axes)):
             broadcast(picked, 0, spec.group(axis))
@@ -146,12 +146,12 @@ def _edges(
     y, ptr_x, ptr_y = _rows(y), _plain(ptr_x), _plain(ptr_y)
     if not is_sharded(y):
         return search(_plain(x), _plain(y), ptr_x, ptr_y)
-    spec = y._spec
+    spec = y.spec
     part = ptr_y if ptr_y is None else _own_part(ptr_y, spec)
-    found = search(_plain(x), _held(y._local), ptr_x, part)
+    found = search(_plain(x), _held(y.local), ptr_x, part)
     edges = found + torch.tensor([[spec.offsets[0]], [0]], device=found.device)
     edges = edges if then is None else then(edges)
-    if is_sharded(x) and len(spec.axes) == 1 and (x._spec.dims, x._spec.sizes) == (spec.dims, spec.sizes):
+    if is_sharded(x) and len(spec.axes) == 1 and (x.spec.dims, x.spec.sizes) == (spec.dims, spec.sizes):
         return _routed(edges, spec)
     axis = spec.sharded[0]
     count = torch.tensor([edges.shape[1]], device=edges.device)

@@ -25,8 +25,8 @@ def _input(func: Any, given: dict[str, Any]) -> ShardTensor:
     """Return the input; its channels, dim 1, must not be sharded."""
     x = given["input"]
     refuse_plain(func, x, *given.values())
-    if x._spec.ndim < 2 or 1 in x._spec.sharded:
-        raise unsupported(func, "the channels (dim 1) are sharded, or there are none", x._spec)
+    if x.spec.ndim < 2 or 1 in x.spec.sharded:
+        raise unsupported(func, "the channels (dim 1) are sharded, or there are none", x.spec)
     return x  # type: ignore[no-any-return]
 
 
@@ -52,7 +52,7 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     given = bind(f"{_STATISTICS} training momentum eps", args, kwargs, weight=None, bias=None, training=False)
     given = {"momentum": 0.1, "eps": 1e-5, **given}
     x = _input(func, given)
-    spec, local = x._spec, widened(x._local)
+    spec, local = x.spec, widened(x.local)
     weight, bias = align_parameters(func, x, given["weight"], given["bias"])
     if given["training"]:
         dims = [d for d in range(spec.ndim) if d != 1]
@@ -60,7 +60,7 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if count == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         if not count:  # running statistics stay as they are
-            return finish(_scaled(local, weight, bias, x._local), spec)
+            return finish(_scaled(local, weight, bias, x.local), spec)
         result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
         _update(given["running_mean"], mean, given["momentum"])
         _update(given["running_var"], var * (count / (count - 1)), given["momentum"])
@@ -69,7 +69,7 @@ def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
         running = align_parameters(func, x, given["running_mean"], given["running_var"])
         mean, var = (each.view(shape) for each in running)
         result = (local - mean) * torch.rsqrt(var + given["eps"])
-    return finish(_scaled(result, weight, bias, x._local), spec)
+    return finish(_scaled(result, weight, bias, x.local), spec)
 
 
 @register_op(F.instance_norm, any_order=True)
@@ -81,7 +81,7 @@ def instance_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
     if not given["use_input_stats"]:
         names = ("running_mean", "running_var", "weight", "bias", "eps")
         return F.batch_norm(x, **{name: given[name] for name in names}, training=False)
-    spec, local = x._spec, widened(x._local)
+    spec, local = x.spec, widened(x.local)
     weight, bias = align_parameters(func, x, given["weight"], given["bias"])
     dims = list(range(2, spec.ndim))
     count = math.prod(spec.global_shape[d] for d in dims)
@@ -94,7 +94,7 @@ def instance_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
             both = all_reduce_sum(both, spec.group(axis))
         _update(given["running_mean"], both[0], given["momentum"])
         _update(given["running_var"], both[1], given["momentum"])
-    return finish(_scaled(result, weight, bias, x._local), spec)
+    return finish(_scaled(result, weight, bias, x.local), spec)
 
 
 def _batch_mean(value: Tensor, spec: ShardSpec) -> Tensor:
@@ -107,26 +107,26 @@ def group_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """Normalise groups of channels over themselves and the spatial dims."""
     given = bind("input num_groups weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
     x = _input(func, given)
-    spec, groups = x._spec, given["num_groups"]
+    spec, groups = x.spec, given["num_groups"]
     weight, bias = align_parameters(func, x, given["weight"], given["bias"])
     if spec.global_shape[1] % groups:
         raise RuntimeError(f"group_norm: {spec.global_shape[1]} channels are no multiple of {groups} groups")
     if all(d == 0 for d in spec.sharded):
-        return finish(F.group_norm(x._local, groups, weight, bias, given["eps"]), spec)
-    local: Tensor = widened(x._local).unflatten(1, (groups, -1))  # type: ignore[no-untyped-call]
+        return finish(F.group_norm(x.local, groups, weight, bias, given["eps"]), spec)
+    local: Tensor = widened(x.local).unflatten(1, (groups, -1))  # type: ignore[no-untyped-call]
     sharded = {d + (d > 1): axis for d, axis in spec.sharded.items()}
     result = standardized(local, spec, range(2, local.ndim), sharded, given["eps"])[0]
-    return finish(_scaled(result.flatten(1, 2), weight, bias, x._local), spec)
+    return finish(_scaled(result.flatten(1, 2), weight, bias, x.local), spec)
 
 
 @register_op(F.normalize, any_order=True)
 def normalize(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Scale vectors along any dims to length one."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    refuse_out(func, kwargs, x._spec)
+    refuse_out(func, kwargs, x.spec)
     p, dim, eps = (argument(args, kwargs, *which) for which in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12)))
     dims: Sequence[int] = dim if isinstance(dim, tuple | list) else (dim,)
-    if not any(normal_dim(d, x._spec.ndim) in x._spec.sharded for d in dims):
-        return finish(func(x._local, p, dim, eps), x._spec)
+    if not any(normal_dim(d, x.spec.ndim) in x.spec.sharded for d in dims):
+        return finish(func(x.local, p, dim, eps), x.spec)
     lengths: Tensor = x.norm(p, dim, keepdim=True).clamp_min(eps)
     return x / lengths

@@ -20,16 +20,16 @@ def _parameter(func: Any, x: ShardTensor, given: Any, dims: Sequence[int]) -> Te
     if given is None:
         return None
     parameter: Tensor = given.full_tensor() if isinstance(given, ShardTensor) else given
-    for d, axis in x._spec.sharded.items():
-        parameter = to_axis(parameter, dims, (d, x._spec.sizes_of(axis)), x._spec, axis)
+    for d, axis in x.spec.sharded.items():
+        parameter = to_axis(parameter, dims, (d, x.spec.sizes_of(axis)), x.spec, axis)
     return parameter
 
 
 def _trailing(func: Any, x: ShardTensor, shape: Any) -> tuple[tuple[int, ...], list[int]]:
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    ndim = x._spec.ndim
-    if x._spec.global_shape[ndim - len(shape) :] != shape or not shape:
-        raise RuntimeError(f"{func.__name__}: normalized_shape {shape} is not the end of {x._spec.global_shape}")
+    ndim = x.spec.ndim
+    if x.spec.global_shape[ndim - len(shape) :] != shape or not shape:
+        raise RuntimeError(f"{func.__name__}: normalized_shape {shape} is not the end of {x.spec.global_shape}")
     return shape, list(range(ndim - len(shape), ndim))
 
 
@@ -40,15 +40,15 @@ def layer_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     x = given["input"]
     refuse_plain(func, x, *given.values())
     shape, dims = _trailing(func, x, given["normalized_shape"])
-    if not any(d in x._spec.sharded for d in dims):
+    if not any(d in x.spec.sharded for d in dims):
         weight, bias = align_parameters(func, x, given["weight"], given["bias"])
-        return finish(F.layer_norm(x._local, shape, weight, bias, given["eps"]), x._spec)
+        return finish(F.layer_norm(x.local, shape, weight, bias, given["eps"]), x.spec)
     weight, bias = (_parameter(func, x, given[name], dims) for name in ("weight", "bias"))
-    local = widened(x._local)
-    result = standardized(local, x._spec, dims, x._spec.sharded, given["eps"])[0]
+    local = widened(x.local)
+    result = standardized(local, x.spec, dims, x.spec.sharded, given["eps"])[0]
     result = result if weight is None else result * weight
     result = result if bias is None else result + bias
-    return finish(result.to(x._local.dtype), x._spec)
+    return finish(result.to(x.local.dtype), x.spec)
 
 
 @register_op(F.rms_norm, torch.rms_norm, any_order=True)
@@ -59,10 +59,10 @@ def rms_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     refuse_plain(func, x, *given.values())
     shape, dims = _trailing(func, x, given["normalized_shape"])
     weight = _parameter(func, x, given["weight"], dims)
-    if not any(d in x._spec.sharded for d in dims):
-        return finish(F.rms_norm(x._local, shape, weight, given["eps"]), x._spec)
-    eps = torch.finfo(x._local.dtype).eps if given["eps"] is None else given["eps"]
-    local = widened(x._local)
-    result = local * torch.rsqrt(mean_of_squares(local, x._spec, dims) + eps)
+    if not any(d in x.spec.sharded for d in dims):
+        return finish(F.rms_norm(x.local, shape, weight, given["eps"]), x.spec)
+    eps = torch.finfo(x.local.dtype).eps if given["eps"] is None else given["eps"]
+    local = widened(x.local)
+    result = local * torch.rsqrt(mean_of_squares(local, x.spec, dims) + eps)
     result = result if weight is None else result * weight
-    return finish(result.to(x._local.dtype), x._spec)
+    return finish(result.to(x.local.dtype), x.spec)

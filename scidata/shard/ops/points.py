@@ -67,9 +67,9 @@ def _split_as_image(x: Tensor, grid: Tensor) -> Tensor:
     """Split a grid's places along the mesh axes that shard the image's pixels, where nothing else splits it."""
     if not isinstance(x, ShardTensor):
         return grid
-    spec = x._spec
+    spec = x.spec
     grid = as_sharded(grid, spec)
-    old, new = grid._spec, {}
+    old, new = grid.spec, {}
     for d, axis in spec.sharded.items():
         if d > 1 and old.dims[axis] is None and d - 1 not in old.sharded:
             extent = old.global_shape[d - 1]
@@ -90,10 +90,10 @@ def affine_grid(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     matrix = (size[0], len(size) - 2, len(size) - 1)
     if not is_sharded(theta) or tuple(theta.shape) != matrix or len(size) not in (4, 5) or min(size) < 1:
         return func(torch.empty(tuple(theta.shape)) if is_sharded(theta) else local_of(theta), size, align_corners)  # type: ignore[no-any-return]
-    local = theta._local
+    local = theta.local
     result = torch.affine_grid_generator(local, [len(local), *size[1:]], align_corners)
     shape = (size[0], *size[2:], len(size) - 2)
-    return finish(result, theta._spec.derive(shape, theta._spec.dims, theta._spec.sizes))
+    return finish(result, theta.spec.derive(shape, theta.spec.dims, theta.spec.sizes))
 
 
 # -- distances -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _beside(operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]]) ->
     first, second = operands
     if not isinstance(first, ShardTensor) or not isinstance(second, ShardTensor):
         return second
-    mine, theirs = first._spec, second._spec
+    mine, theirs = first.spec, second.spec
     held = {labels[0][d] for d in mine.sharded}
     axes = {
         axis

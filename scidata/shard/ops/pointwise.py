@@ -76,11 +76,11 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     held = _held(operands)
     if held is not None:
         new_args, new_kwargs = rebuild(held)
-        first = next(x for x in operands if isinstance(x, ShardTensor) and not x._spec.is_replicated)
-        return ShardTensor.from_padded(func(*new_args, **new_kwargs), first._spec, first._halo)
+        first = next(x for x in operands if isinstance(x, ShardTensor) and not x.spec.is_replicated)
+        return ShardTensor.from_padded(func(*new_args, **new_kwargs), first.spec, first.halo)
     spec = specs[0]
     if len(specs) == len(operands) and all(other == spec for other in specs):
-        locals_ = [x._local for x in operands]  # type: ignore[attr-defined]
+        locals_ = [x.local for x in operands]  # type: ignore[attr-defined]
     else:
         locals_, layout, shape = _broadcast(func, operands)
         spec = _result_spec(specs, layout, shape)
@@ -93,22 +93,22 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _same_layout(func: Any, x: Any, *other: Any) -> Tensor | None:
     """Do the common cases at little cost: one tensor, alone or with a number, its like or a plain row; no halos."""
-    if not isinstance(x, ShardTensor) or x._padded is not None or x._halo:
+    if not isinstance(x, ShardTensor) or x.padded is not None or x.halo:
         return None
     if not other:
-        return ShardTensor(func(x._local), x._spec)
+        return ShardTensor(func(x.local), x.spec)
     (y,) = other
     if y is None:  # x == None
-        return func(x._local, y)  # type: ignore[no-any-return]
+        return func(x.local, y)  # type: ignore[no-any-return]
     if isinstance(y, int | float):
-        return ShardTensor(func(x._local, y), x._spec)
+        return ShardTensor(func(x.local, y), x.spec)
     if isinstance(y, ShardTensor):
-        if y._padded is None and not y._halo and y._spec == x._spec:
-            return ShardTensor(func(x._local, y._local), x._spec)
-    elif isinstance(y, Tensor) and _lies_inside(y.shape, x._spec):
+        if y.padded is None and not y.halo and y.spec == x.spec:
+            return ShardTensor(func(x.local, y.local), x.spec)
+    elif isinstance(y, Tensor) and _lies_inside(y.shape, x.spec):
         if y.requires_grad:
-            y = replicate_to_shards(y, x._spec.shard_groups)
-        return ShardTensor(func(x._local, y), x._spec)
+            y = replicate_to_shards(y, x.spec.shard_groups)
+        return ShardTensor(func(x.local, y), x.spec)
     return None
 
 
@@ -143,12 +143,12 @@ def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: d
     if not isinstance(target, ShardTensor):
         return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
     refuse_write_to_copy(func, target)
-    spec = target._spec
+    spec = target.spec
     held = _held(operands)
     if held is not None:
         new_args, new_kwargs = rebuild(held)
         func(*new_args, **new_kwargs)
-        target._padded_version = version_of(held[0])
+        target.padded_version = version_of(held[0])
         return target
     locals_, layout, shape = _broadcast(func, operands)
     if tuple(shape) != spec.global_shape or _result_spec(specs_of(operands), layout, shape) != spec:
@@ -167,7 +167,7 @@ def _apart(part: Tensor, target: Tensor) -> Tensor:
 
 def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:
     """Align operands with their dims counted from the right."""
-    ndims = [x._spec.ndim if isinstance(x, ShardTensor) else x.ndim for x in operands]
+    ndims = [x.spec.ndim if isinstance(x, ShardTensor) else x.ndim for x in operands]
     ndim = max(ndims)
     locals_, layout, extents = align(func, operands, [range(ndim - n, ndim) for n in ndims])
     return locals_, layout, tuple(extents[d] for d in range(ndim))
@@ -184,25 +184,25 @@ def _result_spec(specs: Sequence[ShardSpec], layout: Layout, shape: tuple[int, .
 
 def _common_halo(operands: Sequence[Tensor], spec: ShardSpec) -> Mapping[int, HaloDim]:
     """Return the halo that all operands of the result's layout ask for; none where they contradict."""
-    halos = [x._halo for x in operands if isinstance(x, ShardTensor) and x._halo and x._spec == spec]
+    halos = [x.halo for x in operands if isinstance(x, ShardTensor) and x.halo and x.spec == spec]
     return halos[0] if halos and all(halo == halos[0] for halo in halos) else {}
 
 
 def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
     """Return the operands with their halos, or None where the function cannot act on the halo too."""
-    if not any(isinstance(x, ShardTensor) and x._padded is not None for x in operands):
+    if not any(isinstance(x, ShardTensor) and x.padded is not None for x in operands):
         return None
-    plain = [x._local if isinstance(x, ShardTensor) and x._spec.is_replicated else x for x in operands]
+    plain = [x.local if isinstance(x, ShardTensor) and x.spec.is_replicated else x for x in operands]
     sharded = [x for x in plain if isinstance(x, ShardTensor)]
-    if not sharded or sharded[0]._padded is None:
+    if not sharded or sharded[0].padded is None:
         return None
-    spec, halo = sharded[0]._spec, sharded[0]._halo
+    spec, halo = sharded[0].spec, sharded[0].halo
     if torch.is_grad_enabled() and any(x.requires_grad for x in plain):
         return None
     result = []
     for x in plain:
         if isinstance(x, ShardTensor):
-            padded = x._held_halo() if x._spec == spec and x._halo == halo else None
+            padded = x.held_halo() if x.spec == spec and x.halo == halo else None
         elif len(x.shape) > spec.ndim or any(
             n not in (1, whole) for n, whole in zip(reversed(x.shape), reversed(spec.global_shape), strict=False)
         ):

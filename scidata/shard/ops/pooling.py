@@ -51,7 +51,7 @@ def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     with_indices = func in _POOLS_WITH_INDICES or given.get("return_indices", False)
     x, count, ceil = given["input"], spatial(func), bool(given["ceil_mode"])
     refuse_plain(func, x)
-    spec = x._spec
+    spec = x.spec
     kernel, stride, padding = strides(given, count)
     dilation = per_dim(given["dilation"], count)
     first, windows, left, starts = spec.ndim - count, Windows(x), list(padding), [0] * count
@@ -108,7 +108,7 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     given = bind(names, args, kwargs, stride=None, padding=0, ceil_mode=False, count_include_pad=True)
     x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    spec = x._spec
+    spec = x.spec
     kernel, stride, padding = strides(given, count)
     first, windows, divisors = spec.ndim - count, Windows(x), []
     windows.keep(range(first))
@@ -167,7 +167,7 @@ def out_extents(x: ShardTensor, output_size: Any, count: int) -> list[int]:
     """Return the extents that adaptive pooling gives the spatial dims; None keeps one."""
     asked = [output_size] * count if output_size is None or isinstance(output_size, int) else list(output_size)
     asked = asked * count if len(asked) == 1 else asked
-    shape = x._spec.global_shape[x._spec.ndim - count :]
+    shape = x.spec.global_shape[x.spec.ndim - count :]
     return [int(n) if n is not None else extent for n, extent in zip(asked, shape, strict=True)]
 
 
@@ -178,7 +178,7 @@ def windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[i
 
 def adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
     """Return what to fetch along a sharded dim, and where each own window lies in it."""
-    extent = x._spec.global_shape[dim]
+    extent = x.spec.global_shape[dim]
     windows = Windows(x)
 
     def rows(start: int, stop: int) -> Runs:
@@ -217,9 +217,9 @@ def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
 
 def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], kept: Sequence[int]) -> Any:
     """Pool the dims that are not sharded with torch's function; the sharded ones are windows of one row to it."""
-    if not isinstance(x, ShardTensor) or x._spec.is_replicated:
+    if not isinstance(x, ShardTensor) or x.spec.is_replicated:
         return function(x, tuple(extents))
-    spec = x._spec
+    spec = x.spec
     first, windows = spec.ndim - len(extents), Windows(x)
     sizes = [n if first + s not in kept else None for s, n in enumerate(extents)]
     if all(n is None or n == spec.global_shape[first + s] for s, n in enumerate(sizes)):
@@ -235,11 +235,11 @@ def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], 
 
 def adaptive_average(func: Any, x: ShardTensor, extents: Sequence[int], pool: Callable[..., Tensor]) -> Tensor:
     """Average over adaptive windows, dim by dim; one row of a sharded dim is its mean, on every rank."""
-    first = x._spec.ndim - len(extents)
-    kept = [d for d in range(first, x._spec.ndim) if d in x._spec.sharded]
+    first = x.spec.ndim - len(extents)
+    kept = [d for d in range(first, x.spec.ndim) if d in x.spec.sharded]
     result: Any = _unsharded(x, pool, extents, kept)
     for d in kept:
-        if extents[d - first] != x._spec.global_shape[d]:
+        if extents[d - first] != x.spec.global_shape[d]:
             result = _average_dim(result, d, extents[d - first])
     return result  # type: ignore[no-any-return]
 

@@ -59,16 +59,16 @@ def _whole(func: Any, x: ShardTensor, dtype: torch.dtype | None = None) -> Tenso
     strides = strides_of(x)
     if strides is UNKNOWN:
         reason = "random numbers follow the order in memory, which is not known here"
-        raise unsupported(func, reason, x._spec, remedy="use contiguous() first")
+        raise unsupported(func, reason, x.spec, remedy="use contiguous() first")
     if dtype is None:
-        return torch.empty_strided(x._spec.global_shape, strides, dtype=x.dtype, device=x.device)
-    like = torch.empty_strided(x._spec.global_shape, strides, dtype=dtype, device="meta")
+        return torch.empty_strided(x.spec.global_shape, strides, dtype=x.dtype, device=x.device)
+    like = torch.empty_strided(x.spec.global_shape, strides, dtype=dtype, device="meta")
     return torch.empty_like(like, device=x.device)
 
 
 def _kept(func: Any, x: ShardTensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
     mask = _whole(func, x, torch.bool) if shape is None else torch.empty(shape, dtype=torch.bool, device=x.device)
-    return _own_part(mask.bernoulli_(1 - p), x._spec).to(x.dtype)
+    return _own_part(mask.bernoulli_(1 - p), x.spec).to(x.dtype)
 
 
 def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[ShardTensor, float, bool]:
@@ -84,12 +84,12 @@ def _parsed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop elements, or whole channels: the mask is that of one process with the same seed."""
     x, p, inplace = _parsed(func, args, kwargs)
-    if p == 0 or 0 in x._spec.global_shape:
+    if p == 0 or 0 in x.spec.global_shape:
         return x
-    _refuse_sets(func, x._spec)
+    _refuse_sets(func, x.spec)
     shape = None
     if func not in (F.dropout, torch.dropout):
-        shape = x._spec.global_shape
+        shape = x.spec.global_shape
         unbatched = (func is F.dropout1d and x.ndim == 2) or (func is F.dropout3d and x.ndim == 4)
         lead = 1 if unbatched else 2
         shape = tuple([n if d < lead else 1 for d, n in enumerate(shape)])
@@ -97,21 +97,21 @@ def dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     scale = scale.div_(1 - p) if p < 1 else scale
     if inplace:
         refuse_write_to_copy(func, x)
-        x._local.mul_(scale)
+        x.local.mul_(scale)
         written(x)
         return x
-    return finish(x._local * scale, x._spec)
+    return finish(x.local * scale, x.spec)
 
 
 @register_op(*_ALPHA_DROPOUTS, any_order=True)
 def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Dropout, of elements or whole channels, that keeps mean and variance of what SELU gives."""
     x, p, inplace = _parsed(func, args, kwargs)
-    shape = x._spec.global_shape
+    shape = x.spec.global_shape
     if p == 0 or 0 in shape:
         return x
-    _refuse_sets(func, x._spec)
-    scale = shift = x._local.new_zeros(())
+    _refuse_sets(func, x.spec)
+    scale = shift = x.local.new_zeros(())
     if p < 1:
         if func is F.feature_alpha_dropout and len(shape) < 2:
             raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
@@ -121,21 +121,21 @@ def alpha_dropout(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
         scale, shift = kept * a, (kept - 1) * (_ALPHA * a) + _ALPHA * a * p
     if inplace:
         refuse_write_to_copy(func, x)
-        x._local.mul_(scale).add_(shift)
+        x.local.mul_(scale).add_(shift)
         written(x)
         return x
-    return finish(x._local * scale + shift, x._spec)
+    return finish(x.local * scale + shift, x.spec)
 
 
 @register_op(torch.rand_like, torch.randn_like, torch.randint_like, any_order=True)
 def random_like(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Draw a tensor of the same layout."""
     x: ShardTensor = args[0]
-    _refuse_sets(func, x._spec)
+    _refuse_sets(func, x.spec)
     like = _whole(func, x)
     options = dict(kwargs)
     grad = options.pop("requires_grad", False)
-    return finish(_own_part(func(like, *args[1:], **options), x._spec).requires_grad_(grad), x._spec)
+    return finish(_own_part(func(like, *args[1:], **options), x.spec).requires_grad_(grad), x.spec)
 
 
 @register_op(*find("bernoulli", namespaces=(torch, Tensor)))
@@ -148,7 +148,7 @@ def bernoulli(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     _refuse_sets(func, spec)
     like = torch.empty(spec.global_shape, dtype=x.dtype, device=x.device) if p is not None else x.full_tensor().detach()
     drawn = _own_part(torch.bernoulli(like.contiguous(), *[] if p is None else [p], **given), spec)
-    return finish(torch.where(torch.ones_like(drawn, dtype=torch.bool), drawn, x._local), spec)  # a gradient of nought
+    return finish(torch.where(torch.ones_like(drawn, dtype=torch.bool), drawn, x.local), spec)  # a gradient of nought
 
 
 @register_op(*find("multinomial", namespaces=(torch, Tensor)))
@@ -156,13 +156,13 @@ def multinomial(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
     given = bind("input num_samples replacement", args, kwargs)
     x: ShardTensor = given.pop("input")
-    refuse_out(func, given, x._spec)
+    refuse_out(func, given, x.spec)
     given.pop("out", None)
-    _refuse_sets(func, x._spec)
+    _refuse_sets(func, x.spec)
     like = _whole(func, x)
     drawn = torch.multinomial(like.copy_(x.full_tensor().detach()), **given)
-    rows = x._spec.sharded.get(0) if drawn.ndim > 1 else None
-    spec = x._spec.derive(drawn.shape, [0 if a == rows else None for a in range(len(x._spec.axes))], x._spec.sizes)
+    rows = x.spec.sharded.get(0) if drawn.ndim > 1 else None
+    spec = x.spec.derive(drawn.shape, [0 if a == rows else None for a in range(len(x.spec.axes))], x.spec.sizes)
     return finish(_own_part(drawn, spec), spec)
 
 
@@ -176,8 +176,8 @@ def random_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())):
         raise unsupported(func, "its parameters are tensors", *specs_of([*args, *kwargs.values()]))
     refuse_write_to_copy(func, x)
-    _refuse_sets(func, x._spec)
+    _refuse_sets(func, x.spec)
     full = func(_whole(func, x), *args[1:], **kwargs)
-    x._local.copy_(_own_part(full, x._spec))
+    x.local.copy_(_own_part(full, x.spec))
     written(x)
     return x

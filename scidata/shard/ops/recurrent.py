@@ -112,7 +112,7 @@ def _together(
         raise RuntimeError(f"{func.__name__}: {[tuple(o.shape) for o in (x, *states)]} do not fit together")
     x = whole_along(x, -1)
     states = [whole_along(whole_along(s, 0), -1) for s in states]
-    time = x._spec if is_sharded(x) and 0 in x._spec.sharded else None
+    time = x.spec if is_sharded(x) and 0 in x.spec.sharded else None
     operands = [_by_batch(x), *states]
     flags = given["has_biases"], count, 0.0, given["train"], given["bidirectional"], False
     if not any(map(is_sharded, operands)):
@@ -137,9 +137,9 @@ def _of_batch(part: Tensor, layout: Layout, rows: int, spec: ShardSpec) -> Tenso
 
 def _by_batch(x: Any) -> Any:
     """Bring the mesh axis that shards time to the batch, or gather it where another axis shards that."""
-    if not is_sharded(x) or 0 not in x._spec.sharded:
+    if not is_sharded(x) or 0 not in x.spec.sharded:
         return x
-    spec, axis = x._spec, x._spec.sharded[0]
+    spec, axis = x.spec, x.spec.sharded[0]
     if 1 in spec.sharded:
         return whole_along(x, 0)
     dims, sizes = list(spec.dims), list(spec.sizes)

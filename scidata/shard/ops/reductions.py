@@ -49,7 +49,7 @@ def _parsed(
 ) -> tuple[ShardTensor, dict[str, Any], tuple[int, ...], bool]:
     """Return the input, the other arguments by name, the dims that are reduced, and whether they stay."""
     x, options = _input(func, args, kwargs), _options(names, args, kwargs)
-    return x, options, dims_of(func, options.get("dim"), x._spec), bool(options.get("keepdim"))
+    return x, options, dims_of(func, options.get("dim"), x.spec), bool(options.get("keepdim"))
 
 
 def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
@@ -72,23 +72,23 @@ def _drop(local: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
 
 
 def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    return finish(_drop(kept, dims, keepdim), _reduced_spec(x._spec, dims, keepdim))
+    return finish(_drop(kept, dims, keepdim), _reduced_spec(x.spec, dims, keepdim))
 
 
 def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: _Reduce) -> Tensor:
     """Reduce one dim, kept with extent 1: locally, then over the ranks that have any rows of it."""
-    axis = x._spec.axis_of_dim(dim)
-    rows = () if axis is None else tuple(int(size > 0) for size in x._spec.sizes_of(axis))
+    axis = x.spec.axis_of_dim(dim)
+    rows = () if axis is None else tuple(int(size > 0) for size in x.spec.sizes_of(axis))
     if local.shape[dim] or not any(rows):  # without any rows, as one process does
         local = reduce(local, dim=dim, keepdim=True)
     if axis is None or not any(rows):
         return local
-    return reduce(all_gather_v(local, rows, dim, x._spec.group(axis)), dim=dim, keepdim=True)
+    return reduce(all_gather_v(local, rows, dim, x.spec.group(axis)), dim=dim, keepdim=True)
 
 
 def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -> Tensor:
     """Reduce several dims one by one, for reductions that allow it. Dims that are not sharded first."""
-    for dim in sorted(dims, key=lambda d: d in x._spec.sharded):
+    for dim in sorted(dims, key=lambda d: d in x.spec.sharded):
         local = _over_ranks(x, local, dim, reduce)
     return local
 
@@ -96,8 +96,8 @@ def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -
 def _sum_kept(x: ShardTensor, local: Tensor, dims: Sequence[int], add: Callable[..., Tensor] = torch.sum) -> Tensor:
     """Sum a tensor of the layout of ``x``; the reduced dims stay, with extent 1."""
     total = add(local, tuple(dims), keepdim=True) if dims else local
-    for axis in _axes(x._spec, dims):
-        total = all_reduce_sum(total, x._spec.group(axis))
+    for axis in _axes(x.spec, dims):
+        total = all_reduce_sum(total, x.spec.group(axis))
     return total
 
 
@@ -105,7 +105,7 @@ def _weighted(
     x: ShardTensor, local: Tensor, value: Tensor, dims: Sequence[int], weights: Callable[..., Tensor]
 ) -> Tensor:
     """Give a value that was computed without autograd its derivatives by each element: ``weights(part, value)``."""
-    return weighted(local, value, weights, dims, [x._spec.group(axis) for axis in _axes(x._spec, dims)], by_value=True)
+    return weighted(local, value, weights, dims, [x.spec.group(axis) for axis in _axes(x.spec, dims)], by_value=True)
 
 
 def _differentiated(local: Tensor) -> bool:
@@ -128,7 +128,7 @@ def _wide(local: Tensor, dtype: torch.dtype | None, *, integers: bool) -> tuple[
 
 def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[int], keepdim: bool) -> Any:
     """Reduce dims that are not sharded: torch's own function on the part."""
-    found, new = func(x._local, **options), _reduced_spec(x._spec, dims, keepdim)
+    found, new = func(x.local, **options), _reduced_spec(x.spec, dims, keepdim)
     return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
 
 
@@ -136,9 +136,9 @@ def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[
 def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sum over any dims."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
-    if not _axes(x._spec, dims):
+    if not _axes(x.spec, dims):
         return _here(func, x, options, dims, keepdim)
-    local, dtype = _wide(x._local, options.get("dtype"), integers=True)
+    local, dtype = _wide(x.local, options.get("dtype"), integers=True)
     add = torch.nansum if "nansum" in func.__name__ else torch.sum
     return _finish(x, _sum_kept(x, local, dims, add).to(dtype), dims, keepdim)
 
@@ -147,22 +147,22 @@ def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Mean over any dims: owners' sums over the global count."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
-    if not _axes(x._spec, dims):
+    if not _axes(x.spec, dims):
         return _here(func, x, options, dims, keepdim)
-    local, dtype = _wide(x._local, options.get("dtype"), integers=False)
+    local, dtype = _wide(x.local, options.get("dtype"), integers=False)
     if not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"mean: the dtype must be floating point or complex, not {dtype}; pass dtype=")
-    return _finish(x, (_sum_kept(x, local, dims) / _count(x._spec, dims)).to(dtype), dims, keepdim)
+    return _finish(x, (_sum_kept(x, local, dims) / _count(x.spec, dims)).to(dtype), dims, keepdim)
 
 
 def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
     """Variance and mean, reduced dims kept."""
-    if x._local.is_complex():
-        raise unsupported(torch.var, "complex tensors", x._spec)
-    local, _ = _wide(x._local, None, integers=False)
-    count = _count(x._spec, dims)
+    if x.local.is_complex():
+        raise unsupported(torch.var, "complex tensors", x.spec)
+    local, _ = _wide(x.local, None, integers=False)
+    count = _count(x.spec, dims)
     if count > correction:
-        found, groups = deviations(local.detach(), x._spec, dims, x._spec.sharded)
+        found, groups = deviations(local.detach(), x.spec, dims, x.spec.sharded)
         pivot, factor = found[0], 2 / (count - correction)
         rest = weighted(local, found[1], lambda x: torch.full_like(x, 1 / count), dims, groups)
         value = found[2] / (count - correction)
@@ -183,21 +183,21 @@ def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Variance and standard deviation over any dims, with torch's ``correction`` (or ``unbiased``)."""
     names = "unbiased" if len(args) > 1 and isinstance(args[1], bool) else "dim unbiased keepdim"
     x, options, dims, keepdim = _parsed(func, names, args, kwargs)
-    if x._local.is_complex():
+    if x.local.is_complex():
         return _complex_variance(func.__name__, x, args[1:], kwargs)
-    if not x._local.is_floating_point():
-        raise RuntimeError(f"{func.__name__}: only floating point tensors have one, not {x._local.dtype}")
+    if not x.local.is_floating_point():
+        raise RuntimeError(f"{func.__name__}: only floating point tensors have one, not {x.local.dtype}")
     given = options.get("correction")
     correction = given if given is not None else float(options.get("unbiased", True))
-    if not _axes(x._spec, dims):
+    if not _axes(x.spec, dims):
         return _here(func, x, options, dims, keepdim)
     result, centre = _variance(x, dims, correction)
     if "std" in func.__name__:
         zero = result == 0  # the gradient of sqrt at 0 is infinite; torch's std takes 0 there
         result = torch.where(zero, result, result.masked_fill(zero, 1).sqrt())
         result = result.masked_fill(zero, 0)
-    final = _finish(x, result.to(x._local.dtype), dims, keepdim)
-    return (final, _finish(x, centre.to(x._local.dtype), dims, keepdim)) if "mean" in func.__name__ else final
+    final = _finish(x, result.to(x.local.dtype), dims, keepdim)
+    return (final, _finish(x, centre.to(x.local.dtype), dims, keepdim)) if "mean" in func.__name__ else final
 
 
 def _complex_variance(name: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -219,17 +219,17 @@ def extreme(x: ShardTensor, dims: Sequence[int], largest: bool, *, missing: bool
 
     ``missing``: of a value that is NaN, to those that are NaN, as in ``max`` of all; else NaN to all.
     """
-    local = x._local.detach()
+    local = x.local.detach()
     value = _fold(x, local, dims, torch.amax if largest else torch.amin)
-    if not _differentiated(x._local):
+    if not _differentiated(x.local):
         return value
     hits = (local == value) | (local.isnan() & value.isnan() if missing else False)
     count = _sum_kept(x, hits.long(), dims)
     if not missing:
-        return _weighted(x, x._local, value, dims, lambda part, value: hits.to(part.dtype) / count)
-    groups = [x._spec.group(axis) for axis in _axes(x._spec, dims)]
+        return _weighted(x, x.local, value, dims, lambda part, value: hits.to(part.dtype) / count)
+    groups = [x.spec.group(axis) for axis in _axes(x.spec, dims)]
     return known(
-        x._local, value, lambda grad, hits: torch.where(hits, replicate_to_shards(grad, groups) / count, 0), hits
+        x.local, value, lambda grad, hits: torch.where(hits, replicate_to_shards(grad, groups) / count, 0), hits
     )
 
 
@@ -242,7 +242,7 @@ def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _arg_extreme(x: ShardTensor, dim: int, reduce: Callable[..., Any]) -> tuple[Tensor, Tensor]:
     """Extreme values along one dim and their global index, of equal ones as ``reduce`` chooses; the dim is kept."""
-    spec, local = x._spec, x._local.detach()
+    spec, local = x.spec, x.local.detach()
     axis = spec.axis_of_dim(dim)
     if axis is None:
         value, index = reduce(local, dim, keepdim=True)
@@ -263,8 +263,8 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Callable[..., Any]) -> tuple[
 def extreme_along(x: ShardTensor, dim: int, reduce: Callable[..., Any], keepdim: bool) -> tuple[Tensor, Tensor]:
     """Extreme values along one dim, to whose elements alone the gradient goes, and their global index. Collective."""
     value, index = _arg_extreme(x, dim, reduce)
-    if x._local.requires_grad and torch.is_grad_enabled():
-        value = known(x._local, value, partial(_to_row, x._spec, dim), index)
+    if x.local.requires_grad and torch.is_grad_enabled():
+        value = known(x.local, value, partial(_to_row, x.spec, dim), index)
     return _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
 
 
@@ -296,7 +296,7 @@ def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     x = numbered_alike(func, x, dims)
-    reduce, spec = torch.max if "argmax" in func.__name__ else torch.min, x._spec
+    reduce, spec = torch.max if "argmax" in func.__name__ else torch.min, x.spec
     if options.get("dim") is not None:
         (dim,) = dims
         return _finish(x, _arg_extreme(x, dim, reduce)[1], [dim], keepdim)
@@ -308,17 +308,17 @@ def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         value, place = _arg_extreme(x, dim, reduce)
         index = _take(x, index, dim, place) + place * stride
         stride *= spec.global_shape[dim]
-        x = ShardTensor(value, _reduced_spec(x._spec, [dim], True))
+        x = ShardTensor(value, _reduced_spec(x.spec, [dim], True))
     return _drop(index, range(spec.ndim), keepdim)
 
 
 def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
     """Take ``index``, of the layout of ``x``, at the global rows ``place`` of a dim."""
-    axis = x._spec.axis_of_dim(dim)
+    axis = x.spec.axis_of_dim(dim)
     if index.ndim == 0:
         return index
     if axis is not None:
-        index = all_gather_v(index, x._spec.sizes_of(axis), dim, x._spec.group(axis))
+        index = all_gather_v(index, x.spec.sizes_of(axis), dim, x.spec.group(axis))
     return index.gather(dim, place)
 
 
@@ -330,27 +330,27 @@ def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Whether any, or all, elements are true."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
     if options.get("dim") in ((), []):
-        raise unsupported(func, "an empty dim", x._spec, remedy="leave dim out, or compare with 0")
-    wanted = x._local != 0 if func.__name__ == "any" else x._local == 0
+        raise unsupported(func, "an empty dim", x.spec, remedy="leave dim out, or compare with 0")
+    wanted = x.local != 0 if func.__name__ == "any" else x.local == 0
     found = _sum_kept(x, wanted.to(torch.int64), dims) > 0
     result = found if func.__name__ == "any" else ~found
-    return _finish(x, result.to(torch.uint8) if x._local.dtype == torch.uint8 else result, dims, keepdim)
+    return _finish(x, result.to(torch.uint8) if x.local.dtype == torch.uint8 else result, dims, keepdim)
 
 
 @register_op(*find("count_nonzero", namespaces=_BOTH), any_order=True)
 def count_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Number of elements that are not zero."""
     x, _, dims, _ = _parsed(func, "dim", args, kwargs)
-    return _finish(x, _sum_kept(x, (x._local != 0).to(torch.int64), dims), dims, False)
+    return _finish(x, _sum_kept(x, (x.local != 0).to(torch.int64), dims), dims, False)
 
 
 @register_op(*find("prod", namespaces=_BOTH), any_order=True)
 def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Product over one dim or all."""
     x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
-    local, dtype = _wide(x._local, options.get("dtype"), integers=True)
+    local, dtype = _wide(x.local, options.get("dtype"), integers=True)
     product = _fold(x, local.detach(), dims, torch.prod)
-    product = _weighted(x, local, product, dims, partial(of_prod, x._spec, dims, options.get("dim") is None))
+    product = _weighted(x, local, product, dims, partial(of_prod, x.spec, dims, options.get("dim") is None))
     return _finish(x, product.to(dtype), dims, keepdim)
 
 
@@ -358,11 +358,11 @@ def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """log(sum(exp(x))) without overflow."""
     x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    exact = not (x._local.is_floating_point() or x._local.is_complex())
-    local = x._local.to(torch.get_default_dtype()) if exact else widened(x._local)
+    exact = not (x.local.is_floating_point() or x.local.is_complex())
+    local = x.local.to(torch.get_default_dtype()) if exact else widened(x.local)
     value = _fold(x, local.detach(), dims, torch.logsumexp)
     result = _weighted(x, local, value, dims, lambda part, total: (part - total).exp())
-    return _finish(x, result if exact else result.to(x._local.dtype), dims, keepdim)
+    return _finish(x, result if exact else result.to(x.local.dtype), dims, keepdim)
 
 
 @register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm, any_order=True)
@@ -376,21 +376,21 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if order == "nuc" and not vector:
         return cast("Tensor", torch.linalg.matrix_norm(x, "nuc", dims, keepdim, dtype=options.get("dtype")))
     if not isinstance(order, int | float):
-        raise unsupported(func, f"p={order!r} is a matrix norm", x._spec, remedy="use a number, or full_tensor()")
-    if x._local.is_complex():
-        raise unsupported(func, "complex tensors", x._spec, remedy="take abs() first")
-    local, dtype = _wide(x._local, options.get("dtype"), integers=False)
+        raise unsupported(func, f"p={order!r} is a matrix norm", x.spec, remedy="use a number, or full_tensor()")
+    if x.local.is_complex():
+        raise unsupported(func, "complex tensors", x.spec, remedy="take abs() first")
+    local, dtype = _wide(x.local, options.get("dtype"), integers=False)
     if not local.is_floating_point():
         raise RuntimeError(f"norm: expected floating point or complex numbers, not {local.dtype}; pass dtype=")
     if order == 0:
         result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
-        for axis in _axes(x._spec, dims):
-            result = all_reduce_sum(result, x._spec.group(axis))
+        for axis in _axes(x.spec, dims):
+            result = all_reduce_sum(result, x.spec.group(axis))
         return _finish(x, result.to(dtype), dims, keepdim)
-    held = [d for d in dims if local.shape[d] or not x._spec.global_shape[d]]
+    held = [d for d in dims if local.shape[d] or not x.spec.global_shape[d]]
     part = torch.linalg.vector_norm(local.detach(), order, held, keepdim=True) if held else local.detach()
     reduce = partial(torch.linalg.vector_norm, ord=order)  # of the ranks' norms in float64, as each is a root already
-    result = _fold(x, part.double(), [d for d in dims if d in x._spec.sharded], reduce).to(local.dtype)
+    result = _fold(x, part.double(), [d for d in dims if d in x.spec.sharded], reduce).to(local.dtype)
     if math.isfinite(order):
         result = _weighted(x, local, result, dims, partial(of_norm, order))
     elif _differentiated(local):

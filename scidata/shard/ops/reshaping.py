@@ -148,7 +148,7 @@ def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
 
 def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
     """Bring elements to the ranks that own them after the reshape, their dims merged. Collective."""
-    spec, local = x._spec, x._local
+    spec, local = x.spec, x.local
     for group, dim, axis, new, sizes in reversed(moves):
         first, last = group.old.start, group.old.stop
         outer = math.prod(spec.global_shape[first:dim])
@@ -165,13 +165,13 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     Of several sharded dims that become one, the slowest stays sharded: the mesh axes of the others replicate, by a
     gather. An axis whose dim, of extent 1, vanishes replicates too.
     """
-    before, moves, spec = _reshaped(func, x._spec, shape)
+    before, moves, spec = _reshaped(func, x.spec, shape)
     is_view = _is_view(func, x, spec.global_shape)
-    gathered = before is not x._spec and before != x._spec
+    gathered = before is not x.spec and before != x.spec
 
     def take() -> Tensor:
         source = x.redistribute(placements=before.placements) if gathered else x
-        return (_moved(source, moves) if moves else source._local).reshape(spec.local_shape)
+        return (_moved(source, moves) if moves else source.local).reshape(spec.local_shape)
 
     def refuse() -> NoReturn:
         raise unsupported(func, "whether this is a view of what was written to is not known", spec, remedy="clone() it")
@@ -180,19 +180,19 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     if is_view is None:
         return ShardTensor(local, spec, copied=Copy(x, local, refuse))
     if not is_view:
-        return finish(local.clone() if shares_memory(local, x._local) else local, spec)
-    if shares_memory(local, x._local):
+        return finish(local.clone() if shares_memory(local, x.local) else local, spec)
+    if shares_memory(local, x.local):
         return derived(x, local, spec)
 
     def put() -> None:
         if moves or gathered:
-            back: Any = ShardTensor(local, spec).reshape(x._spec.global_shape)
+            back: Any = ShardTensor(local, spec).reshape(x.spec.global_shape)
             if isinstance(back, ShardTensor):  # plain where it is replicated: copy_() cuts it
-                sizes: dict[int | str, Sequence[int]] = {a: x._spec.sizes_of(a) for a in x._spec.sharded.values()}
+                sizes: dict[int | str, Sequence[int]] = {a: x.spec.sizes_of(a) for a in x.spec.sharded.values()}
                 back = back.redistribute(placements=x.placements, sizes=sizes)
             x.copy_(back)
         else:
-            x._local.copy_(local.reshape(x._local.shape))
+            x.local.copy_(local.reshape(x.local.shape))
             written(x)
 
     # wrapped even where it is replicated
@@ -202,11 +202,11 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
 def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
     """Whether the result of a reshape shares memory with the tensor in one process; None where that is not known."""
     must = func is Tensor.view or func is Tensor.view_as
-    if x._memory is None:
+    if x.global_strides is None:
         return True
-    if x._memory is UNKNOWN:
+    if x.global_strides is UNKNOWN:
         return True if must else None
-    whole = torch.empty_strided(x._spec.global_shape, x._memory, device="meta")
+    whole = torch.empty_strided(x.spec.global_shape, x.global_strides, device="meta")
     try:
         whole.view(shape)
     except RuntimeError:
@@ -226,7 +226,7 @@ def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     dtype = next((given for given in (*args[1:], *kwargs.values()) if isinstance(given, torch.dtype)), None)
     if dtype is not None:
         if dtype.itemsize != x.dtype.itemsize:
-            raise unsupported(func, "a dtype of another width changes the shape", x._spec, remedy="use to(dtype)")
+            raise unsupported(func, "a dtype of another width changes the shape", x.spec, remedy="use to(dtype)")
         return map_local(x, lambda part: part.view(dtype))
     return _reshape(func, x, many(args, kwargs, "shape", "size"))
 
@@ -235,7 +235,7 @@ def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reshape to another tensor's global shape."""
     if not isinstance(args[0], ShardTensor):
-        raise unsupported(func, "the tensor itself is plain", args[1]._spec, remedy="use reshape(other.shape)")
+        raise unsupported(func, "the tensor itself is plain", args[1].spec, remedy="use reshape(other.shape)")
     return _reshape(func, args[0], tuple(args[1].shape))
 
 
@@ -243,7 +243,7 @@ def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Merge neighbouring dims."""
     x: ShardTensor = args[0]
-    shape = x._spec.global_shape
+    shape = x.spec.global_shape
     first = normal_dim(argument(args, kwargs, 1, "start_dim", 0), len(shape))
     last = normal_dim(argument(args, kwargs, 2, "end_dim", -1), len(shape))
     if first > last:
@@ -257,7 +257,7 @@ def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def unflatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Split one dim."""
     x: ShardTensor = args[0]
-    shape = x._spec.global_shape
+    shape = x.spec.global_shape
     dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape))
     parts = _full_shape([shape[dim]], argument(args, kwargs, 2, "sizes"))
     return _reshape(func, x, (*shape[:dim], *parts, *shape[dim + 1 :]))

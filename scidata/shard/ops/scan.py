@@ -31,13 +31,13 @@ _BOTH = (torch, Tensor)
 def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Softmax over one dim. Collective where it is sharded: one round of two numbers for each row and rank."""
     x: ShardTensor = argument(args, kwargs, 0, "input")
-    dim, spec = argument(args, kwargs, 1, "dim"), x._spec
+    dim, spec = argument(args, kwargs, 1, "dim"), x.spec
     refuse_out(func, kwargs, spec)
     if dim is None:
         raise unsupported(func, "it needs a dim", spec, remedy="give dim=")
     dim = normal_dim(dim, spec.ndim)
     dtype = kwargs.get("dtype") or next((a for a in args[2:] if isinstance(a, torch.dtype)), None)
-    local = -x._local if func is F.softmin else x._local
+    local = -x.local if func is F.softmin else x.local
     local = local if dtype is None else local.to(dtype)
     if not local.is_floating_point():
         raise NotImplementedError(f"{func.__name__} of {local.dtype}; give dtype=torch.float32")
@@ -106,15 +106,15 @@ def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x: ShardTensor = argument(args, kwargs, 0, "input")
     if type(kwargs.get("out")) is Tensor:  # PyG's way to put a zero before the sums
         return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
-    refuse_out(func, kwargs, x._spec)
-    spec, dim = x._spec, normal_dim(argument(args, kwargs, 1, "dim"), x._spec.ndim)
+    refuse_out(func, kwargs, x.spec)
+    spec, dim = x.spec, normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
     dtype = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}
     axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)
     if axis is None or spec.axes[axis].size == 1:
-        return finish(run(x._local, dim, **dtype), spec)
+        return finish(run(x.local, dim, **dtype), spec)
     if run is not torch.cumsum:  # their derivatives beside zeros and infinities are torch's own only on whole rows
         return there_and_back(x, [dim], lambda whole: run(whole, dim, **dtype))
-    local = x._local if not dtype else x._local.to(**dtype)
+    local = x.local if not dtype else x.local.to(**dtype)
     narrow = local.dtype in HALF
     sums = widened(local).cumsum(dim, **({} if narrow else dtype))
     # A rank's total is its last row. The others use it each for their own part, hence grad="sum".

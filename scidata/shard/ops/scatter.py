@@ -42,7 +42,7 @@ def _to_nodes(
         return compute(base, index.local_ids, values), spec
     if not adds:
         raise unsupported(
-            func, "only sums can be scattered to nodes that other ranks own", index._spec, remedy="scatter to targets"
+            func, "only sums can be scattered to nodes that other ranks own", index.spec, remedy="scatter to targets"
         )
     num_owned, num_ghost = base.shape[dim], exchange.index_map.num_ghost
     empty = base.new_zeros((*base.shape[:dim], num_owned + num_ghost, *base.shape[dim + 1 :]))
@@ -117,8 +117,8 @@ def _to_all(
     if is_sharded(target):
         raise unsupported(func, "the index has no routes", *specs_of([target, index]), remedy=REMEDY)
     base, values = local_of(target), rows_like(func, src, dim, index)
-    (axis,) = index._spec.sharded.values()
-    group, ids = index._spec.group(axis), index._local
+    (axis,) = index.spec.sharded.values()
+    group, ids = index.spec.group(axis), index.local
     fault = _fault_of(ids, base.shape[dim], group)
     if fault is not None:
         ids, values = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), values.narrow(dim, 0, 0)
@@ -135,18 +135,18 @@ def _to_all(
         parts = all_gather_v(own[None], (1,) * group_size(group), 0, group)
         product: Tensor = base.clone() * parts.prod(0)  # base may be written to
         return product
-    raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index._spec)
+    raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index.spec)
 
 
 def _scatter(
     func: Any, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute, reduce: str = "sum"
 ) -> Tensor:
     specs = specs_of([target, index, src])
-    if not isinstance(index, ShardTensor) or index._spec.is_replicated or not isinstance(src, Tensor):
+    if not isinstance(index, ShardTensor) or index.spec.is_replicated or not isinstance(src, Tensor):
         raise unsupported(func, "the index is not sharded, but what it scatters is", *specs, remedy=REMEDY)
     refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(target.shape))
-    if list(index._spec.sharded) != [dim if index._spec.ndim > 1 else 0]:
+    if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
         raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs)
     in_place = func.__name__.endswith("_")
     if isinstance(index, RoutedIndex) and target.shape[dim] == sum(index.exchange.node_sizes):

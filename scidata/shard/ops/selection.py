@@ -32,13 +32,13 @@ _BOTH = (torch, Tensor)
 def _count(x: ShardTensor, mine: Tensor) -> int:
     """Count what is true on all ranks. Collective."""
     total = mine.sum()
-    for group in x._spec.shard_groups:
+    for group in x.spec.shard_groups:
         total = sum_over(total, group)
     return int(total)
 
 
 def _missing(x: ShardTensor, keys: Tensor) -> int:
-    return _count(x, keys == LARGEST) if x._local.is_floating_point() else 0
+    return _count(x, keys == LARGEST) if x.local.is_floating_point() else 0
 
 
 def _picked(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def _picked(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> tuple[Tensor
 
     The gradient of each goes to that element.
     """
-    spec, flat = x._spec, x._local.reshape(-1)
+    spec, flat = x.spec, x.local.reshape(-1)
     places, numbers = [], []
     for key in wanted:
         hits = (keys == key).reshape(-1)
@@ -88,25 +88,25 @@ def median(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if "dim" in given:
         return _reduced(func, given, lambda line: _at_place(func, line, None))
     x: ShardTensor = given["input"]
-    if 0 in x._spec.global_shape:
+    if 0 in x.spec.global_shape:
         return func(x.full_tensor())
     _check_dtype(func, x)
-    keys = order_keys(x._local)
-    place = _place(func, x._spec.global_size.numel(), _missing(x, keys), None)
-    (key,) = keys_at(keys, [place], x._spec.shard_groups)
+    keys = order_keys(x.local)
+    place = _place(func, x.spec.global_size.numel(), _missing(x, keys), None)
+    (key,) = keys_at(keys, [place], x.spec.shard_groups)
     value = _picked(x, keys, [key])[0][0].detach()
-    if not x._local.requires_grad or not torch.is_grad_enabled():
+    if not x.local.requires_grad or not torch.is_grad_enabled():
         return value
     hits = keys == key  # all that equal it get equal shares of the gradient
     count = _count(x, hits)
-    return known(x._local, value, lambda grad, hits: torch.where(hits, grad / count, 0), hits)
+    return known(x.local, value, lambda grad, hits: torch.where(hits, grad / count, 0), hits)
 
 
 @register_op(*find("kthvalue", namespaces=_BOTH))
 def kthvalue(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Find the k-th smallest value along one dim, and its place there. Collective where that is sharded."""
     given = bind("input k dim keepdim", args, kwargs, dim=-1)
-    spec, k = given["input"]._spec, given["k"]
+    spec, k = given["input"].spec, given["k"]
     extent = spec.global_shape[normal_dim(given["dim"], spec.ndim)]
     if not 1 <= k <= extent:
         raise RuntimeError(f"kthvalue: k={k} is out of range for dim {given['dim']} of extent {extent}")
@@ -120,14 +120,14 @@ def mode(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _check_dtype(func: Any, x: ShardTensor) -> None:
-    func(x._local.detach().new_zeros(1), *[1] * (func.__name__ == "kthvalue"))  # torch says so where it has none
+    func(x.local.detach().new_zeros(1), *[1] * (func.__name__ == "kthvalue"))  # torch says so where it has none
 
 
 def _at_place(func: Any, line: ShardTensor, k: int | None) -> tuple[Tensor, ...]:
     _check_dtype(func, line)
-    keys = order_keys(line._local)
+    keys = order_keys(line.local)
     missing = _missing(line, keys)
-    found = keys_at(keys, [_place(func, line._spec.global_shape[0], missing, k)], line._spec.shard_groups)
+    found = keys_at(keys, [_place(func, line.spec.global_shape[0], missing, k)], line.spec.shard_groups)
     first = missing and k is None and "nan" not in func.__name__  # of several NaN, median takes the first
     if not first and _are_equal(line, keys, found):
         return _by_torch(line, lambda whole: func(whole, *[0] if k is None else [k]))
@@ -151,21 +151,21 @@ def _mode_of(line: ShardTensor) -> tuple[Tensor, ...]:
     values, counts = torch.unique(line.detach(), return_counts=True)
     place = counts.argmax(0)  # the first of equal ones; each NaN is one of its own
     value = values.index_select(0, place.reshape(1)).full_tensor()
-    hits = (order_keys(line._local) == order_keys(value)).nonzero()
-    last = hits[-1] + line._spec.offsets[0] if len(hits) else hits.new_full((1,), -1)
-    last = -least_over(-last, line._spec.shard_groups)
+    hits = (order_keys(line.local) == order_keys(value)).nonzero()
+    last = hits[-1] + line.spec.offsets[0] if len(hits) else hits.new_full((1,), -1)
+    last = -least_over(-last, line.spec.shard_groups)
     return line[last].full_tensor(), last  # type: ignore[attr-defined]
 
 
 def _reduced(func: Any, given: Mapping[str, Any], of_line: Callable[[ShardTensor], tuple[Tensor, ...]]) -> Any:
     """Reduce one dim to a value and its place."""
     x: ShardTensor = given["input"]
-    refuse_out(func, given, x._spec)
-    spec, dim, keepdim = x._spec, normal_dim(given["dim"], x._spec.ndim), bool(given.get("keepdim", False))
+    refuse_out(func, given, x.spec)
+    spec, dim, keepdim = x.spec, normal_dim(given["dim"], x.spec.ndim), bool(given.get("keepdim", False))
     options = {name: value for name, value in given.items() if name != "input"}
     new = spec.without([dim], keepdim=keepdim)
     if is_int(spec, dim):
-        found = func(x._local, **options)
+        found = func(x.local, **options)
         return type(found)([finish(each, new) for each in found])
     kind = getattr(torch.return_types, func.__name__)
     if 0 in spec.global_shape or not by_lines(spec, dim):
@@ -177,7 +177,7 @@ def _reduced(func: Any, given: Mapping[str, Any], of_line: Callable[[ShardTensor
 
 def local_or_sharded(x: ShardTensor) -> Tensor:
     """Return a plain tensor where no axis shards."""
-    return finish(x._local, x._spec)
+    return finish(x.local, x.spec)
 
 
 # -- quantiles -----------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     q = given["q"] = q.full_tensor() if isinstance(q, ShardTensor) else q
     if not is_sharded(x):
         return func(local_of(x), **given)  # type: ignore[no-any-return]
-    func(x._local.detach().new_zeros(1), q, interpolation=given["interpolation"])  # torch says what does not fit
-    spec, many = x._spec, isinstance(q, Tensor) and q.ndim == 1
+    func(x.local.detach().new_zeros(1), q, interpolation=given["interpolation"])  # torch says what does not fit
+    spec, many = x.spec, isinstance(q, Tensor) and q.ndim == 1
     if 0 in spec.global_shape:
         return func(x.full_tensor(), **given)  # type: ignore[no-any-return]
     if given["dim"] is None:
@@ -205,7 +205,7 @@ def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if is_int(spec, dim):
         if isinstance(q, Tensor) and q.requires_grad:
             given["q"] = replicate_to_shards(q, new.shard_groups)
-        return finish(cut_to(func(without_empty(x._local, spec), **given), new), new)
+        return finish(cut_to(func(without_empty(x.local, spec), **given), new), new)
     if not by_lines(spec, dim):
         return local_or_sharded(to_layout(as_sharded(func(moved_off(x, [dim]), **given), spec), new))
     (lines,) = on_lines(x, dim, lambda line: (_quantiles(func, line, q, given["interpolation"]),))
@@ -224,7 +224,7 @@ def _with_quantiles(spec: ShardSpec, count: int | None) -> ShardSpec:
 
 def _quantiles(func: Any, x: ShardTensor, q: Any, interpolation: str) -> Tensor:
     """Return ``(num_q,)`` quantiles of all elements, as torch finds them in the sorted row. Collective."""
-    keys, count = order_keys(x._local), math.prod(x._spec.global_shape)
+    keys, count = order_keys(x.local), math.prod(x.spec.global_shape)
     missing = _missing(x, keys)
     last = count - 1
     q = torch.as_tensor(q, dtype=x.dtype, device=x.device).reshape(-1)
@@ -236,8 +236,8 @@ def _quantiles(func: Any, x: ShardTensor, q: Any, interpolation: str) -> Tensor:
     at = rounded[interpolation]() if interpolation in rounded else at
     low, high = at.detach().floor().long().tolist(), at.detach().ceil().long().tolist()
     places = sorted({*low, *high})
-    found = keys_at(keys, places, x._spec.shard_groups)
-    if x._local.requires_grad and torch.is_grad_enabled() and _are_equal(x, keys, found):
+    found = keys_at(keys, places, x.spec.shard_groups)
+    if x.local.requires_grad and torch.is_grad_enabled() and _are_equal(x, keys, found):
         return func(x.full_tensor().reshape(-1), q, interpolation=interpolation)  # type: ignore[no-any-return]
     values = dict(zip(places, _picked(x, keys, found)[0].unbind(), strict=True))
     below = torch.stack([values[place] for place in low])

@@ -25,35 +25,35 @@ from scidata.shard.views import Copy
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
     """Wrap what shares memory with ``x``."""
-    if x._copied is not None:  # also where it is replicated: what is written to it has to reach the original
-        return ShardTensor(local, spec, copied=x._copied)
+    if x.copied is not None:  # also where it is replicated: what is written to it has to reach the original
+        return ShardTensor(local, spec, copied=x.copied)
     return finish(local, spec)
 
 
 def keep_dims(x: ShardTensor, part: Tensor) -> Tensor:
     """Wrap a part that differs from ``x`` along unsharded dims only, with the same number of dims."""
     shape = list(part.shape)
-    for d in x._spec.sharded:
-        shape[d] = x._spec.global_shape[d]
-    return derived(x, part, x._spec.derive(shape, x._spec.dims, x._spec.sizes))
+    for d in x.spec.sharded:
+        shape[d] = x.spec.global_shape[d]
+    return derived(x, part, x.spec.derive(shape, x.spec.dims, x.spec.sizes))
 
 
 # -- permutations ------------------------------------------------------------------------------------------------
 
 
 def _permute(x: ShardTensor, order: Sequence[int]) -> Tensor:
-    spec = x._spec
+    spec = x.spec
     new = spec.move_dims([spec.global_shape[d] for d in order], {d: i for i, d in enumerate(order)})
-    return derived(x, x._local.permute(*order), new)
+    return derived(x, x.local.permute(*order), new)
 
 
 @register_op(*find("permute"), any_order=True)
 def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Reorder all dims."""
     x: ShardTensor = args[0]
-    order = [normal_dim(d, x._spec.ndim) for d in many(args, kwargs, "dims")]
-    if sorted(order) != list(range(x._spec.ndim)):
-        raise RuntimeError(f"permute: {order} is not an order of {x._spec.ndim} dims")
+    order = [normal_dim(d, x.spec.ndim) for d in many(args, kwargs, "dims")]
+    if sorted(order) != list(range(x.spec.ndim)):
+        raise RuntimeError(f"permute: {order} is not an order of {x.spec.ndim} dims")
     return _permute(x, order)
 
 
@@ -61,7 +61,7 @@ def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Swap two dims."""
     x: ShardTensor = args[0]
-    ndim = x._spec.ndim
+    ndim = x.spec.ndim
     names = ("dim0", "dim1") if "transpose" in func.__name__ or "swapdims" in func.__name__ else ("axis0", "axis1")
     first, second = (argument(args, kwargs, 1 + i, name) for i, name in enumerate(names))
     order = list(range(ndim))
@@ -74,13 +74,11 @@ def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Swap the last two dims."""
     x: ShardTensor = args[0]
-    ndim = x._spec.ndim
-    if func in (torch.adjoint, Tensor.adjoint) and x._local.is_complex():
-        raise unsupported(
-            func, "complex tensors are not supported here", x._spec, remedy="use transpose(-2, -1).conj()"
-        )
+    ndim = x.spec.ndim
+    if func in (torch.adjoint, Tensor.adjoint) and x.local.is_complex():
+        raise unsupported(func, "complex tensors are not supported here", x.spec, remedy="use transpose(-2, -1).conj()")
     if ndim != 2 and ndim != 1 and func in (torch.t, Tensor.t, *getters("T")):
-        raise unsupported(func, f"it wants 2 dims, not {ndim}", x._spec, remedy="use transpose() or permute()")
+        raise unsupported(func, f"it wants 2 dims, not {ndim}", x.spec, remedy="use transpose() or permute()")
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
 
 
@@ -89,7 +87,7 @@ def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Move dims to other places, the rest keep their order."""
     x: ShardTensor = args[0]
     source, destination = argument(args, kwargs, 1, "source"), argument(args, kwargs, 2, "destination")
-    ndim = x._spec.ndim
+    ndim = x.spec.ndim
     take = [normal_dim(d, ndim) for d in (source if isinstance(source, tuple | list) else (source,))]
     put = [normal_dim(d, ndim) for d in (destination if isinstance(destination, tuple | list) else (destination,))]
     if len(take) != len(put) or len(set(take)) != len(take) or len(set(put)) != len(put):
@@ -102,30 +100,30 @@ def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Drop dims of global extent 1."""
     x: ShardTensor = args[0]
-    shape = x._spec.global_shape
+    shape = x.spec.global_shape
     dim = argument(args, kwargs, 1, "dim")
     asked = range(len(shape)) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
     dropped = {normal_dim(d, len(shape)) for d in asked}
     dropped = {d for d in dropped if shape[d] == 1}
-    if any(d in x._spec.sharded for d in dropped):  # one rank has it: all get a copy
+    if any(d in x.spec.sharded for d in dropped):  # one rank has it: all get a copy
         return x[tuple(0 if d in dropped else slice(None) for d in range(len(shape)))]
-    part = x._local.squeeze(tuple(dropped)) if dropped else x._local.view_as(x._local)
-    return derived(x, part, x._spec.without(dropped))
+    part = x.local.squeeze(tuple(dropped)) if dropped else x.local.view_as(x.local)
+    return derived(x, part, x.spec.without(dropped))
 
 
 @register_op(*find("unsqueeze", namespaces=(torch, Tensor)), any_order=True)
 def unsqueeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Add a dim of extent 1."""
     x: ShardTensor = args[0]
-    shape = x._spec.global_shape
+    shape = x.spec.global_shape
     dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape) + 1)
     new_dim = {d: d + (d >= dim) for d in range(len(shape))}
-    return derived(x, x._local.unsqueeze(dim), x._spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
+    return derived(x, x.local.unsqueeze(dim), x.spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
 
 
 def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None) -> Tensor:
     """Expand; a sharded dim of extent 1 is split as in ``like``, else evenly."""
-    spec = x._spec
+    spec = x.spec
     added = len(shape) - spec.ndim
     if added < 0:
         raise RuntimeError(f"expand: {list(shape)} has fewer dims than the tensor's {spec.ndim}")
@@ -145,13 +143,13 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
     result = spec.derive(new, [None if d is None else d + added for d in spec.dims], sizes)
 
     def take() -> Tensor:
-        local = x._local
+        local = x.local
         for d, axis, plan in plans:
             local = move_rows(local, plan, d, spec.group(axis))
         return local
 
     if not plans:
-        return derived(x, x._local.expand(result.local_shape), result)
+        return derived(x, x.local.expand(result.local_shape), result)
     local = take()
     return finish(local.expand(result.local_shape), result, copied=Copy(x, local, take))
 
@@ -171,10 +169,10 @@ def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     """Expand to another tensor's global shape; a plain tensor expands to the shards of the other."""
     x, other = args
     if isinstance(x, ShardTensor):
-        return _expand(x, tuple(other.shape), other._spec if isinstance(other, ShardTensor) else None)
-    ndim = other._spec.ndim
+        return _expand(x, tuple(other.shape), other.spec if isinstance(other, ShardTensor) else None)
+    ndim = other.spec.ndim
     (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in (x.ndim, ndim)])
-    return finish(part.expand(other._spec.local_shape), other._spec)
+    return finish(part.expand(other.spec.local_shape), other.spec)
 
 
 # -- in place ----------------------------------------------------------------------------------------------------

@@ -94,13 +94,13 @@ def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
 
 def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: float) -> Tensor | None:
     """Take the rows from the halo that the tensor holds, where it is wide enough on every rank."""
-    padded, spec = x._held_halo(), x._spec
+    padded, spec = x.held_halo(), x.spec
     if padded is None:
         return None
     places = {}
-    for dim in {*x._halo, *wanted}:
+    for dim in {*x.halo, *wanted}:
         sizes, rank, _ = spec.parts(dim)
-        widths = x._halo.get(dim)
+        widths = x.halo.get(dim)
         has = _own_rows(sizes) if widths is None else halo_runs(sizes, **vars(widths))
         found = _inside(has, wanted.get(dim, _own_rows(sizes)))
         if found is None:
@@ -117,12 +117,12 @@ def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float
     From a halo that is held and wide enough, else by one exchange for each mesh axis along which any rank wants rows
     of another. The second exchange carries the corners.
     """
-    spec = x._spec
+    spec = x.spec
     if any(runs_move(spec.parts(dim)[0], runs) for dim, runs in wanted.items()):
         held = _from_halo(x, wanted, fill)
         if held is not None:
             return held
-    local = x._local
+    local = x.local
     # what shrinks a part comes first, so that less is sent; all ranks sort alike
     for dim in sorted(wanted, key=lambda d: d in spec.sharded):
         sizes, _, group = spec.parts(dim)
@@ -144,11 +144,11 @@ class Windows:
     empty: list[int] = field(default_factory=list)  # dims along which this rank has no output
 
     def __post_init__(self) -> None:
-        self.shape, self.sizes = list(self.x._spec.global_shape), list(self.x._spec.sizes)
+        self.shape, self.sizes = list(self.x.spec.global_shape), list(self.x.spec.sizes)
 
     def keep(self, dims: Sequence[int]) -> None:
         """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
-        spec = self.x._spec
+        spec = self.x.spec
         for dim in dims:
             if dim in spec.sharded and 0 in spec.parts(dim)[0]:
                 self.slide(dim, spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
@@ -170,7 +170,7 @@ class Windows:
         start, count
             This rank's outputs.
         """
-        spec = self.x._spec
+        spec = self.x.spec
         self.shape[dim] = num_out
         axis = spec.axis_of_dim(dim)
         if axis is None:
@@ -197,7 +197,7 @@ class Windows:
             result = result.narrow(dim, 0, 0)
         if channels is not None:
             self.shape[channels] = result.shape[channels]
-        return finish(result, self.x._spec.resize(self.shape, self.sizes))
+        return finish(result, self.x.spec.resize(self.shape, self.sizes))
 
 
 def check_rows(func: Any, num_out: int, extent: int, spec: ShardSpec) -> None:

@@ -58,12 +58,12 @@ def by_lines(spec: ShardSpec, dim: int) -> bool:
 
 def is_short(x: ShardTensor) -> bool:
     """Whether it is gathered for torch's own choice among equal elements."""
-    return x._spec.global_size.numel() <= GATHERED
+    return x.spec.global_size.numel() <= GATHERED
 
 
 def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Call a function of one dim on each line along ``dim``, the only sharded one, and stack what it gives."""
-    if x._spec.ndim == 1:
+    if x.spec.ndim == 1:
         return function(x)
     other = int(dim == 0)
     found = [on_lines(row, dim - (other < dim), function) for row in x.unbind(other)]  # type: ignore[arg-type]
@@ -72,13 +72,13 @@ def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[T
 
 def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTensor, ShardTensor]:
     """Sort a tensor of one dim, stably; return values and where they were. Collective."""
-    spec = line._spec
+    spec = line.spec
     sizes, _, group = spec.parts(0)
-    keys = order_keys(line._local)
+    keys = order_keys(line.local)
     ids, counts = sorted_ids(~keys if descending else keys, sizes, group)
     (axis,) = spec.sharded.values()
     places = ShardTensor(ids, spec.with_rows(0, counts)).redistribute(sizes={axis: sizes})
-    return ShardTensor(fetch_rows(line._local, places._local, sizes, 0, group), spec), places
+    return ShardTensor(fetch_rows(line.local, places.local, sizes, 0, group), spec), places
 
 
 @register_op(*find("sort argsort", namespaces=_BOTH))
@@ -86,19 +86,19 @@ def sort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Sort along one dim; lines that stay split always stably."""
     given = bind("input dim descending", args, kwargs)
     x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x._spec)
-    dim, descending = normal_dim(given.get("dim", -1), x._spec.ndim), bool(given.get("descending", False))
-    if is_int(x._spec, dim):
-        return _wrapped(x, dim, func(x._local, **{name: value for name, value in given.items() if name != "input"}))
+    refuse_out(func, kwargs, x.spec)
+    dim, descending = normal_dim(given.get("dim", -1), x.spec.ndim), bool(given.get("descending", False))
+    if is_int(x.spec, dim):
+        return _wrapped(x, dim, func(x.local, **{name: value for name, value in given.items() if name != "input"}))
     values, places = _sorted(x, dim, descending, stable=bool(given.get("stable")))
     return torch.return_types.sort((values, places)) if func.__name__ == "sort" else places
 
 
 def _sorted(x: ShardTensor, dim: int, descending: bool, stable: bool) -> tuple[Tensor, ...]:
-    if by_lines(x._spec, dim):
+    if by_lines(x.spec, dim):
         return on_lines(x, dim, lambda line: sort_line(line, descending=descending))
     found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=stable)
-    return tuple(moved_back(each, [dim], x._spec) for each in found)
+    return tuple(moved_back(each, [dim], x.spec) for each in found)
 
 
 def _wrapped(x: ShardTensor, dim: int, found: Any) -> Any:
@@ -106,7 +106,7 @@ def _wrapped(x: ShardTensor, dim: int, found: Any) -> Any:
     if not isinstance(found, Tensor):
         return type(found)([_wrapped(x, dim, each) for each in found])
     extent = found.shape[dim]
-    return ShardTensor(found, x._spec.with_rows(dim, (extent,) if dim in x._spec.sharded else extent))
+    return ShardTensor(found, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
 
 
 @register_op(*find("msort", namespaces=_BOTH))
@@ -114,7 +114,7 @@ def msort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Sort along the first dim, without saying from where."""
     refuse_out(func, kwargs)
     x: ShardTensor = args[0] if args else kwargs["input"]
-    return _wrapped(x, 0, func(x._local)) if is_int(x._spec, 0) else torch.sort(x, dim=0).values
+    return _wrapped(x, 0, func(x.local)) if is_int(x.spec, 0) else torch.sort(x, dim=0).values
 
 
 @register_op(*find("topk", namespaces=_BOTH))
@@ -122,12 +122,12 @@ def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """Take the k largest, or smallest, along one dim; of a sharded one, they are split evenly."""
     given = bind("input k dim largest sorted", args, kwargs, dim=-1, largest=True)
     x: ShardTensor = given.pop("input")
-    refuse_out(func, kwargs, x._spec)
-    spec, k, dim = x._spec, int(given["k"]), normal_dim(given["dim"], x._spec.ndim)
+    refuse_out(func, kwargs, x.spec)
+    spec, k, dim = x.spec, int(given["k"]), normal_dim(given["dim"], x.spec.ndim)
     if not 0 <= k <= spec.global_shape[dim]:
         raise RuntimeError(f"topk: k={k} is out of range for dim {dim} of extent {spec.global_shape[dim]}")
     if is_int(spec, dim):
-        return _wrapped(x, dim, func(x._local, **given))
+        return _wrapped(x, dim, func(x.local, **given))
     if by_lines(spec, dim):
         found = on_lines(x, dim, lambda line: _top_of_line(func, line, given))
     else:
@@ -137,7 +137,7 @@ def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _top_of_line(func: Any, line: ShardTensor, given: dict[str, Any]) -> tuple[Tensor, ...]:
     """Take the first k of the line; where they are few and differ, only what each rank could have is gathered."""
-    spec, k, largest = line._spec, int(given["k"]), bool(given["largest"])
+    spec, k, largest = line.spec, int(given["k"]), bool(given["largest"])
     (axis,) = spec.sharded.values()
     sizes, rank, group = spec.parts(0)
     wanted, few = even_sizes(k, len(sizes)), k * len(sizes) ** 2 <= sum(sizes)
@@ -149,16 +149,16 @@ def _top_of_line(func: Any, line: ShardTensor, given: dict[str, Any]) -> tuple[T
         ids = func(line.full_tensor().detach(), **{**given, "dim": 0}).indices
     mine = ids[sum(wanted[:rank]) :][: wanted[rank]]
     new = spec.with_rows(0, wanted)
-    return ShardTensor(fetch_rows(line._local, mine, sizes, 0, group), new), ShardTensor(mine, new)
+    return ShardTensor(fetch_rows(line.local, mine, sizes, 0, group), new), ShardTensor(mine, new)
 
 
 def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
     """Return where the first k of the sorted line are; None where equal ones of a short line decide that."""
-    sizes, _, group = line._spec.parts(0)
-    keys = order_keys(line._local)
+    sizes, _, group = line.spec.parts(0)
+    keys = order_keys(line.local)
     keys = ~keys if largest else keys
     own = torch.sort(keys, stable=True).indices[: k + 1]
-    pairs = torch.stack([keys[own], own + line._spec.offsets[0]], 1)
+    pairs = torch.stack([keys[own], own + line.spec.offsets[0]], 1)
     gathered = all_gather_v(pairs, tuple(min(k + 1, size) for size in sizes), 0, group)
     first = gathered[torch.sort(gathered[:, 0], stable=True).indices[: k + 1]]
     if is_short(line) and (first[1:, 0] == first[:-1, 0]).any():
@@ -174,10 +174,10 @@ def cummax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""
     given = bind("input dim", args, kwargs)
     x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x._spec)
-    spec, dim = x._spec, normal_dim(given["dim"], x._spec.ndim)
+    refuse_out(func, kwargs, x.spec)
+    spec, dim = x.spec, normal_dim(given["dim"], x.spec.ndim)
     largest = "cummax" in func.__name__
-    found = (torch.cummax if largest else torch.cummin)(x._local, dim)
+    found = (torch.cummax if largest else torch.cummin)(x.local, dim)
     if is_int(spec, dim):
         return _wrapped(x, dim, found)
     sizes, rank, group = spec.parts(dim)
@@ -226,21 +226,21 @@ def searchsorted(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str,
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim
         if sorter is not None:
             rows = rows[sorter]
-        return sum_over(func(rows._local, values, **given), rows._spec.group(rows._spec.sharded[0]))
+        return sum_over(func(rows.local, values, **given), rows.spec.group(rows.spec.sharded[0]))
     if sorter is not None or math.prod(rows.shape) < math.prod(values.shape) or _has_missing(rows):
         rows, sorter = whole_along(rows, -1), whole_along(sorter, -1)
-    if not is_sharded(rows) or len(rows.shape) - 1 not in rows._spec.sharded:
+    if not is_sharded(rows) or len(rows.shape) - 1 not in rows.spec.sharded:
         return _searched(func, rows, values, sorter, given)
-    axis = rows._spec.sharded[len(rows.shape) - 1]
-    if not is_sharded(values) or values._spec.dims[axis] is None:
+    axis = rows.spec.sharded[len(rows.shape) - 1]
+    if not is_sharded(values) or values.spec.dims[axis] is None:
         return _searched(func, rows, values, sorter, given)
     found = _searched(func, rows, replicated(values, {axis}), sorter, given)  # every rank counts for all of them
-    return to_layout(as_sharded(found, values._spec), values._spec)
+    return to_layout(as_sharded(found, values.spec), values.spec)
 
 
 def _has_missing(rows: Tensor) -> bool:
     """Whether a row is cut and has NaN, among which torch's search goes where its halving of the whole row leads."""
-    cut = is_sharded(rows) and len(rows.shape) - 1 in rows._spec.sharded
+    cut = is_sharded(rows) and len(rows.shape) - 1 in rows.spec.sharded
     return cut and rows.is_floating_point() and bool(rows.isnan().any())
 
 

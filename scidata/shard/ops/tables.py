@@ -46,7 +46,7 @@ def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
             raise AssertionError(f"padding_idx {padding} must be within the {table.shape[0]} rows of the table")
         padding %= table.shape[0]
     rows: list[Hashable] = [*range(len(ids.shape))]
-    axis = table._spec.axis_of_dim(0) if is_sharded(table) else None
+    axis = table.spec.axis_of_dim(0) if is_sharded(table) else None
     if axis is not None:
         return _in_sharded_rows(ids, table, axis, padding)
     (places, local), layout, _ = align(func, [ids, table], [rows, ["id", "feature"]])
@@ -57,23 +57,23 @@ def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _in_sharded_rows(ids: Any, table: ShardTensor, axis: int, padding: int | None) -> Tensor:
     """Look ids up of which one rank along a mesh axis has the row: owners are asked, or all answer."""
-    spec = table._spec
-    if is_sharded(ids) and axis in ids._spec.sharded.values():
-        if list(spec.sharded.values()) == list(ids._spec.sharded.values()):
-            local = ids._local
-            found = fetch_rows(table._local, local.reshape(-1), spec.sizes_of(axis), 0, spec.group(axis))
+    spec = table.spec
+    if is_sharded(ids) and axis in ids.spec.sharded.values():
+        if list(spec.sharded.values()) == list(ids.spec.sharded.values()):
+            local = ids.local
+            found = fetch_rows(table.local, local.reshape(-1), spec.sizes_of(axis), 0, spec.group(axis))
             found = _without_padding(found.view(*local.shape, found.shape[-1]), local, padding)
-            shape = (*ids._spec.global_shape, spec.global_shape[1])
-            return ShardTensor(found, ids._spec.derive(shape, ids._spec.dims, ids._spec.sizes))
+            shape = (*ids.spec.global_shape, spec.global_shape[1])
+            return ShardTensor(found, ids.spec.derive(shape, ids.spec.dims, ids.spec.sizes))
         whole = as_sharded(_in_sharded_rows(replicated(ids, {axis}), table, axis, padding), spec)
-        held = whole._spec
-        dims = [d if a == axis else held.dims[a] for a, d in enumerate(ids._spec.dims)]
-        sizes = [s if a == axis else held.sizes[a] for a, s in enumerate(ids._spec.sizes)]
+        held = whole.spec
+        dims = [d if a == axis else held.dims[a] for a, d in enumerate(ids.spec.dims)]
+        sizes = [s if a == axis else held.sizes[a] for a, s in enumerate(ids.spec.sizes)]
         return to_layout(whole, held.derive(held.global_shape, dims, sizes))
     rows: list[Hashable] = [*range(len(ids.shape))]
     others = [None if a == axis else d for a, d in enumerate(spec.dims)]
     # the part that this rank's place along the axis holds is a table of its own to the other axes
-    part = ShardTensor(table._local, spec.derive((spec.local_shape[0], spec.global_shape[1]), others, spec.sizes))
+    part = ShardTensor(table.local, spec.derive((spec.local_shape[0], spec.global_shape[1]), others, spec.sizes))
     (places, local), layout, _ = align(F.embedding, [ids, part], [rows, ["id", "feature"]])
     if bool(((places < 0) | (places >= spec.global_shape[0])).any()):
         raise IndexError(f"embedding: an id is out of range for a table of {spec.global_shape[0]} rows")

@@ -28,13 +28,13 @@ def take(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     x, index = given["input"], given["index"]
     refuse_out(func, kwargs, *specs_of([x, index]))
     if not is_sharded(x):
-        whole = replicate_to_shards(local_of(x), index._spec.shard_groups)
-        return ShardTensor(torch.take(whole, index._local), index._spec)
+        whole = replicate_to_shards(local_of(x), index.spec.shard_groups)
+        return ShardTensor(torch.take(whole, index.local), index.spec)
     line, _ = in_a_row(x)
     if not is_sharded(index):
         return line[local_of(index).reshape(-1)].reshape(tuple(index.shape))
     rows, _ = in_a_row(index)
-    return to_layout(as_sharded(line[rows].reshape(index.shape), index._spec), index._spec)
+    return to_layout(as_sharded(line[rows].reshape(index.shape), index.spec), index.spec)
 
 
 # -- what is written -----------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise RuntimeError(f"put: {index.shape.numel()} places for {source.shape.numel()} values")
     line: Any = in_a_row(x)[0].clone()
     write(func, line, {0: index.reshape(-1)}, source.reshape(-1), accumulate=bool(given["accumulate"]))
-    result = to_layout(as_sharded(line.reshape(x.shape), x._spec), x._spec)
+    result = to_layout(as_sharded(line.reshape(x.shape), x.spec), x.spec)
     return x.copy_(result) if in_place else result
 
 
@@ -109,9 +109,9 @@ def masked_scatter(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
         raise RuntimeError(f"masked_scatter: {source.shape.numel()} values for {sum(counts)} places")
     if is_sharded(source):
         wanted = in_a_row(source)[0][: sum(counts)]
-        own = wanted.redistribute(placements=line.placements, sizes={axis: counts})._local  # type: ignore[attr-defined]
+        own = wanted.redistribute(placements=line.placements, sizes={axis: counts}).local  # type: ignore[attr-defined]
     else:
-        own = slice_to_shard(local_of(source).reshape(-1)[: sum(counts)], counts, 0, line._spec.group(axis))
-    written = ShardTensor(line._local.masked_scatter(chosen._local, own), line._spec).reshape(values.shape)
-    result = to_layout(as_sharded(written, values._spec), values._spec)
-    return x.copy_(result) if in_place else finish(result._local, result._spec)
+        own = slice_to_shard(local_of(source).reshape(-1)[: sum(counts)], counts, 0, line.spec.group(axis))
+    written = ShardTensor(line.local.masked_scatter(chosen.local, own), line.spec).reshape(values.shape)
+    result = to_layout(as_sharded(written, values.spec), values.spec)
+    return x.copy_(result) if in_place else finish(result.local, result.spec)

@@ -31,14 +31,14 @@ def unfold(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         view: Tensor = given["input"].unfold(given["dimension"], given["size"], given["step"])
         return view.clone(memory_format=torch.contiguous_format)
     x, size, step = given["input"], int(given["size"]), int(given["step"])
-    spec, dim = x._spec, normal_dim(given["dimension"], x._spec.ndim)
+    spec, dim = x.spec, normal_dim(given["dimension"], x.spec.ndim)
     extent = spec.global_shape[dim]
     if not 0 <= size <= extent or step <= 0:
         raise RuntimeError(f"unfold: windows of {size} rows with step {step} do not fit dim {dim} of size {extent}")
     num_out = (extent - size) // step + 1
     if dim not in spec.sharded:
         shape = [*spec.global_shape[:dim], num_out, *spec.global_shape[dim + 1 :], size]
-        return derived(x, x._local.unfold(dim, size, step), spec.derive(shape, spec.dims, spec.sizes))
+        return derived(x, x.local.unfold(dim, size, step), spec.derive(shape, spec.dims, spec.sizes))
     if size == 0:
         raise unsupported(func, "windows of no rows", spec)
     windows = Windows(x)
@@ -47,7 +47,7 @@ def unfold(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     def take() -> Tensor:
         local = windows.fetch().unfold(dim, size, step)
-        local = local.clone() if shares_memory(local, x._local) else local
+        local = local.clone() if shares_memory(local, x.local) else local
         for empty in windows.empty:
             local = local.narrow(empty, 0, 0)
         return local
@@ -66,7 +66,7 @@ def _settings(given: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
 
 def _apart(x: Tensor) -> Tensor:
     """Return a tensor just made as one of its own: no copy of what it was reshaped from."""
-    return finish(x._local, x._spec) if isinstance(x, ShardTensor) else x
+    return finish(x.local, x.spec) if isinstance(x, ShardTensor) else x
 
 
 def _batched(func: Any, x: Tensor, ndim: int) -> Any:
@@ -83,7 +83,7 @@ def to_columns(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
     refuse_plain(func, given["input"])
     kernel, dilation, padding, stride = _settings(given)
     x = _batched(func, given["input"], 4)
-    spec, windows, left = x._spec, Windows(x), list(padding)
+    spec, windows, left = x.spec, Windows(x), list(padding)
     windows.keep(range(2))
     for s in range(2):
         d, reach = 2 + s, dilation[s] * (kernel[s] - 1) + 1
@@ -133,7 +133,7 @@ def _added_up(
     stride: tuple[int, ...],
 ) -> Tensor:
     """Fold blocks ``(samples, channels, rows, columns, kernel)``, of which the kernel is not sharded."""
-    spec, windows, own = x._spec, Windows(x), {}
+    spec, windows, own = x.spec, Windows(x), {}
     windows.keep(range(2))
     covered, left = list(extents), list(padding)
     for s in range(2):
@@ -170,8 +170,8 @@ def local_response_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: di
     x, size = given["input"], given["size"]
     if len(x.shape) < 3:
         raise ValueError(f"expected 3 dims or more, but got {len(x.shape)}")
-    if 1 not in x._spec.sharded and 0 not in x._spec.local_shape:
-        return finish(func(x._local, size, given["alpha"], given["beta"], given["k"]), x._spec)
+    if 1 not in x.spec.sharded and 0 not in x.spec.local_shape:
+        return finish(func(x.local, size, given["alpha"], given["beta"], given["k"]), x.spec)
     around = [0, 0] * (len(x.shape) - 2) + [size // 2, (size - 1) // 2]
     squares: Any = F.pad(x * x, around).unfold(1, size, 1).mean(-1)
     result: Tensor = x / (squares * given["alpha"] + given["k"]) ** given["beta"]

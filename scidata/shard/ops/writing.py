@@ -27,10 +27,10 @@ def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], va
     (dim, mask), *rest = tensors.items()
     if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
         return False
-    if isinstance(mask, ShardTensor) and not split_alike(target._spec, dim, mask._spec):
+    if isinstance(mask, ShardTensor) and not split_alike(target.spec, dim, mask.spec):
         return False
-    check_mask(target._spec, dim, mask)
-    behind = target._spec.ndim - dim - len(mask.shape)
+    check_mask(target.spec, dim, mask)
+    behind = target.spec.ndim - dim - len(mask.shape)
     target.masked_fill_(mask[(..., *[None] * behind)], value)
     return True
 
@@ -41,7 +41,7 @@ def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: An
     Collective where an index, or the values along one, are sharded.
     """
     refuse_write_to_copy(func, target)
-    spec, indices = target._spec, _indices(func, target, tensors)
+    spec, indices = target.spec, _indices(func, target, tensors)
     dims = list(indices)
     if any(d in spec.sharded for d in dims):
         refuse_disorder(func, spec)
@@ -91,7 +91,7 @@ def _indices(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor]) -> d
         if index.dtype == torch.uint8:
             raise unsupported(func, "a mask of uint8", *specs_of([target]), remedy="use a bool mask")
         if index.dtype == torch.bool:
-            check_mask(target._spec, dim, index)
+            check_mask(target.spec, dim, index)
             result |= {dim + i: rows for i, rows in enumerate(index.nonzero(as_tuple=True))}
         else:
             result[dim] = index
@@ -100,9 +100,9 @@ def _indices(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor]) -> d
 
 def _beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:
     """Split a sharded value as the tensor that it is written to, where it has that dim; gather it along others."""
-    if not isinstance(value, ShardTensor) or value._spec.device_mesh != spec.device_mesh:
+    if not isinstance(value, ShardTensor) or value.spec.device_mesh != spec.device_mesh:
         return value  # align() says so
-    held = value._spec
+    held = value.spec
     dims: list[int | None] = [None] * len(held.dims)
     for axis, dim in enumerate(held.dims):
         goal = spec.dims[axis]
@@ -130,5 +130,5 @@ def overwrite(target: ShardTensor, value: Tensor) -> None:
     """Copy values that broadcast. Collective where they are split differently."""
     ndim = len(target.shape)
     if len(value.shape) <= ndim:
-        value = _beside(value, range(ndim - len(value.shape), ndim), target._spec)
+        value = _beside(value, range(ndim - len(value.shape), ndim), target.spec)
     target.copy_(value)

@@ -124,8 +124,8 @@ def _shard(
 def _pack(x: ShardTensor) -> Any:
     if not x.requires_grad:
         return x
-    spec, halo, memory = x._spec, x._halo, x._memory
-    return _Carrier(x._local, lambda local: ShardTensor(local, spec, halo=halo)._lying(memory))
+    spec, halo, memory = x.spec, x.halo, x.global_strides
+    return _Carrier(x.local, lambda local: ShardTensor(local, spec, halo=halo, global_strides=memory))
 
 
 def _unpack(carrier: _Carrier) -> ShardTensor:

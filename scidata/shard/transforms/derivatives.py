@@ -57,7 +57,7 @@ class _Level:
         if not isinstance(x, Tensor):
             raise ValueError(f"Thing passed to transform API must be Tensor, got {type(x)}")
         x = x if self.keeps_graphs else _without_graph(x)
-        alias = _with_local(x, x._local.view_as(x._local)) if isinstance(x, ShardTensor) else x.view_as(x)
+        alias = _with_local(x, x.local.view_as(x.local)) if isinstance(x, ShardTensor) else x.view_as(x)
         return alias if alias.requires_grad else alias.requires_grad_()
 
     def release(self, results: Any) -> Any:
@@ -91,14 +91,14 @@ class _Level:
 
 
 def _with_local(x: ShardTensor, local: Tensor) -> ShardTensor:
-    x._refresh()
-    return ShardTensor(local, x._spec, halo=x._halo, copied=x._copied)._lying(x._memory)
+    x.refresh()
+    return ShardTensor(local, x.spec, halo=x.halo, copied=x.copied, global_strides=x.global_strides)
 
 
 def _without_graph(x: Tensor) -> Tensor:
     """Detach, but keep the tangent that a transform further out follows; ``detach`` drops it."""
     if isinstance(x, ShardTensor):
-        return _with_local(x, _without_graph(x._local))
+        return _with_local(x, _without_graph(x.local))
     value, tangent = _unpacked(x)
     new: Tensor = x.detach() if tangent is None else _dual(value.detach(), tangent.detach())
     return new
@@ -149,8 +149,8 @@ def _as_plain(function: Callable[..., Any], results: Any, *args: Any, **options:
 def _like(given: Tensor, x: Tensor) -> Tensor:
     """Bring a gradient or tangent to the layout of what it belongs to. Collective where that differs."""
     if isinstance(x, ShardTensor):
-        given = to_layout(as_sharded(given, x._spec), x._spec)
-        return given if given._spec is x._spec else ShardTensor(given._local, x._spec)._lying(given._memory)
+        given = to_layout(as_sharded(given, x.spec), x.spec)
+        return given if given.spec is x.spec else ShardTensor(given.local, x.spec, global_strides=given.global_strides)
     return given.full_tensor() if isinstance(given, ShardTensor) else given
 
 

@@ -69,13 +69,13 @@ def vmap(
         raise unsupported(torch.func.vmap, f"randomness={randomness!r}", *_specs(flat), remedy=remedy)
     given = _Call(plain, func, in_dims, out_dims, chunk_size, kwargs, num_rows, dims, flat, tree)
     for x, d in zip(flat, dims, strict=True):
-        if is_sharded(x) and d in x._spec.sharded:
+        if is_sharded(x) and d in x.spec.sharded:
             return _over_rows(given, _Rows(x, d))
     return _in_loop(given)
 
 
 def _specs(values: Any) -> list[ShardSpec]:
-    return [x._spec for x in tree_leaves(values) if isinstance(x, ShardTensor)]
+    return [x.spec for x in tree_leaves(values) if isinstance(x, ShardTensor)]
 
 
 # -- over rows of a dim that is not sharded ----------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class _Rows:
     """The rows of a sharded dim that is mapped over."""
 
     def __init__(self, first: ShardTensor, dim: int) -> None:
-        spec = first._spec
+        spec = first.spec
         self.spec, self.axis = spec, spec.sharded[dim]
         self.sizes = spec.sizes_of(self.axis)
         self.some_empty = 0 in self.sizes and sum(self.sizes) > 0
@@ -162,7 +162,7 @@ class _Rows:
         if sees(func, ShardTensor) or any(map(is_sharded, tree_leaves(kwargs))):
             self._refuse("the function holds a ShardTensor, and each row needs all of it", "use its full_tensor()")
         for x, d in zip(flat, dims, strict=True):
-            if is_sharded(x) and (x._spec.sharded.keys() != {d} or x._spec.device_mesh != self.spec.device_mesh):
+            if is_sharded(x) and (x.spec.sharded.keys() != {d} or x.spec.device_mesh != self.spec.device_mesh):
                 self._refuse(
                     "a mapped dim is sharded, and beside it another one, or a tensor that is not mapped",
                     "redistribute() so that mapped dims alone are sharded, or none of them",
@@ -178,13 +178,13 @@ class _Rows:
         if not isinstance(x, Tensor):
             return x
         if isinstance(x, ShardTensor):
-            x._refresh()
+            x.refresh()
         if dim is None:
             return borders.view(self._shared(local_of(x)))
         whole = x if is_sharded(x) else local_of(x)
         if is_sharded(whole):
             whole = whole.redistribute(placements=self._placed(dim), sizes={self.axis: self.sizes})
-            part = whole._local
+            part = whole.local
         else:
             part = to_axis(whole, range(whole.ndim), (dim, self.sizes), self.spec, self.axis)
         if self.some_empty:  # torch does not map over no rows
@@ -232,9 +232,7 @@ class _Rows:
             [place if axis == self.axis else None for axis in axes],
             [self.sizes if axis == self.axis else None for axis in axes],
         )
-        sharded = ShardTensor(result, spec)
-        sharded._memory = UNKNOWN  # one row does not show in which order torch has them
-        return sharded
+        return ShardTensor(result, spec, global_strides=UNKNOWN)  # one row does not show in which order torch has them
 
 
 def _over_rows(given: _Call, rows: _Rows) -> Any:

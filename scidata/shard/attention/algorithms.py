@@ -9,10 +9,10 @@ from contextvars import ContextVar
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 
-WAYS = ("auto", "gather", "ring", "heads")
+ALGORITHMS = ("auto", "gather", "ring", "heads")
 _GATHER_BELOW = 64 * 2**20  # bytes of the whole keys and values: one round, and no memory that matters
 
-_way: ContextVar[str] = ContextVar("scidata_attention", default="auto")
+_algorithm: ContextVar[str] = ContextVar("scidata_attention", default="auto")
 
 
 @checked_keywords
@@ -31,7 +31,7 @@ def attention(way: str) -> Iterator[None]:
     Raises
     ------
     ConfigError
-        An unknown way.
+        An unknown algorithm.
 
     Examples
     --------
@@ -46,17 +46,19 @@ def attention(way: str) -> Iterator[None]:
     >>> torch.allclose(by_gather, by_ring, atol=1e-6)
     True
     """
-    if way not in WAYS:
-        raise ConfigError(f"attention must be one of {', '.join(WAYS)}, not {way!r}{near_matches(way, WAYS)}")
-    token = _way.set(way)
+    if way not in ALGORITHMS:
+        raise ConfigError(
+            f"attention must be one of {', '.join(ALGORITHMS)}, not {way!r}{near_matches(way, ALGORITHMS)}"
+        )
+    token = _algorithm.set(way)
     try:
         yield
     finally:
-        _way.reset(token)
+        _algorithm.reset(token)
 
 
-def chosen_way(num_ranks: int, num_heads: int, num_bytes: int) -> str:
-    """Return the way to go, the same on each rank.
+def chosen_algorithm(num_ranks: int, num_heads: int, num_bytes: int) -> str:
+    """Return the algorithm to use, the same on each rank.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def chosen_way(num_ranks: int, num_heads: int, num_bytes: int) -> str:
     num_bytes
         Of all keys and values of a rank's batch and heads.
     """
-    way = _way.get()
+    way = _algorithm.get()
     if way != "auto":
         return way
     if num_bytes <= _GATHER_BELOW:

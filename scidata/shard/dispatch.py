@@ -43,13 +43,13 @@ _NEEDS_INPUT = frozenset(
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 
-def answer(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def dispatch(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle a torch function of which an argument is a ShardTensor."""
     handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
-        first = next((x for x in first if isinstance(x, kind) and not x._spec.is_replicated), None)
-    if handler is None or not isinstance(first, kind) or first._spec.is_replicated:
+        first = next((x for x in first if isinstance(x, kind) and not x.spec.is_replicated), None)
+    if handler is None or not isinstance(first, kind) or first.spec.is_replicated:
         run: Callable[..., Any] = partial(_call_unusual, handler, kind)
     else:
         run = handler
@@ -78,10 +78,10 @@ def _call_watched(
     run: Callable[..., Any], kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
-    inputs = [x._local for x in (*args, *kwargs.values()) if isinstance(x, kind)]
+    inputs = [x.local for x in (*args, *kwargs.values()) if isinstance(x, kind)]
     kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # what is gone was not written to
     result = run(func, types, args, kwargs)
-    local = result._local if isinstance(result, kind) else result
+    local = result.local if isinstance(result, kind) else result
 
     def check(grad: Tensor) -> None:
         if any((x := known()) is not None and version_of(x) != version for known, version in kept):
@@ -99,7 +99,7 @@ def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
     """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
     for x in values:
         if isinstance(x, kind):
-            if x._memory is not None or x._copied is not None:
+            if x.global_strides is not None or x.copied is not None:
                 return False
             continue
         found = type(x)
@@ -120,15 +120,15 @@ def _refresh(values: Iterable[Any], kind: type[Any]) -> None:
     for x in values:
         if type(x) is tuple or type(x) is list:
             _refresh(x, kind)
-        elif isinstance(x, kind) and x._copied is not None:
-            x._copied.refresh()
+        elif isinstance(x, kind) and x.copied is not None:
+            x.copied.refresh()
 
 
 def _any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
     """Whether there are edges that are not in the order of one process."""
     for x in values:  # at every call: a generator takes longer
         if isinstance(x, kind):
-            if x._spec.exchange is not None and not x._spec.in_order:
+            if x.spec.exchange is not None and not x.spec.in_order:
                 return True
         elif (type(x) is tuple or type(x) is list) and _any_disorder(x, kind):
             return True
@@ -140,12 +140,12 @@ def _are_mixed(func: Any, args: Any, kind: type[Any]) -> bool:
 
     An index with routes cannot follow the others, since routes are from where its ids are now.
     """
-    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, kind) and not x._spec.is_replicated]
-    edges = [x for x in sharded if x._spec.exchange is not None]
+    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, kind) and not x.spec.is_replicated]
+    edges = [x for x in sharded if x.spec.exchange is not None]
     orders: dict[Any, Any] = {}
-    mixed = any(orders.setdefault(x._spec.sizes, x._spec.order) != x._spec.order for x in edges)
+    mixed = any(orders.setdefault(x.spec.sizes, x.spec.order) != x.spec.order for x in edges)
     if mixed and any(hasattr(x, "exchanges") for x in edges):
-        refuse_disorder(func, *[x._spec for x in edges])
+        refuse_disorder(func, *[x.spec for x in edges])
     return mixed
 
 
@@ -154,15 +154,13 @@ def _all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
     name = func.__name__
 
     def ordered(x: Any) -> Any:
-        if x._spec.in_order:
+        if x.spec.in_order:
             return x
         if name.endswith("_") and not name.endswith("__"):
-            refuse_disorder(func, x._spec)
-        if x._copied is not None:
-            x._copied.refresh()
-        result = kind(*in_one_order(func, x._local, x._spec))
-        result._memory = x._memory
-        return result
+            refuse_disorder(func, x.spec)
+        if x.copied is not None:
+            x.copied.refresh()
+        return kind(*in_one_order(func, x.local, x.spec), global_strides=x.global_strides)
 
     return tree_map_only(kind, ordered, args)
 
@@ -183,13 +181,13 @@ def _call_noted(
     if unknown is None or result is None or func is torch.autograd.grad:
         return result
     given = set(map(id, tree_flatten((args, kwargs))[0]))
-    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown._spec, kind), result)
+    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown.spec, kind), result)
 
 
 def _unknown(values: Iterable[Any], kind: type[Any]) -> Iterator[Any]:
     """Return the tensors of which it is not known how they lie in memory: gradients, and what is made of them."""
     for x in values:
-        if isinstance(x, kind) and x._memory is UNKNOWN:
+        if isinstance(x, kind) and x.global_strides is UNKNOWN:
             yield x
         elif type(x) is tuple or type(x) is list:
             yield from _unknown(x, kind)
@@ -200,9 +198,7 @@ def _of_unknown(x: Tensor, spec: ShardSpec, kind: type[Any]) -> Any:
     if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
         return x
     nothing = [None] * len(spec.axes)
-    result = kind(x, spec.derive(x.shape, nothing, nothing))
-    result._memory = UNKNOWN
-    return result
+    return kind(x, spec.derive(x.shape, nothing, nothing), global_strides=UNKNOWN)
 
 
 def _call_unusual(
@@ -212,15 +208,15 @@ def _call_unusual(
     if handler in KEEPS_REPLICATED:
         return handler(func, types, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
-    specs = [x._spec for x in flat if isinstance(x, kind)]
+    specs = [x.spec for x in flat if isinstance(x, kind)]
     if specs and all(spec.is_replicated for spec in specs):
-        copies = [x for x in flat if isinstance(x, kind) and x._copied is not None]
+        copies = [x for x in flat if isinstance(x, kind) and x.copied is not None]
         # rows that were moved lie as they came, not as in one process
         if func in BY_MEMORY and (copies or next(_unknown(flat, kind), None) is not None):
             if handler is None:
                 raise unsupported(func, "its order in memory is that of a view", *specs, remedy="clone() it first")
             return handler(func, types, args, kwargs)
-        flat = [x._local if isinstance(x, kind) else x for x in flat]
+        flat = [x.local if isinstance(x, kind) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         if not copies:
             return func(*plain_args, **plain_kwargs)

@@ -233,8 +233,8 @@ def test_irregular_samples_are_copied_ahead_and_whole(cloud: str, pin: bool, num
             del sample
     assert [(int(low), int(high)) for _, low, high in extremes] == [(i, i) for i, _, _ in extremes]
     if pin:
-        assert len(loader._ways.staging._free) <= 3
-        assert all(block.memory.is_pinned() for block in loader._ways.staging._free)
+        assert len(loader._read_paths.staging._free) <= 3
+        assert all(block.memory.is_pinned() for block in loader._read_paths.staging._free)
 
 
 def test_a_slow_copy_of_parts_is_waited_for_by_the_reader() -> None:

@@ -143,10 +143,11 @@ def test_the_loader_reads_into_the_same_memory(clouds, tmp_path, stored, num_wor
             if i % 5 == 0:
                 kept.append((i, sample["u"][3:]))
     assert all((x == i).all() for i, x in kept)
-    assert loader._ways.memory.num_allocated < 36  # of 48 samples, 12 of them kept and the first ones larger and larger
+    # of 48 samples, 12 of them kept and the first ones larger and larger
+    assert loader._read_paths.memory.num_allocated < 36
     del kept, sample
     gc.collect()
-    assert loader._ways.memory.free_bytes <= loader._ways.memory.max_free <= 2 * ds.counts().max() * 40
+    assert loader._read_paths.memory.free_bytes <= loader._read_paths.memory.max_free <= 2 * ds.counts().max() * 40
 
 
 def test_batches_of_clouds_are_whole(clouds):

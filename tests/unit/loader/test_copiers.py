@@ -191,5 +191,5 @@ def test_a_loader_pickles_without_its_blocks(tmp_path: Path) -> None:
         file["points"] = np.random.default_rng(0).random((9, 3))
     scidata.partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
     loader = DataLoader(scidata.open_dataset(str(tmp_path / "store")), pin_memory=True, device="cuda")
-    loader._ways.staging = Staging()
-    assert pickle.loads(pickle.dumps(loader))._ways.staging is None
+    loader._read_paths.staging = Staging()
+    assert pickle.loads(pickle.dumps(loader))._read_paths.staging is None

@@ -90,7 +90,7 @@ def test_a_loader_reads_as_far_ahead_as_it_needs(tmp_path: Any) -> None:
             grown = iterator._prefetcher._depth.now
     assert 1 < grown <= 8
     del batch
-    assert loader._ways.idle_rings[0].num_live <= 9
+    assert loader._read_paths.idle_rings[0].num_live <= 9
 
 
 SCRIPT = """

@@ -222,7 +222,7 @@ def test_buffers_are_reused_over_epochs_while_kept_batches_stay_valid(ds: Stored
         del batch
     for index, view in kept:
         assert torch.equal(view, ds.values[index][1:])
-    ring = loader._ways.idle_rings[0]
+    ring = loader._read_paths.idle_rings[0]
     assert ring.num_live <= sets + len(kept)
     kept.clear()
     del view, index
@@ -232,7 +232,7 @@ def test_buffers_are_reused_over_epochs_while_kept_batches_stay_valid(ds: Stored
             address = batch["u"].data_ptr()
         del batch
     assert address
-    assert loader._ways.idle_rings[0] is ring
+    assert loader._read_paths.idle_rings[0] is ring
     assert ring.num_live == sets
     assert ring.num_allocated - allocated <= sets
 
@@ -244,7 +244,7 @@ def test_memory_is_bounded_by_prefetch_plus_one(ds: Stored, prefetch: int) -> No
         for _batch in loader:
             pass
     del _batch
-    assert loader._ways.idle_rings[0].num_allocated == prefetch + 1
+    assert loader._read_paths.idle_rings[0].num_allocated == prefetch + 1
 
 
 def test_reads_ahead_are_bounded(ds: Stored) -> None:

@@ -28,16 +28,14 @@ def table(results: Mapping[int, list[Found]], words: str) -> str:
         kinds[outcome] = kinds.get(outcome, 0) + 1
         note = next((f.notes[outcome] for f in each if outcome in f.notes), "").replace("|", "/").splitlines()
         rows.append(f"| {first.name} | {outcome} | {note[0].partition(' Layout: ')[0][:160] if note else ''} |")
-    total = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda x: -x[1]))
-    lines = [
-        "# PyTorch Geometric's convolutions between two node sets",
-        "",
-        words,
-        "",
-        f"{len(rows)} calls: {total}.",
-        "",
-    ]
-    return "\n".join([*lines, "| layer | outcome | why |", "|---|---|---|", *rows]) + "\n"
+    run = sum(kinds.values()) - kinds.get("not run", 0)
+    first = (
+        f"**{kinds.get('right', 0)} of the {run} calls that run are right**; {kinds.get('refused', 0)} are refused by "
+        f"name, {kinds.get('wrong', 0)} are wrong; {kinds.get('not run', 0)} were not run."
+    )
+    lines = ["# PyTorch Geometric's convolutions between two node sets", "", first, ""]
+    lines += ["| layer | outcome | why |", "|---|---|---|", *rows, "", "## How this was run", "", words]
+    return "\n".join(lines) + "\n"
 
 
 def worst(found: list[Found]) -> str:

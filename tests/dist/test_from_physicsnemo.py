@@ -18,7 +18,7 @@ from scidata.shard.op_table import HANDLERS
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "from_physicsnemo.md"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility" / "from_physicsnemo.md"
 HAS_PHYSICSNEMO = importlib.util.find_spec("physicsnemo") is not None
 
 

@@ -122,7 +122,7 @@ def dask(folder: Path, names: Names) -> Iterator[None]:
 
 #: By page.
 SURROUNDINGS: dict[str, Surrounding] = {
-    "docs/cache.md": bucket,
+    "docs/chunks.md": bucket,
     "docs/howto/dask.md": dask,
     "docs/howto/open_mpi.md": open_mpi,
     "docs/howto/s3.md": bucket,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
@@ -26,14 +26,10 @@ def table(results: Iterable[Mapping[str, str]], command: str, day: str) -> str:
         layouts[each["layout"]] = None
         models[each["library"]][each["name"]].setdefault(each["kind"], each["note"])
     lines = [
-        "# Public models on shards",
-        "",
-        f"Written by `{command}` on {day}. Each model, unmodified and in double precision, on a sample that is cut as",
-        f"{_listed(layouts)}: loss, gradients of inputs and of all parameters, and buffers, against one process.",
-        "",
         "| library | models | right | refused | other | not run |",
         "|---|---|---|---|---|---|",
     ]
+    totals: Counter[str] = Counter()
     reasons: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for library, found in models.items():
         counts: dict[str, int] = defaultdict(int)
@@ -42,6 +38,7 @@ def table(results: Iterable[Mapping[str, str]], command: str, day: str) -> str:
             counts[kind] += 1
             if kind != "right":
                 reasons[kind][_reason(kind, kinds[kind])].append(f"{library} {name}")
+        totals.update(counts)
         other = sum(counts[kind] for kind in WORST[:4])
         row = (len(found), counts["right"], counts["refused"], other, counts["not run"])
         lines.append(f"| {_versioned(library)} | {' | '.join(map(str, row))} |")
@@ -50,7 +47,18 @@ def table(results: Iterable[Mapping[str, str]], command: str, day: str) -> str:
             lines += ["", f"## {kind.capitalize()}", ""]
             most = sorted(reasons[kind].items(), key=lambda pair: (-len(pair[1]), pair[0]))
             lines += [f"- {reason} ({len(names)}): {', '.join(names)}" for reason, names in most]
-    return "\n".join(lines) + "\n"
+    wrong = sum(totals[kind] for kind in WORST[:4])
+    run = totals["right"] + totals["refused"] + wrong
+    first = (
+        f"**{totals['right']} of the {run} public models that run give the results of one process**; "
+        f"{totals['refused']} are refused by name, {wrong} are wrong."
+    )
+    last = (
+        f"`{command}`, on {day}. Each model runs unmodified and in double precision, on a sample that is cut as "
+        f"{_listed(layouts)}. Its loss, the gradients of its inputs and of all parameters, and its buffers are compared "
+        "with one process."
+    )
+    return "\n".join(["# Public models on shards", "", first, "", *lines, "", "## How this was run", "", last]) + "\n"
 
 
 def _reason(kind: str, note: str) -> str:

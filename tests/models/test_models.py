@@ -15,7 +15,7 @@ SHARE = {
     "transformers": ["Bert dropout", "Llama", "Segformer"],
     "diffusers": ["UNet2DCondition", "DiT"],
 }
-#: Of PyG, what needs to know the order of edges, or values on all ranks (docs/models.md).
+#: Of PyG, what needs to know the order of edges, or values on all ranks (docs/compatibility/models.md).
 REFUSED = {
     *("convolutions: SuperGATConv", "convolutions: ClusterGCNConv", "models: GraphUNet"),
     *("models: GroupAddRev", "pools: ASAPooling", "pools: ClusterPooling", "pools: EdgePooling"),

@@ -15,10 +15,10 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
     ours = {each["name"]: Counter(each["counts"]) for each in results if set(each["counts"]) - {"error"}}
     total = sum(ours.values(), Counter())
     whole = [name for name, counts in ours.items() if _all_right(counts)]
-    lines = ["# torch's samples of its operations, on shards", "", words, ""]
+    lines = ["# torch's samples of its operations, on shards", ""]
     lines += [
-        f"{len(ours)} operations, {len(whole)} with all calls right; of the calls {total['right']:,} right, "
-        f"{total['refused']:,} refused, {_others(total):,} neither.",
+        f"**Of torch's {len(ours)} sampled operations {len(whole)} are right in every call**; of the calls "
+        f"{total['right']:,} are right, {total['refused']:,} refused, {_others(total):,} wrong.",
         "",
     ]
     good = [name for name, counts in theirs.items() if _all_right(counts) and name in ours]
@@ -46,6 +46,7 @@ def table(results: Sequence[Mapping[str, Any]], rivals: Sequence[Mapping[str, An
         rival = f"{beside['right']} of {tries}" if tries else ""
         found = counts["right"], counts["refused"] or "", _others(counts) or "", rival
         lines.append(f"| `{name}` | {' | '.join(map(str, found))} |")
+    lines += ["", "## How this was run", "", words]
     return "\n".join(lines) + "\n"
 
 

@@ -54,9 +54,9 @@ def table(results: Iterable[Mapping[str, str]], command: str, day: str) -> str:
         f"{totals['refused']} are refused by name, {wrong} are wrong."
     )
     last = (
-        f"`{command}`, on {day}. Each model runs unmodified and in double precision, on a sample that is cut as "
-        f"{_listed(layouts)}. Its loss, the gradients of its inputs and of all parameters, and its buffers are compared "
-        "with one process."
+        f"`{command}`, on {day}. Each model runs unmodified and in double precision, on a sample that is cut "
+        f"as {_listed(layouts)}. Its loss, the gradients of its inputs and of all parameters, and its buffers are "
+        "compared with one process."
     )
     return "\n".join(["# Public models on shards", "", first, "", *lines, "", "## How this was run", "", last]) + "\n"
 

@@ -1,6 +1,6 @@
-"""A call of a torch function: the handler, and besides copies brought up to date, edges in order, strides noted.
+"""A call of a torch function on ShardTensors: find its handler and run it.
 
-``kind`` is ShardTensor, which is made upon this.
+Around the handler, copies are brought up to date, edges are put in order, and the strides of results are noted.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from scidata.device_mesh.board import record_error
 from scidata.errors import UnsupportedShardOp
+from scidata.shard.base import ShardBase
 from scidata.shard.memory import BY_MEMORY, REARRANGES, UNKNOWN, note
 from scidata.shard.op_table import (
     ANY_ORDER,
@@ -23,13 +24,14 @@ from scidata.shard.op_table import (
     KEEPS_REPLICATED,
     OF_THE_WHOLE,
     Handler,
+    TorchFunction,
+    Types,
     find,
     handler_of_operator,
     op_name,
     unsupported,
 )
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
-from scidata.shard.spec import ShardSpec
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import call_on_copies
 
@@ -40,31 +42,38 @@ _NEEDS_INPUT = frozenset(
     + find("layer_norm batch_norm group_norm instance_norm cumprod amax amin max_pool1d max_pool2d max_pool3d")
     + find("avg_pool1d avg_pool2d avg_pool3d")
 )
+_Run: TypeAlias = Callable[[TorchFunction, Types, tuple[object, ...], dict[str, object]], object]
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 
-def dispatch(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle a torch function of which an argument is a ShardTensor."""
+def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Handle a torch function of which an argument is a ShardTensor.
+
+    ``torch.add(x, 1)`` of a row-major ``x`` takes the short way: the handler is looked up and called. The other ways:
+    ``x`` is replicated on all axes, or there is no handler (:func:`_call_unusual`); backward needs the input
+    (:func:`_call_watched`); edges are not in order (:func:`_all_in_order`); an argument is a copy, or not row-major
+    (:func:`_call_noted`).
+    """
     handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
-        first = next((x for x in first if isinstance(x, kind) and not x.spec.is_replicated), None)
-    if handler is None or not isinstance(first, kind) or first.spec.is_replicated:
-        run: Callable[..., Any] = partial(_call_unusual, handler, kind)
+        first = next((x for x in first if isinstance(x, ShardBase) and not x.spec.is_replicated), None)
+    if handler is None or not isinstance(first, ShardBase) or first.spec.is_replicated:
+        run: _Run = partial(_call_unusual, handler)
     else:
         run = handler
     if func in _NEEDS_INPUT and torch.is_grad_enabled():
-        run = partial(_call_watched, run, kind)
+        run = partial(_call_watched, run)
     try:
-        disorder = handler is not None and _any_disorder((*args, *kwargs.values()) if kwargs else args, kind)
-        if disorder and (handler not in ANY_ORDER or _are_mixed(func, (args, kwargs), kind)):
-            args, kwargs = _all_in_order(func, (args, kwargs), kind)
-        ordinary = _is_ordinary(args, kind) and (not kwargs or _is_ordinary(kwargs.values(), kind))
+        disorder = handler is not None and _any_disorder((*args, *kwargs.values()) if kwargs else args)
+        if disorder and (handler not in ANY_ORDER or _are_mixed(func, (args, kwargs))):
+            args, kwargs = _all_in_order(func, args, kwargs)
+        ordinary = _is_ordinary(args) and (not kwargs or _is_ordinary(kwargs.values()))
         if ordinary and func not in REARRANGES:
             return run(func, types, args, kwargs)
         if handler is not None and handler in OF_THE_WHOLE:
             return handler(func, types, args, kwargs)
-        return _call_noted(run, func, types, args, kwargs, kind)
+        return _call_noted(run, func, types, args, kwargs)
     except UnsupportedShardOp as error:
         if not FALLBACKS:
             raise
@@ -75,13 +84,13 @@ def dispatch(kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwar
 
 
 def _call_watched(
-    run: Callable[..., Any], kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    run: _Run, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
-    inputs = [x.local for x in (*args, *kwargs.values()) if isinstance(x, kind)]
+    inputs = [x.local for x in (*args, *kwargs.values()) if isinstance(x, ShardBase)]
     kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # what is gone was not written to
     result = run(func, types, args, kwargs)
-    local = result.local if isinstance(result, kind) else result
+    local = result.local if isinstance(result, ShardBase) else result
 
     def check(grad: Tensor) -> None:
         if any((x := known()) is not None and version_of(x) != version for known, version in kept):
@@ -95,10 +104,10 @@ def _call_watched(
     return result
 
 
-def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
+def _is_ordinary(values: Iterable[object]) -> bool:
     """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
     for x in values:
-        if isinstance(x, kind):
+        if isinstance(x, ShardBase):
             if x.global_strides is not None or x.copied is not None:
                 return False
             continue
@@ -106,7 +115,7 @@ def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
         if found in _NO_TENSORS:  # asking for an instance of Tensor takes longer
             continue
         if found is tuple or found is list:
-            if not _is_ordinary(x, kind):
+            if not _is_ordinary(x):  # type: ignore[arg-type]
                 return False
         elif isinstance(x, Tensor):
             if x.layout is torch.strided and not x.is_contiguous():
@@ -116,111 +125,113 @@ def _is_ordinary(values: Iterable[Any], kind: type[Any]) -> bool:
     return True
 
 
-def _refresh(values: Iterable[Any], kind: type[Any]) -> None:
+def _refresh(values: Iterable[object]) -> None:
     for x in values:
         if type(x) is tuple or type(x) is list:
-            _refresh(x, kind)
-        elif isinstance(x, kind) and x.copied is not None:
+            _refresh(x)
+        elif isinstance(x, ShardBase) and x.copied is not None:
             x.copied.refresh()
 
 
-def _any_disorder(values: Iterable[Any], kind: type[Any]) -> bool:
+def _any_disorder(values: Iterable[object]) -> bool:
     """Whether there are edges that are not in the order of one process."""
     for x in values:  # at every call: a generator takes longer
-        if isinstance(x, kind):
+        if isinstance(x, ShardBase):
             if x.spec.exchange is not None and not x.spec.in_order:
                 return True
-        elif (type(x) is tuple or type(x) is list) and _any_disorder(x, kind):
+        elif (type(x) is tuple or type(x) is list) and _any_disorder(x):
             return True
     return False
 
 
-def _are_mixed(func: Any, args: Any, kind: type[Any]) -> bool:
+def _are_mixed(func: TorchFunction, args: object) -> bool:
     """Whether edges, as many on each rank, are in several orders: what a rank has of them are not the same edges.
 
     An index with routes cannot follow the others, since routes are from where its ids are now.
     """
-    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, kind) and not x.spec.is_replicated]
+    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, ShardBase) and not x.spec.is_replicated]
     edges = [x for x in sharded if x.spec.exchange is not None]
-    orders: dict[Any, Any] = {}
+    orders: dict[object, object] = {}
     mixed = any(orders.setdefault(x.spec.sizes, x.spec.order) != x.spec.order for x in edges)
     if mixed and any(hasattr(x, "exchanges") for x in edges):
         refuse_disorder(func, *[x.spec for x in edges])
     return mixed
 
 
-def _all_in_order(func: Any, args: Any, kind: type[Any]) -> Any:
+def _all_in_order(
+    func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Bring edges among the arguments to the order of one process. Collective where they are not in it."""
     name = func.__name__
 
-    def ordered(x: Any) -> Any:
+    def ordered(x: ShardBase) -> ShardBase:
         if x.spec.in_order:
             return x
         if name.endswith("_") and not name.endswith("__"):
             refuse_disorder(func, x.spec)
-        if x.copied is not None:
-            x.copied.refresh()
-        return kind(*in_one_order(func, x.local, x.spec), global_strides=x.global_strides)
+        x.refresh()
+        return x.like(*in_one_order(func, x.local, x.spec), global_strides=x.global_strides)
 
-    return tree_map_only(kind, ordered, args)
+    new_args, new_kwargs = tree_map_only(ShardBase, ordered, (args, kwargs))
+    return new_args, new_kwargs
 
 
 def _call_noted(
-    run: Callable[..., Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type[Any]
-) -> Any:
+    run: _Run, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Handle a function, and note how its results lie in memory; bring copies up to date first."""
-    _refresh(args, kind)
+    _refresh(args)
     if kwargs:
-        _refresh(kwargs.values(), kind)
+        _refresh(kwargs.values())
         result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
     else:
         result = note(func, args, kwargs, run(func, types, args, {}))
-    if isinstance(result, kind) or (type(result) is Tensor and result.ndim < 2):
+    if isinstance(result, ShardBase) or (type(result) is Tensor and result.ndim < 2):
         return result
-    unknown = next(_unknown([*args, *kwargs.values()], kind), None)
+    unknown = next(_unknown([*args, *kwargs.values()]), None)
     if unknown is None or result is None or func is torch.autograd.grad:
         return result
     given = set(map(id, tree_flatten((args, kwargs))[0]))
-    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown.spec, kind), result)
+    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown), result)
 
 
-def _unknown(values: Iterable[Any], kind: type[Any]) -> Iterator[Any]:
-    """Return the tensors of which it is not known how they lie in memory: gradients, and what is made of them."""
+def _unknown(values: Iterable[object]) -> Iterator[ShardBase]:
+    """Yield the tensors whose strides nobody knows: gradients, and what is made of them."""
     for x in values:
-        if isinstance(x, kind) and x.global_strides is UNKNOWN:
+        if isinstance(x, ShardBase) and x.global_strides is UNKNOWN:
             yield x
         elif type(x) is tuple or type(x) is list:
-            yield from _unknown(x, kind)
+            yield from _unknown(x)
 
 
-def _of_unknown(x: Tensor, spec: ShardSpec, kind: type[Any]) -> Any:
-    """Wrap a plain result that lies in memory nobody knows how, so that what depends on that is refused."""
+def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:
+    """Wrap a plain result whose strides nobody knows, so that functions that depend on them are refused."""
     if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
         return x
-    nothing = [None] * len(spec.axes)
-    return kind(x, spec.derive(x.shape, nothing, nothing), global_strides=UNKNOWN)
+    return operand.like(x, operand.spec.replicated(x.shape), global_strides=UNKNOWN)
 
 
 def _call_unusual(
-    handler: Handler | None, kind: type[Any], func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    handler: Handler | None, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
-    if handler in KEEPS_REPLICATED:
+    if handler is not None and handler in KEEPS_REPLICATED:
         return handler(func, types, args, kwargs)
     flat, tree = tree_flatten((args, kwargs))
-    specs = [x.spec for x in flat if isinstance(x, kind)]
+    tensors = [x for x in flat if isinstance(x, ShardBase)]
+    specs = [x.spec for x in tensors]
     if specs and all(spec.is_replicated for spec in specs):
-        copies = [x for x in flat if isinstance(x, kind) and x.copied is not None]
+        copies = [x for x in tensors if x.copied is not None]
         # rows that were moved lie as they came, not as in one process
-        if func in BY_MEMORY and (copies or next(_unknown(flat, kind), None) is not None):
+        if func in BY_MEMORY and (copies or any(x.global_strides is UNKNOWN for x in tensors)):
             if handler is None:
                 raise unsupported(func, "its order in memory is that of a view", *specs, remedy="clone() it first")
             return handler(func, types, args, kwargs)
-        flat = [x.local if isinstance(x, kind) else x for x in flat]
+        flat = [x.local if isinstance(x, ShardBase) else x for x in flat]
         plain_args, plain_kwargs = tree_unflatten(flat, tree)
         if not copies:
             return func(*plain_args, **plain_kwargs)
-        return call_on_copies(func, copies, plain_args, plain_kwargs, kind)
+        return call_on_copies(func, copies, plain_args, plain_kwargs)
     if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
     return handler(func, types, args, kwargs)

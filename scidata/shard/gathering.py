@@ -149,9 +149,8 @@ def _sharded(result: Tensor, tensors: list[ShardTensor]) -> Tensor:
 
 
 def _cut(result: Tensor, spec: ShardSpec) -> Tensor:
-    nothing = [None] * len(spec.axes)
     sizes: dict[int | str, Sequence[int]] = {axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
-    whole = ShardTensor(result, spec.derive(tuple(result.shape), nothing, nothing))
+    whole = ShardTensor(result, spec.replicated(result.shape))
     cut = whole.redistribute(placements=spec.placements, sizes=sizes)
     contiguous = result.is_contiguous() if result.layout is torch.strided else True
     cut.global_strides = None if contiguous else tuple(result.stride())

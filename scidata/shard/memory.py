@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.cache import Cache
+from scidata.shard.base import ShardBase
 from scidata.shard.op_table import find, getters
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import ShardSpec, Strides
 from scidata.shard.torch_internals import inferring, kernels, tree_leaves
 
-#: Strides of a tensor that is not row-major: one for each dim; none at all where they are not known.
-Strides = tuple[int, ...]
+#: Stands for strides that nobody knows.
 UNKNOWN: Strides = (-1,)
 
 _CALLED = ("torch", "torch_geometric", "einops")  # others' functions may do more than return a tensor
@@ -107,16 +107,15 @@ def _group_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
 
 def memory_of(x: Tensor) -> Strides | None:
     """Return a tensor's strides in one process, UNKNOWN where nobody knows; None: it is row-major."""
-    try:
-        return x.global_strides  # type: ignore[attr-defined, no-any-return]
-    except AttributeError:
-        # a dim of extent 1 may have any stride in a contiguous tensor, but kernels take some for channels last
-        return x.stride() if x.layout is torch.strided and x.stride() != row_major(x.shape) else None
+    if isinstance(x, ShardBase):
+        return x.global_strides
+    # a dim of extent 1 may have any stride in a contiguous tensor, but kernels take some for channels last
+    return x.stride() if x.layout is torch.strided and x.stride() != row_major(x.shape) else None
 
 
 def strides_of(x: Tensor) -> Strides:
     """Return a tensor's strides in one process, or UNKNOWN."""
-    return (x.global_strides or row_major(x.shape)) if hasattr(x, "global_strides") else x.stride()
+    return (x.global_strides or row_major(x.shape)) if isinstance(x, ShardBase) else x.stride()
 
 
 def row_major(shape: Sequence[int]) -> Strides:
@@ -131,7 +130,7 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
     if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
         return result
-    if hasattr(result, "global_strides"):  # of one ShardTensor
+    if isinstance(result, ShardBase):
         if not args or result is not args[0]:
             found = infer_strides(func, args, kwargs)
             result.global_strides = found[0] if found else UNKNOWN
@@ -144,7 +143,7 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     changed = False
     for i in new:
         x, strides = results[i], found[i] if i < len(found) else UNKNOWN
-        if hasattr(x, "global_strides"):
+        if isinstance(x, ShardBase):
             x.global_strides = strides
         elif x.numel() > 1 and strides is not UNKNOWN and (strides or row_major(x.shape)) != x.stride():
             results[i], changed = laid_out(x, strides or row_major(x.shape)), True
@@ -257,7 +256,7 @@ def _keyed(value: Any) -> Any:
     kind = type(value)
     if kind is int or kind is str or value is None:
         return value
-    if hasattr(value, "global_strides"):
+    if isinstance(value, ShardBase):
         spec, local = value.spec, value.local
         return spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides
     if kind is tuple or kind is list:

@@ -6,21 +6,44 @@ and is found by one dict lookup.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import resolve_name
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.torch_internals import unpatched
 
-Handler = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
+#: Any function of torch, as it arrives at ``__torch_function__``.
+TorchFunction: TypeAlias = Callable[..., object]
+#: One that returns a tensor, as most do. Handlers of others name the result: ``Callable[..., tuple[Tensor, Tensor]]``.
+TensorFunction: TypeAlias = Callable[..., Tensor]
+#: The types of the ShardTensors among the arguments of a call.
+Types: TypeAlias = Collection[type]
+
+
+class Handler(Protocol):
+    """What computes a torch function on ShardTensors.
+
+    Each handler annotates its own parameters: ``func`` as :data:`TensorFunction`, ``args`` and ``kwargs`` by the types
+    of the function's arguments, or as ``tuple[object, ...]`` and ``dict[str, object]`` where it finds them by name.
+    """
+
+    __module__: str
+    __qualname__: str
+
+    def __call__(self, func: Any, types: Any, args: Any, kwargs: Any, /) -> object:
+        """Return what the function returns."""
+
+
+_Handler = TypeVar("_Handler", bound=Handler)
 
 #: Every supported torch function and its handler. Filled at import, read at each call.
-HANDLERS: dict[Any, Handler] = {}
+HANDLERS: dict[object, Handler] = {}
 
 #: Handlers that answer for replicated tensors too; for the others these are unwrapped to plain ones first.
 KEEPS_REPLICATED: set[Handler] = set()
@@ -35,12 +58,12 @@ OF_THE_WHOLE: set[Handler] = set()
 ANY_ORDER: set[Handler] = set()
 
 #: What is tried, the last one first, where a function is refused: see :func:`scidata.gather`.
-FALLBACKS: list[Callable[[Any, tuple[Any, ...], dict[str, Any], UnsupportedShardOp], Any]] = []
+FALLBACKS: list[Callable[[TorchFunction, tuple[object, ...], dict[str, object], UnsupportedShardOp], object]] = []
 
 #: What ``torch.func``'s transforms of functions do on ShardTensors, by torch's names for them.
-TRANSFORMS: dict[str, Callable[..., Any]] = {}
+TRANSFORMS: dict[str, Callable[..., object]] = {}
 
-_NAMESPACES: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
+_NAMESPACES: tuple[object, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
 _SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
 _OF_SOME_VERSIONS = ("linear_cross_entropy",)  # of torch: left out of the table in Markdown, which is the same for all
 _REMEDY = (
@@ -51,8 +74,8 @@ _REMEDY = (
 
 @checked_keywords
 def register_op(
-    *functions: Any, keeps_replicated: bool = False, any_order: bool = False
-) -> Callable[[Handler], Handler]:
+    *functions: object, keeps_replicated: bool = False, any_order: bool = False
+) -> Callable[[_Handler], _Handler]:
     """Make the decorated handler answer for these torch functions, methods or property getters.
 
     Where all ShardTensors among the arguments are replicated on all axes, the function runs on plain tensors instead,
@@ -93,7 +116,7 @@ def register_op(
     tensor([350.,  10.])
     """
 
-    def add(handler: Handler) -> Handler:
+    def add(handler: _Handler) -> _Handler:
         if keeps_replicated:
             KEEPS_REPLICATED.add(handler)
         if any_order:
@@ -109,7 +132,7 @@ def register_op(
     return add
 
 
-def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACES) -> list[Any]:
+def find(names: str | Iterable[str], *, namespaces: tuple[object, ...] = _NAMESPACES) -> list[TorchFunction]:
     """Return the functions and methods called any of ``names`` in torch's public namespaces, each once.
 
     Raises
@@ -117,7 +140,7 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
     LookupError
         A name that none of them has.
     """
-    found: dict[Any, None] = {}
+    found: dict[TorchFunction, None] = {}
     for name in names.split() if isinstance(names, str) else names:
         spaces = (torch.Tensor,) if name.startswith("__") else namespaces
         here = [unpatched(space, name) for space in spaces if callable(getattr(space, name, None))]
@@ -127,24 +150,24 @@ def find(names: str | Iterable[str], *, namespaces: tuple[Any, ...] = _NAMESPACE
     return list(found)
 
 
-def getters(names: str) -> list[Any]:
+def getters(names: str) -> list[TorchFunction]:
     """Return the getters of tensor properties, as they arrive at ``__torch_function__``."""
     return [getattr(torch.Tensor, name).__get__ for name in names.split()]
 
 
-def handler_of_operator(func: Any) -> Handler | None:
+def handler_of_operator(func: object) -> Handler | None:
     """Return the handler that an operator of another library has by its name: of ``torch.ops.pyg.knn``, say."""
     return HANDLERS.get(str(func).removesuffix(".default"))
 
 
-def op_name(func: Any) -> str:
+def op_name(func: object) -> str:
     """Return the public name of a torch function, e.g. ``torch.Tensor.add``."""
     if isinstance(func, str):
         return func
     if isinstance(func, type):
         return f"{func.__module__}.{func.__qualname__}"
     if getattr(func, "__module__", None) == "torch.func":
-        return f"torch.func.{func.__name__}"
+        return f"torch.func.{getattr(func, '__name__', func)}"
     name = resolve_name(func) or getattr(func, "__qualname__", None) or str(func)
     return name.replace("_VariableFunctionsClass.", "torch.")
 
@@ -178,7 +201,7 @@ def op_table() -> str:
     return "\n".join(rows)
 
 
-def unsupported(func: Any, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
+def unsupported(func: object, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
     """Make the error for an op on these layouts."""
     layouts = "; ".join(dict.fromkeys(str(spec) for spec in specs))
     return UnsupportedShardOp(f"{op_name(func)}: {reason}. Layout: {layouts or 'none'}. Remedy: {remedy}")

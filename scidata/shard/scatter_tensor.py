@@ -17,8 +17,8 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.rooted import scatter_v
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS
 from scidata.shard.layouts import check_layout, describe
-from scidata.shard.memory import Strides, laid_out, own_strides
-from scidata.shard.spec import ShardSpec, Sizes
+from scidata.shard.memory import laid_out, own_strides
+from scidata.shard.spec import ShardSpec, Sizes, Strides
 from scidata.shard.tensor import ShardTensor
 
 

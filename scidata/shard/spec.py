@@ -25,6 +25,8 @@ from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of
 
 #: Sizes by mesh axis, number or name.
 Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
+#: Strides of a whole tensor, one for each dim.
+Strides: TypeAlias = tuple[int, ...]
 
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
 
@@ -237,6 +239,11 @@ class ShardSpec:
             past_sizes=self.past_sizes,
             edge_parts=self.edge_parts if new == self.sizes else self._new_edge_parts(new),
         )
+
+    def replicated(self, global_shape: Sequence[int]) -> ShardSpec:
+        """Make a spec on the same mesh in which no axis shards."""
+        nothing = [None] * len(self.axes)
+        return self.derive(global_shape, nothing, nothing)
 
     def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""

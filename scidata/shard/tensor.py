@@ -14,38 +14,27 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.keywords import checked_keywords
-from scidata.device_mesh.board import begin
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
+from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.dispatch import dispatch
-from scidata.shard.memory import UNKNOWN, Strides, dense, laid_out, memory_of, memory_of_parts, own_strides, row_major
+from scidata.shard.memory import UNKNOWN, dense, laid_out, memory_of, memory_of_parts, own_strides, row_major
 from scidata.shard.notebook import layout_card
-from scidata.shard.op_table import HANDLERS, TRANSFORMS, unsupported
+from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
-from scidata.shard.spec import HaloDim, ShardSpec, Sizes
-from scidata.shard.torch_internals import (
-    forbid_address,
-    keep_out_of_graphs,
-    make_wrapper,
-    tree_flatten,
-    version_of,
-    watch_functions,
-    watch_transforms,
-)
-from scidata.shard.views import Copy, Whole, refuse_no_gradient
-
-_watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
+from scidata.shard.spec import HaloDim, ShardSpec, Sizes, Strides
+from scidata.shard.torch_internals import keep_out_of_graphs, tree_flatten
+from scidata.shard.views import Whole, refuse_no_gradient
 
 
-class ShardTensor(Tensor):
+class ShardTensor(ShardBase):
     """A tensor whose parts lie on the ranks of a device mesh.
 
     Make one with :meth:`from_local`, :meth:`from_padded` or :func:`scidata.scatter_tensor`. Every supported operation
@@ -63,11 +52,6 @@ class ShardTensor(Tensor):
     halo
         The halo that was asked for, by tensor dim; empty where none was.
 
-    Notes
-    -----
-    Internal to this package, for handlers of operations: the other attributes of ``__slots__``, ``held_halo()`` and
-    ``refresh()``. Plain attributes, since each operation reads them; only code that writes to tensors sets them.
-
     Examples
     --------
     On each of two ranks:
@@ -84,50 +68,7 @@ class ShardTensor(Tensor):
     tensor([0., 2., 4., 6., 8.])
     """
 
-    __slots__ = ("copied", "global_strides", "halo", "local", "padded", "padded_version", "spec")
-
-    local: Tensor  # this rank's part
-    spec: ShardSpec
-    halo: Mapping[int, HaloDim]
-    padded: Tensor | None  # the part with its halo, where that is held: see held_halo()
-    padded_version: int  # version of ``padded`` in which its ghosts were good
-    copied: Copy | Whole | None  # where torch would give a view
-    global_strides: Strides | None  # of the whole tensor, in one process; None: row-major
-
-    @staticmethod
-    def __new__(
-        cls,
-        local: Tensor,
-        spec: ShardSpec,
-        *,
-        padded: Tensor | None = None,
-        halo: Mapping[int, HaloDim] | None = None,
-        copied: Copy | Whole | None = None,
-        global_strides: Strides | None = None,
-    ) -> ShardTensor:
-        """Wrap without checks beyond the local shape; handlers of the op table call this."""
-        if not _watched:
-            _watched.append(ShardTensor)
-            begin()
-            watch_functions(ShardTensor, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
-            watch_transforms(ShardTensor, TRANSFORMS)
-        if local.shape != spec.local_shape:
-            raise ShardLayoutError(
-                f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
-                f"{spec.local_shape} ({spec})"
-            )
-        self: ShardTensor = make_wrapper(
-            cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False
-        )
-        forbid_address(self)
-        self.local = local
-        self.spec = spec
-        self.padded = padded
-        self.padded_version = 0 if padded is None else version_of(padded)
-        self.halo = halo or {}
-        self.copied = copied
-        self.global_strides = global_strides
-        return self
+    __slots__ = ()
 
     # -- making -------------------------------------------------------------------------------------------------
 
@@ -204,6 +145,17 @@ class ShardTensor(Tensor):
         strides = memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))])
         return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted, global_strides=strides)
 
+    def like(
+        self,
+        local: Tensor,
+        spec: ShardSpec,
+        *,
+        copied: ViewState | None = None,
+        global_strides: Strides | None = None,
+    ) -> ShardTensor:
+        """Return a plain ShardTensor of another part."""
+        return ShardTensor(local, spec, copied=copied, global_strides=global_strides)
+
     # -- layout -------------------------------------------------------------------------------------------------
 
     # these four are asked for so often that the way through the table would show
@@ -267,18 +219,6 @@ class ShardTensor(Tensor):
         """
         self.refresh()
         return layouts.with_gradient(self.local, self.spec, grad_placements)
-
-    def refresh(self) -> None:
-        """Copy again, where this is a copy of what was written to since. Collective then, where the copy was."""
-        if self.copied is not None:
-            self.copied.refresh()
-
-    def held_halo(self) -> Tensor | None:
-        """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
-        padded = self.padded
-        if padded is None or self.local.requires_grad or version_of(padded) != self.padded_version:
-            return None
-        return padded
 
     @checked_keywords
     def local_with_halo(
@@ -456,11 +396,15 @@ class ShardTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: TorchFunction,
+        types: Types,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
             return NotImplemented
-        return dispatch(ShardTensor, func, types, args, kwargs or {})
+        return dispatch(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -1,6 +1,6 @@
 """ShardTensors that are copies where torch gives views: what is written to one shows in the other, or is refused.
 
-Tensors here are ShardTensors; ``_copied`` says of what each is a copy.
+``copied`` says what a ShardTensor is a copy of.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import unsupported
+from scidata.shard.base import ShardBase
+from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
@@ -37,7 +38,7 @@ class Copy:
     __slots__ = ("base", "follows_graph", "local", "may_be_base", "put", "seen", "take")
 
     def __init__(
-        self, base: Any, local: Tensor, take: Callable[[], Tensor], put: Callable[[], object] | None = None
+        self, base: ShardBase, local: Tensor, take: Callable[[], Tensor], put: Callable[[], object] | None = None
     ) -> None:
         self.base, self.local, self.take, self.put = base, local, take, put
         self.seen, self.follows_graph = _version(base), True
@@ -82,7 +83,7 @@ class Copy:
         self.seen = _version(self.base)
 
 
-def refuse_no_gradient(x: Any) -> None:
+def refuse_no_gradient(x: ShardBase) -> None:
     """Raise where the gradient of a tensor that this may be in one process was retained."""
     copied = x.copied
     if isinstance(copied, Copy) and copied.may_be_base and copied.base.local.grad is not None:
@@ -115,13 +116,13 @@ class Whole:
         """Do nothing: it is no copy."""
 
 
-def _version(x: Any) -> tuple[int, int]:
+def _version(x: ShardBase) -> tuple[int, int]:
     """Return a number that differs after each write; ranks compare their own, and come to the same."""
     count = version_of(x.local)
     return count, _writes[0] if count < 0 else 0
 
 
-def written(target: Any) -> None:
+def written(target: ShardBase) -> None:
     """Say that the own part was written to: ghosts are old now; what is a copy goes back to the original."""
     _writes[0] += 1
     target.padded = None
@@ -129,30 +130,32 @@ def written(target: Any) -> None:
         target.copied.put_back()
 
 
-def _repeats(x: Any) -> bool:
+def _repeats(x: Tensor) -> bool:
     """Whether several elements are one in memory, as after expand()."""
-    return _any_repeated(x.shape, getattr(x, "global_strides", None) or ())
+    return isinstance(x, ShardBase) and _any_repeated(x.shape, x.global_strides or ())
 
 
 def _any_repeated(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return any(n > 1 and not step for n, step in zip(shape, strides, strict=False))
 
 
-def refuse_repeated(func: Any, x: Any, index: tuple[Any, ...]) -> None:
+def refuse_repeated(func: TorchFunction, x: ShardBase, index: tuple[Any, ...]) -> None:
     """Raise where several elements of a part, by slices and rows, are one in memory: torch raises for most writes."""
-    if _repeats(x):
+    if _repeats(x) and x.global_strides is not None:
         part = torch.empty_strided(x.shape, x.global_strides, device="meta")[index]
         if _any_repeated(part.shape, part.stride()):
             raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
 
 
-def refuse_write_to_copy(func: Any, x: Any) -> None:
+def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
     """Raise where ``x`` is a copy that would have been a view in torch, but for one that can be put back.
 
     Also where several of its elements are one in memory: torch raises on ranks whose parts have any.
     """
-    copied = getattr(x, "copied", None)  # plain tensors are what they are
-    counts = {x.spec.global_size.numel()} if copied is not None else set()
+    if not isinstance(x, ShardBase):
+        return
+    copied = x.copied
+    counts = {x.spec.global_size.numel()}
     while isinstance(copied, Copy):
         if copied.put is None:
             reason = "a copy where torch would have made a view, so writing to it would not reach the original"
@@ -162,22 +165,24 @@ def refuse_write_to_copy(func: Any, x: Any) -> None:
         counts.add(base.spec.global_size.numel())
         if _repeats(base):
             raise unsupported(func, "several elements of the original are one in memory", x.spec, remedy="clone() it")
-    if copied is not None and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
+    if isinstance(copied, Whole) and (counts != {copied.count} or func.__name__.startswith(_PARTLY)):
         reason = "it writes to a part of a gradient, of which several elements may be one in memory"
         raise unsupported(func, reason, x.spec, remedy="clone() the gradient")
     if _repeats(x):
         raise unsupported(func, _REPEATED, x.spec, remedy="clone() it")
-    copied = getattr(x, "copied", None)
+    copied = x.copied
     while isinstance(copied, Copy) and x.local.requires_grad and torch.is_grad_enabled():
         x, copied = copied.base, copied.base.copied
         if is_of_leaf(x.local):  # torch's own error would come when the copy has changed
             raise RuntimeError(f"{func.__name__}: a view of a leaf that requires grad is written to in place")
 
 
-def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, make: Callable[..., Any]) -> Any:
+def call_on_copies(
+    func: TorchFunction, copies: Sequence[ShardBase], args: tuple[Any, ...], kwargs: dict[str, object]
+) -> object:
     """Call a function on the plain values of replicated copies; put back those that it writes to.
 
-    What shares memory with a copy is one, too: ``make`` is ShardTensor.
+    A result that shares memory with a copy is a copy, too.
     """
     name = func.__name__
     by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
@@ -198,7 +203,7 @@ def call_on_copies(func: Any, copies: Sequence[Any], args: Any, kwargs: Any, mak
         refuse_write_to_copy(func, x)
     for x in changed:
         written(x)
-    return tree_map_only(Tensor, lambda x: _as_copy(x, copies, make), result)
+    return tree_map_only(Tensor, lambda x: _as_copy(x, copies), result)
 
 
 def _is_there(target: Tensor, index: Any, value: Any) -> bool:
@@ -210,9 +215,8 @@ def _is_there(target: Tensor, index: Any, value: Any) -> bool:
     return shares_memory(part, value) and same
 
 
-def _as_copy(result: Tensor, copies: Sequence[Any], make: Callable[..., Any]) -> Any:
+def _as_copy(result: Tensor, copies: Sequence[ShardBase]) -> Tensor:
     for x in copies:
         if shares_memory(result, x.local):
-            nothing = [None] * len(x.spec.axes)
-            return make(result, x.spec.derive(result.shape, nothing, nothing), copied=x.copied)
+            return x.like(result, x.spec.replicated(result.shape), copied=x.copied)
     return result

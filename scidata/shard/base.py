@@ -1,0 +1,127 @@
+"""What a ShardTensor holds, below the class that users see: the interface that operations read.
+
+:class:`scidata.ShardTensor` adds how it is made and what it does. Modules that it is built upon take a ``ShardBase``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, Self
+
+from torch import Tensor
+from torch.autograd import Function
+
+from scidata.device_mesh.board import begin
+from scidata.errors import ShardLayoutError
+from scidata.shard.op_table import HANDLERS, TRANSFORMS
+from scidata.shard.spec import HaloDim, ShardSpec, Strides
+from scidata.shard.torch_internals import forbid_address, make_wrapper, version_of, watch_functions, watch_transforms
+
+_watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
+
+
+class ViewState(Protocol):
+    """What is known of a tensor that may share memory with others in one process: see :mod:`scidata.shard.views`."""
+
+    def refresh(self) -> None:
+        """Bring the tensor up to date with its original. Collective where that was written to since."""
+
+    def will_require_grad(self) -> bool:
+        """Whether the tensor will require grad once it is refreshed."""
+
+    def detached(self) -> ViewState:
+        """Return the same without a graph."""
+
+    def put_back(self) -> None:
+        """Write to the original what was written to the tensor."""
+
+
+class ShardBase(Tensor):
+    """A part, its layout, and what is known besides.
+
+    Plain attributes, since each operation reads them. Only functions that write to tensors set them.
+
+    Attributes
+    ----------
+    local
+        This rank's part.
+    spec
+        The layout.
+    halo
+        The halo that was asked for, by tensor dim; empty where none was.
+    padded
+        The part with its halo, where that is held: :meth:`held_halo` says whether it is good.
+    padded_version
+        The version of ``padded`` in which its ghosts were good.
+    copied
+        Set where the tensor is a copy for which torch would have a view.
+    global_strides
+        Strides of the whole tensor in one process. None: row-major; ``UNKNOWN`` of :mod:`scidata.shard.memory`: nobody
+        knows.
+    """
+
+    __slots__ = ("copied", "global_strides", "halo", "local", "padded", "padded_version", "spec")
+
+    local: Tensor
+    spec: ShardSpec
+    halo: Mapping[int, HaloDim]
+    padded: Tensor | None
+    padded_version: int
+    copied: ViewState | None
+    global_strides: Strides | None
+
+    @staticmethod
+    def __new__(
+        cls,
+        local: Tensor,
+        spec: ShardSpec,
+        *,
+        padded: Tensor | None = None,
+        halo: Mapping[int, HaloDim] | None = None,
+        copied: ViewState | None = None,
+        global_strides: Strides | None = None,
+    ) -> Self:
+        """Wrap without checks beyond the local shape; handlers of the op table call this."""
+        if not _watched:
+            _watched.append(ShardBase)
+            begin()
+            watch_functions(ShardBase, lambda cls, args, kwargs: HANDLERS[Function](cls, (), args, kwargs))
+            watch_transforms(ShardBase, TRANSFORMS)
+        if local.shape != spec.local_shape:
+            raise ShardLayoutError(
+                f"the local part has shape {tuple(local.shape)}, but the layout gives this rank "
+                f"{spec.local_shape} ({spec})"
+            )
+        self: Self = make_wrapper(cls, spec.global_shape, dtype=local.dtype, device=local.device, requires_grad=False)
+        forbid_address(self)
+        self.local = local
+        self.spec = spec
+        self.padded = padded
+        self.padded_version = 0 if padded is None else version_of(padded)
+        self.halo = halo or {}
+        self.copied = copied
+        self.global_strides = global_strides
+        return self
+
+    def like(
+        self,
+        local: Tensor,
+        spec: ShardSpec,
+        *,
+        copied: ViewState | None = None,
+        global_strides: Strides | None = None,
+    ) -> ShardBase:
+        """Return a ShardTensor, for modules that do not know that class."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Copy again, where this is a copy of what was written to since. Collective then, where the copy was."""
+        if self.copied is not None:
+            self.copied.refresh()
+
+    def held_halo(self) -> Tensor | None:
+        """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
+        padded = self.padded
+        if padded is None or self.local.requires_grad or version_of(padded) != self.padded_version:
+            return None
+        return padded

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.torch_internals import unpatched
 
@@ -72,7 +71,6 @@ _REMEDY = (
 )
 
 
-@checked_keywords
 def register_op(
     *functions: object, keeps_replicated: bool = False, any_order: bool = False
 ) -> Callable[[_Handler], _Handler]:
@@ -132,21 +130,30 @@ def register_op(
     return add
 
 
-def find(names: str | Iterable[str], *, namespaces: tuple[object, ...] = _NAMESPACES) -> list[TorchFunction]:
+def find(
+    names: str | Iterable[str], *, namespaces: tuple[object, ...] = _NAMESPACES, optional: bool = False
+) -> list[TorchFunction]:
     """Return the functions and methods called any of ``names`` in torch's public namespaces, each once.
+
+    One Python call, whatever the number of names: an import of scidata makes it for all of the table.
 
     Raises
     ------
     LookupError
-        A name that none of them has.
+        A name that none of them has, unless ``optional``.
     """
     found: dict[TorchFunction, None] = {}
     for name in names.split() if isinstance(names, str) else names:
-        spaces = (torch.Tensor,) if name.startswith("__") else namespaces
-        here = [unpatched(space, name) for space in spaces if callable(getattr(space, name, None))]
-        if not here:
+        is_missing = not optional
+        for space in (torch.Tensor,) if name.startswith("__") else namespaces:
+            function = getattr(space, name, None)
+            if callable(function):
+                owner = getattr(function, "__module__", None) or "torch"
+                is_patched = space is torch and owner.split(".")[0] != "torch"
+                found[unpatched(name) if is_patched else function] = None
+                is_missing = False
+        if is_missing:
             raise LookupError(f"torch has no function {name!r}")
-        found.update(dict.fromkeys(here))
     return list(found)
 
 

@@ -128,16 +128,13 @@ def of_lists(name: str) -> Any:
     return getattr(torch._VF, name)
 
 
-def unpatched(namespace: Any, name: str) -> Any:
-    """Return torch's own function, under which calls arrive, where PyTorch Geometric was imported first.
+def unpatched(name: str) -> Callable[..., Tensor]:
+    """Return torch's own function, under which calls arrive, where another package put one in its place.
 
-    It puts functions of its own, which call torch's, in the place of ``torch.select`` and ``torch.index_select``, and
-    keeps those nowhere public.
+    PyTorch Geometric does so with ``torch.select`` and ``torch.index_select``. It keeps torch's nowhere public.
     """
-    function = getattr(namespace, name)
-    if namespace is torch and (getattr(function, "__module__", None) or "torch").split(".")[0] != "torch":
-        return getattr(torch._C._VariableFunctions, name)
-    return function
+    own: Callable[..., Tensor] = getattr(torch._C._VariableFunctions, name)
+    return own
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import window
@@ -57,10 +56,7 @@ ELEMENTWISE.update(find(_BINARY))
 
 def _in_place_of(names: str) -> list[Any]:
     """Return the in-place forms of the named functions, where torch has them."""
-    spaces = (torch, Tensor, F)
-    return find(
-        n + "_" for n in names.split() if not n.startswith("__") and any(hasattr(space, n + "_") for space in spaces)
-    )
+    return find([n + "_" for n in names.split() if not n.startswith("__")], optional=True)
 
 
 @register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY), any_order=True)

@@ -85,6 +85,7 @@ def test_two_ranks_go_on_sending_when_another_has_ended() -> None:
     assert [process.returncode for process in ranks] == [0, 0, 0], said
 
 
+@pytest.mark.slow_for("2-raise", "2-sys.exit(1)")
 @pytest.mark.parametrize(("bad", "then"), [(0, "raise"), (2, "raise"), (2, "sys.exit(1)")])
 def test_the_others_say_why(bad, then):
     codes, said, seconds = run(bad, then)

@@ -107,6 +107,7 @@ def used():
     return set()
 
 
+@pytest.mark.slow_for("4-False", "2-False", "4-True")
 @pytest.mark.parametrize(("num_ranks", "grid"), [(1, False), (2, False), (3, False), (4, False), (4, True)])
 def test_every_case(num_ranks, grid, used):
     used |= run_ranks(check_cases, num_ranks, grid, timeout=300)[0]

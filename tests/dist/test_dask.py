@@ -280,6 +280,7 @@ class TestWork:
         assert found == {i: i**2 for i in range(3000)}
         assert sum(shares) == pytest.approx(3000)
 
+    @pytest.mark.slow
     def test_a_piece_that_kills_workers(self) -> None:
         """The message names the piece and no other of its batch, nor one that was in line behind it."""
         found: dict[int, int] = {}

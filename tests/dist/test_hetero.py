@@ -257,6 +257,7 @@ def check_refused(data, local, maps, device_mesh, rank, num_ranks):
         index.exchange  # noqa: B018
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_as_in_one_process(num_ranks):
     run_ranks(check, num_ranks, timeout=240)

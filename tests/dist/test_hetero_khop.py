@@ -219,6 +219,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "store")
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_loss_and_gradients_of_one_process(store: str, num_ranks: int) -> None:
     run_ranks(without_exchange, num_ranks, store, timeout=150)

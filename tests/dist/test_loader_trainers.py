@@ -158,6 +158,7 @@ def loader_order(loader: Any) -> list[int]:
     return loader.sampler.order().tolist()
 
 
+@pytest.mark.slow_for("1")
 @pytest.mark.parametrize("dp", [1, 2])
 def test_lightning(store: str, dp: int) -> None:
     pytest.importorskip("lightning")

@@ -171,6 +171,7 @@ def _run(name, function, inputs, specs):
         raise AssertionError(name) from error
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks):
     run_ranks(check, num_ranks, timeout=240)

@@ -138,6 +138,7 @@ def persistence(
     return found | {f"mean {name}": x.numpy() for name, x in cosine.compute().items()}
 
 
+@pytest.mark.slow_for("True")
 @pytest.mark.parametrize("packed", [False, True])
 def test_data_sets(tmp_path: Path, packed: bool) -> None:
     path = str(tmp_path / "era5.nc")

@@ -162,6 +162,7 @@ def check_images(rank, num_ranks):
 RANKS = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 
 
+@pytest.mark.slow_for("4")
 @RANKS
 def test_images(num_ranks):
     run_ranks(check_images, num_ranks)

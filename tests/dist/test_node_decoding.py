@@ -193,6 +193,7 @@ def decoded_of_each(rank, num_ranks, folder, shuffle, values):
     return found
 
 
+@pytest.mark.slow_for("False-2", "blocks-2")
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("shuffle", [False, "blocks"])
 def test_each_codec_and_layout_is_decoded_once(tmp_path, num_ranks, shuffle):

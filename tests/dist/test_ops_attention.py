@@ -156,6 +156,7 @@ def check_ways(rank, num_ranks):
                     assert_like_one_process(lambda *x: ATTENTION(*x, enable_gqa=True), shared, specs)
 
 
+@pytest.mark.slow_for("4")
 @RANKS
 def test_three_ways_one_result(num_ranks):
     run_ranks(check_ways, num_ranks)

@@ -127,6 +127,7 @@ def test_two_axes():
     run_ranks(check_two_axes, 4)
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks):
     run_ranks(check, num_ranks)

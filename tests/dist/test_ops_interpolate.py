@@ -59,6 +59,7 @@ def check_interpolation(rank, num_ranks):
     check_cases(CASES, num_ranks)
 
 
+@pytest.mark.slow_for("4")
 @RANKS
 def test_interpolation(num_ranks):
     run_ranks(check_interpolation, num_ranks)

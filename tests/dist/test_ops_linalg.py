@@ -135,6 +135,7 @@ def check_any_dims(rank, num_ranks, grid):
                     raise AssertionError(f"{function} at {[str(s) for s in specs]}") from error
 
 
+@pytest.mark.slow_for("4-True")
 @pytest.mark.parametrize(("num_ranks", "grid"), [(2, False), (3, False), (4, True)])
 def test_any_dims_of_any_operand(num_ranks, grid):
     run_ranks(check_any_dims, num_ranks, grid)

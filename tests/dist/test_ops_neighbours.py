@@ -81,6 +81,7 @@ def check_operators(rank, num_ranks):
                 raise AssertionError(f"case {i} at {specs}") from error
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks):
     run_ranks(check_operators, num_ranks, timeout=200)

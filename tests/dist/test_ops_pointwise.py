@@ -100,6 +100,7 @@ def check_table(rank, num_ranks):
                 raise AssertionError(f"{name} ({function}) at {sizes}") from error
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_every_unary_and_binary_name(num_ranks):
     run_ranks(check_table, num_ranks)

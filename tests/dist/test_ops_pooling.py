@@ -89,6 +89,7 @@ def check_pools(rank, num_ranks):
     check_cases(CASES, num_ranks)
 
 
+@pytest.mark.slow_for("4")
 @RANKS
 def test_pools(num_ranks):
     run_ranks(check_pools, num_ranks)

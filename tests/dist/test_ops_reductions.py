@@ -83,6 +83,7 @@ def check_reductions(rank, num_ranks, layouts):
                 raise AssertionError(f"reduction {i} {function.__defaults__} {sizes}") from error
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_every_reduction_and_its_gradient(num_ranks):
     run_ranks(check_reductions, num_ranks, LAYOUTS[num_ranks][-2:])

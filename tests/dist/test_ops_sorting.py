@@ -185,11 +185,13 @@ def check_of_values(rank, num_ranks, grid):
                     raise AssertionError(f"{name} at {spec}") from error
 
 
+@pytest.mark.slow_for("4-True", "2-False")
 @pytest.mark.parametrize(("num_ranks", "grid"), [(1, False), (2, False), (3, False), (4, True)])
 def test_of_values(num_ranks, grid):
     run_ranks(check_of_values, num_ranks, grid, timeout=200)
 
 
+@pytest.mark.slow_for("4-True", "2-False")
 @pytest.mark.parametrize(("num_ranks", "grid"), [(1, False), (2, False), (3, False), (4, True)])
 def test_along_a_dim(num_ranks, grid):
     run_ranks(check_along, num_ranks, grid, timeout=200)

@@ -197,6 +197,7 @@ def compiles(rank, num_ranks, strategy):
     return counter.frame_count
 
 
+@pytest.mark.slow_for("fsdp")
 @by_strategy
 def test_a_compiled_model_gives_the_same(strategy):
     frames = run_ranks(compiles, 4, strategy)
@@ -237,6 +238,7 @@ def loads_and_trains(rank, num_ranks, strategy, folder):
     assert_equal_models(model, train_alone(Model(), 5, 2)[0], 1e-11)
 
 
+@pytest.mark.slow_for("fsdp-ddp")
 @pytest.mark.parametrize(("saved", "loaded"), [("fsdp", "ddp"), ("ddp", "fsdp")])  # of either, into either
 def test_checkpoints_resume_on_other_numbers_of_ranks(saved, loaded, tmp_path):
     folder = str(tmp_path / "checkpoint")

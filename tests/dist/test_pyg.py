@@ -344,6 +344,7 @@ def check_everything(rank, num_ranks):
         check_data(rank, num_ranks)
 
 
+@pytest.mark.slow_for("4", "2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_stock_layers_give_what_one_process_gives(num_ranks):
     run_ranks(check_everything, num_ranks, timeout=300)

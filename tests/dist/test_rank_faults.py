@@ -17,6 +17,17 @@ def data(tmp_path_factory: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow_for(
+    "kill-collective-2-1",
+    "exit 0-collective-3-1",
+    "exit 3-next-2-0",
+    "stop-compute-2-0",
+    "stop-next-3-1",
+    "transform-shard op-2-1",
+    "kill-handle-2-1",
+    "kill-shard op-2-0",
+    "raise-collective-3-0",
+)
 @pytest.mark.parametrize(
     ("fault", "place", "num_ranks", "victim"),
     [

@@ -123,6 +123,7 @@ def check(rank, num_ranks, names):
                 raise AssertionError(f"{name} at {spec}") from error
 
 
+@pytest.mark.slow_for("3-2", "3-3", "2-0", "2-1", "2-2", "2-3")
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_like_one_process(num_ranks, part):

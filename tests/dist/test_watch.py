@@ -320,6 +320,7 @@ def started_by_hand(path: Path, script: str) -> list[tuple[int, str]]:
     return [(process.returncode, error) for process, error in zip(ranks, errors, strict=True)]
 
 
+@pytest.mark.slow_for("error-1-False", "kill-0-False", "kill-1-True", "kill-0-True")
 @pytest.mark.parametrize("in_a_collective", [False, True])
 @pytest.mark.parametrize(("how", "victim"), [("error", 1), ("kill", 0), ("kill", 1)])
 def test_scripts_hear_of_each_other(tmp_path: Path, how: str, victim: int, in_a_collective: bool) -> None:

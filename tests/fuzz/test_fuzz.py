@@ -37,12 +37,14 @@ def test_damaged_files_of_every_format():
     assert "store" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_case_is_the_same_each_time():
     first, second = (_run("--case", "netcdf3:3", "netcdf3:4").stdout for _ in range(2))
     assert first.count("netcdf3/") == 2
     assert first == second
 
 
+@pytest.mark.slow
 def test_planted_faults_are_noticed():
     done = _run("--planted")
     assert done.returncode == 0, done.stderr[-2000:]

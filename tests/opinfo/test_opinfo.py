@@ -24,6 +24,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow_for("12")
 @pytest.mark.parametrize(("one_in", "least"), [(30, 300), (12, 680)], ids=[30, 12])
 def test_nothing_is_wrong(tmp_path, one_in, least):
     names = [*dict.fromkeys([*FAULTY, *list(operations())[::one_in]])]

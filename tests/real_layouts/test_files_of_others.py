@@ -37,6 +37,7 @@ class _OldPickler(pickle._Pickler):
         return self.save_reduce(copyreg.__newobj__, (type(obj),), obj.to_dict(), obj=obj)
 
 
+@pytest.mark.slow_for("True")
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_graphs_of_pytorch_geometric_before_2(tmp_path, is_zip):
     data = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(3, 2), edge_index=torch.ones(2, 4).long())
@@ -101,6 +102,7 @@ def test_damaged_files_of_numpy_are_refused(tmp_path):
 # -- PyTorch Geometric ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("pyg_list")
 @pytest.mark.parametrize("function", [make.pyg_data, make.pyg_list, make.pyg_processed])
 def test_graphs_of_pytorch_geometric(tmp_path, function):
     path, out = str(tmp_path / "data.pt"), str(tmp_path / "out")

@@ -15,6 +15,7 @@ from scidata.data import options
 from scidata.testing import make_grid
 
 
+@pytest.mark.slow_for("netcdf4")
 @pytest.mark.parametrize("fmt", ["zarr3", "netcdf4"])
 def test_a_grid_loads_no_mesh_format_and_no_store_writer(tmp_path: Path, fmt: str) -> None:
     make_grid(tmp_path / "grid", format=fmt, num_times=2)

@@ -133,6 +133,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("prefetch", [2, 4])
 def test_peak_memory_and_no_growth(stored: str, prefetch: int) -> None:
     """(prefetch + 1) shards, and what a few readers need; the same after 500 steps as after 50."""

@@ -145,6 +145,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow_for("process-begun")
 @pytest.mark.parametrize(
     ("workers", "when"),
     [("thread", "running"), ("process", "running"), ("process", "importing"), ("process", "begun")],

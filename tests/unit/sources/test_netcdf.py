@@ -503,6 +503,7 @@ def read_as_c(path):
             for n, v in values.items()}  # fmt: skip
 
 
+@pytest.mark.slow_for("5-2", "2-2")
 @pytest.mark.parametrize(("version", "records"), [(1, 1), (2, 2), (5, 2)])
 def test_a_flipped_bit_of_the_header_is_refused_where_c_refuses_it(tmp_path, version, records):
     """Each bit in turn: what netCDF's C library refuses is refused, or read as the whole file is; else both agree."""

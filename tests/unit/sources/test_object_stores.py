@@ -466,6 +466,7 @@ class Crowd(Handler):
             self.refuse(503)
 
 
+@pytest.mark.slow_for("fsspec")
 def test_as_many_requests_as_a_server_bears(engine, monkeypatch, caplog):
     monkeypatch.setattr(retry, "RETRY", retry.Retry(first_wait=0.05))
     monkeypatch.setattr(load, "_ONE_CUT", 0.1)

@@ -322,6 +322,7 @@ def places_of(size: int) -> list[int]:
     return sorted({0, 1, *range(size - 8, size), *range(0, size, max(1, size // 10))})
 
 
+@pytest.mark.slow_for("added", "removed")
 @pytest.mark.parametrize("how", ["flipped", "added", "removed"])
 def test_every_byte_is_verified(tmp_path: Path, how: str) -> None:
     with h5py.File(tmp_path / "cloud.h5", "w") as file:

@@ -108,30 +108,19 @@ def plan(
     parse.check_choice("--kind", kind, parse.KINDS)
     if overwrite and plot is None:
         raise parse.usage_error("--overwrite", "is for the picture of --plot; leave it out.")
-    common = {"weights": weights, **parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)}
+    if kind in ("mesh", "graph") and not names_store(path):
+        raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
+    options = parse.read_options(
+        axis_sizes, of_store=names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds, align=align,
+        weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps, dtype=dtype,
+        ghosts=ghosts, kind=kind, num_threads=1,
+    )  # fmt: skip
     output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
     if names_store(path):
-        from scidata.cli.stores import run_plan as plan_store
-
-        own = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "kind": kind}
-        refused = {"--shard": bool(shard), "--align": bool(align), "--periodic": bool(periodic), "--sel": bool(sel)}
-        numbered = parse.parse_sample_dim(sample_dim)
-        plan_store(path, axis_sizes, common | own | {"sample_dim": numbered}, refused, output)
-        return
-    if kind in ("mesh", "graph"):
-        raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
-    if ghosts is not None:
-        raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
-    cut = parse.parse_cut(
-        axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
-    )
-    from scidata.cli.grids import run_plan as plan_grid
-
-    options = common | cut | {"sample_dim": parse.parse_sample_dim(sample_dim), "num_threads": 1}
-    if sel:
-        options["sel"] = parse.parse_sel(sel)
-    only_grids = (shard, align, periodic, isel, sel, steps, sample_dim)
-    plan_grid(path, options, output, kind=kind, like_grid=any(given is not None for given in only_grids))
+        from scidata.cli.stores import run_plan
+    else:
+        from scidata.cli.grids import run_plan
+    run_plan(path, axis_sizes, options, output)
 
 
 @app.command()
@@ -220,29 +209,14 @@ def stage(
     from scidata.cli.stores import names_store
 
     axis_sizes = parse.parse_domain(domain)
-    if names_store(path):
-        cut = {"halo": halo or (), "ghosts": ghosts, "bounds": bounds or (), "weights": weights}
-        numbered = parse.parse_sample_dim(sample_dim)
-        selection = parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
-        refused = {
-            "--shard": shard, "--align": align, "--periodic": periodic, "--sel": sel, "--allow-missing": allow_missing
-        }  # fmt: skip
-        run_stage_store(
-            path, cache, axis_sizes, cut | selection | {"sample_dim": numbered},
-            {name: bool(given) for name, given in refused.items()}, ranks=rank or (),
-            cache_bytes=parse.parse_bytes(cache_bytes, "--cache-bytes"), jobs=jobs, as_json=as_json,
-        )  # fmt: skip
-        return
-    if ghosts is not None:
-        raise parse.usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
-    options = parse.parse_cut(
-        axis_sizes, shard=shard, halo=halo, bounds=bounds, align=align, periodic=periodic, weights=weights
-    )
-    options |= parse.parse_selection(fields=fields, dtype=dtype, steps=steps, isel=isel)
-    options |= {"sample_dim": parse.parse_sample_dim(sample_dim), "allow_missing": allow_missing}
-    options["sel"] = parse.parse_sel(sel or ())
-    limit = parse.parse_bytes(cache_bytes, "--cache-bytes")
-    run_stage(path, cache, options, ranks=rank or (), cache_bytes=limit, jobs=jobs, as_json=as_json)
+    options = parse.read_options(
+        axis_sizes, of_store=names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds, align=align,
+        weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps, dtype=dtype,
+        ghosts=ghosts, allow_missing=allow_missing, cache_dir=cache,
+        cache_disk_bytes=parse.parse_bytes(cache_bytes, "--cache-bytes"),
+    )  # fmt: skip
+    run = run_stage_store if names_store(path) else run_stage
+    run(path, axis_sizes, options, ranks=rank or (), jobs=jobs, as_json=as_json)
 
 
 @app.command()

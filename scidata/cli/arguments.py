@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from scidata.errors import near_matches, visible
+
+if TYPE_CHECKING:
+    from scidata.core.options import ReadOptions
 
 T = TypeVar("T")
 
@@ -160,33 +163,57 @@ def parse_align(values: Sequence[str], option: str = "--align") -> Any:
     return _by_dim(option, values, accepted, unit, default=1)
 
 
-def parse_cut(axis_sizes: dict[str, int], *, weights: str | None, **values: Sequence[str] | None) -> dict[str, Any]:
-    """Return how a grid is cut, as readers take it, from the texts of ``--shard`` and its like."""
-    texts = {name: value or () for name, value in values.items()}
-    bounds = parse_bounds(texts["bounds"])
-    if weights is not None and bounds != "even":
+def read_options(
+    axis_sizes: dict[str, int],
+    *,
+    of_store: bool,
+    shard: Sequence[str] | None,
+    halo: Sequence[str] | None,
+    periodic: Sequence[str] | None,
+    bounds: Sequence[str] | None,
+    align: Sequence[str] | None,
+    weights: str | None,
+    fields: Sequence[str] | None,
+    isel: Sequence[str] | None,
+    sel: Sequence[str] | None,
+    sample_dim: str | None,
+    steps: Sequence[str] | None,
+    dtype: str | None,
+    ghosts: str | None,
+    **more: Any,
+) -> ReadOptions:
+    """Return what is read and how it is cut, from the texts of the options that ``plan`` and ``stage`` share.
+
+    Parameters
+    ----------
+    of_store
+        Whether a partitioned store is read, whose halo and bounds are given otherwise than those of grids.
+    more
+        Options that need no parsing.
+    """
+    from scidata.core.options import ReadOptions
+
+    cut = (parse_rows if of_store else parse_bounds)(bounds or ())
+    if weights is not None and cut != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
-    return {
-        "axis_sizes": axis_sizes,
-        "shard": parse_shard(texts["shard"], axis_sizes),
-        "halo": parse_halo(texts["halo"]),
-        "bounds": bounds,
-        "align": parse_align(texts["align"]),
-        "periodic": parse_names(texts["periodic"]),
-        "weights": weights,
-    }
-
-
-def parse_selection(
-    *, fields: Sequence[str] | None, dtype: str | None, steps: Sequence[str] | None, isel: Sequence[str] | None
-) -> dict[str, Any]:
-    """Return what of each sample is read, as readers take it."""
-    return {
-        "fields": parse_fields(fields),
-        "dtype": parse_dtype(dtype),
-        "steps": parse_steps(steps or ()),
-        "isel": parse_isel(isel or ()),
-    }
+    if of_store:
+        check_choice("--ghosts", ghosts, ("disk", "exchange"))
+    return ReadOptions(
+        shard=parse_shard(shard or (), axis_sizes),
+        halo=(parse_width if of_store else parse_halo)(halo or ()),
+        periodic=parse_names(periodic or ()),
+        bounds=cut,
+        align=parse_align(align or ()),
+        weights=weights,
+        fields=parse_fields(fields),
+        isel=parse_isel(isel or ()),
+        sel=parse_sel(sel or ()),
+        sample_dim=parse_sample_dim(sample_dim),
+        steps=parse_steps(steps or ()),
+        dtype=parse_dtype(dtype),
+        ghosts=ghosts,
+        **more,
+    )
 
 
 def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int, Any]:

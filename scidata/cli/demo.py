@@ -20,6 +20,7 @@ from scidata.cli.commands.plan_grid import DomainPlan, describe, plan_domain
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
 from scidata.cli.tables import print_plan
+from scidata.core.options import ReadOptions
 from scidata.errors import LauncherError, OutputError
 from scidata.grids.reader import GridReader
 
@@ -77,7 +78,8 @@ def _size(folder: str) -> int:
 
 
 def _plan(path: str, ranks: int) -> tuple[DomainPlan, dict[str, Any]]:
-    reader = GridReader(path, axis_sizes={"domain": ranks}, **READ, **SPLIT, dtype="float64", num_threads=1)
+    options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
+    reader = GridReader(path, options, axis_sizes={"domain": ranks})
     plan = plan_domain(reader)
     return plan, describe(plan, path=path, dp=None) | {"suggestions": []}
 

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from scidata.cli.commands.plan_grid import describe, plan_domain, suggestions
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.tables import print_plan
+from scidata.core.options import ReadOptions
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
 
 
-def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput, *, kind: str | None, like_grid: bool) -> None:
-    """Plan a sample of a grid for every rank of a domain and print it.
-
-    Parameters
-    ----------
-    options
-        As :class:`~scidata.grids.reader.GridReader` takes them.
-    kind
-        None looks at the file.
-    like_grid
-        Whether options that only grids have are given: what could be a cloud then is a grid.
-    """
-    found_kind, _ = kind_of_raw(path, kind, False, like_grid=like_grid)
+def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput) -> None:
+    """Plan a sample of a grid for every rank of a domain and print it; ``axis_sizes`` are the domain's ranks."""
+    found_kind, _ = kind_of_raw(path, options)
     if found_kind == "points":
         from scidata.cli.points import run_plan as plan_points
 
-        plan_points(path, options, output)
+        plan_points(path, axis_sizes, options, output)
         return
     output.check_picture()
-
-    def remake(**changed: Any) -> GridReader:
-        return GridReader(path, **(dict(options) | changed))
-
-    reader = remake()
+    reader = GridReader(path, options, axis_sizes=axis_sizes)
     output.check_sample(reader.num_samples)
     with progress("planning", reader.partition.num_parts * len(reader.fields)) as tick:
         found = plan_domain(reader, output.sample, tick=tick)
-        about = describe(found, path=path, dp=output.dp) | {"suggestions": suggestions(found, remake, options)}
+        about = describe(found, path=path, dp=output.dp) | {"suggestions": suggestions(found)}
     if output.plot is not None:
         from scidata.cli.commands.plot_grid import draw_reader
 

@@ -13,28 +13,16 @@ from scidata.cli.commands.plan_store import StorePlan
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.stores import print_store_plan
+from scidata.core.options import ReadOptions
 from scidata.plan.totals import FIGURES
 from scidata.store.raw_points.reader import PointsReader
 
 
-def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput) -> None:
-    """Plan a sample for every rank of a domain and print it.
-
-    Parameters
-    ----------
-    options
-        As :class:`~scidata.grids.reader.GridReader` takes them; those that only grids have are at their defaults.
-    """
-    if options["halo"]:
-        raise usage_error(
-            "--halo",
-            "raw points lie in the order of their file, with neighbours anywhere; put them in order once, scidata "
-            f"partition {path} OUT --kind points, and plan OUT.",
-        )
+def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput) -> None:
+    """Plan a sample for every rank of a domain and print it."""
     if output.plot is not None:
         raise usage_error("--plot", f"draws grids and stores; write one: scidata partition {path} OUT --kind points.")
-    common = {name: options[name] for name in ("fields", "dtype", "bounds", "weights", "num_threads")}
-    reader = PointsReader(path, num_parts=math.prod(options["axis_sizes"].values()), **common)
+    reader = PointsReader(path, options, num_parts=math.prod(axis_sizes.values()))
     output.check_sample(reader.num_samples)
     sums = np.zeros((len(FIGURES), reader.num_parts), np.int64)
     exact = True
@@ -55,10 +43,10 @@ def run_plan(path: str, options: Mapping[str, Any], output: PlanOutput) -> None:
         **dict(zip(FIGURES, sums, strict=True)),
         exact=exact,
     )
-    output.show(found, _described(found, weights=options["weights"], dp=output.dp), print_store_plan, [])
+    output.show(found, _described(found, weights=options.weights, dp=output.dp), print_store_plan, [])
 
 
-def _described(plan: StorePlan, *, weights: str | None, dp: int | None) -> dict[str, Any]:
+def _described(plan: StorePlan, *, weights: object, dp: int | None) -> dict[str, Any]:
     """Describe what was planned with the keys that stores have."""
     reader, index = plan.reader, plan.sample
     assert isinstance(reader, PointsReader)

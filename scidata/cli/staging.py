@@ -9,36 +9,25 @@ from typing import Any
 from scidata.cli.arguments import parse_ranks
 from scidata.cli.output import console, human_bytes, print_json
 from scidata.cli.progress import progress
-from scidata.cli.stores import staged_reader
+from scidata.cli.stores import num_parts_of
+from scidata.core.options import ReadOptions
 from scidata.core.urls import public_text
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staged, Staging
 from scidata.read.disk_cache import make_cache
+from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.staging import StagedStore, StoreStaging
 
 
 def run_stage(
-    path: str,
-    cache: str,
-    options: Mapping[str, Any],
-    *,
-    ranks: Sequence[str],
-    cache_bytes: int | None,
-    jobs: int,
-    as_json: bool,
+    path: str, axis_sizes: Mapping[str, int], options: ReadOptions, *, ranks: Sequence[str], jobs: int, as_json: bool
 ) -> None:
-    """Fill ``cache`` with the parts of some ranks, and print what was done.
-
-    Parameters
-    ----------
-    options
-        As :class:`~scidata.grids.reader.GridReader` takes them.
-    """
-    chosen = parse_ranks(ranks, math.prod(options["axis_sizes"].values()))
-    disk = make_cache(cache, cache_bytes)
-    _, first = kind_of_raw(path, None, False, like_grid=True)
-    reader = GridReader(path, **options, first=first, disk=disk)
+    """Fill the folder ``options.cache_dir`` with the parts of some ranks of a grid, and print what was done."""
+    chosen, cache = parse_ranks(ranks, math.prod(axis_sizes.values())), options.cache_dir
+    disk = make_cache(cache, options.cache_disk_bytes)
+    _, first = kind_of_raw(path, options, like_grid=True)
+    reader = GridReader(path, options, axis_sizes=axis_sizes, first=first)
     try:
         staging = Staging(reader, chosen)
         if staging.num_left:
@@ -62,27 +51,12 @@ def run_stage(
 
 
 def run_stage_store(
-    path: str,
-    cache: str,
-    domain: Mapping[str, int],
-    options: Mapping[str, Any],
-    refused: Mapping[str, bool],
-    *,
-    ranks: Sequence[str],
-    cache_bytes: int | None,
-    jobs: int,
-    as_json: bool,
+    path: str, axis_sizes: Mapping[str, int], options: ReadOptions, *, ranks: Sequence[str], jobs: int, as_json: bool
 ) -> None:
-    """Fill ``cache`` with the parts of some ranks of a partitioned store, and print what was done.
-
-    Parameters
-    ----------
-    options, refused
-        As :func:`~scidata.cli.stores.staged_reader` takes them.
-    """
-    chosen = parse_ranks(ranks, math.prod(domain.values()))
-    disk = make_cache(cache, cache_bytes)
-    reader = staged_reader(path, domain, options, refused, disk)
+    """Fill the folder ``options.cache_dir`` with the parts of some ranks of a store, and print what was done."""
+    chosen, cache = parse_ranks(ranks, math.prod(axis_sizes.values())), options.cache_dir
+    reader = StoreReader(path, options, num_parts=num_parts_of(axis_sizes))
+    disk = make_cache(cache, options.cache_disk_bytes)
     staged, names = StagedStore(), list(reader.fields)
     try:
         if reader.store.kept is not None:

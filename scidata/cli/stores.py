@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from scidata.cli.arguments import check_choice, parse_rows, parse_width, usage_error
+from scidata.cli.arguments import usage_error
 from scidata.cli.commands.plan_store import StorePlan, describe_store, plan_store
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.tables import byte_cells, print_bullets, print_notes, print_ranks, print_world, shape_text, shown_ranks
+from scidata.core.options import ReadOptions
 from scidata.meshes.hetero import rows_named
-from scidata.read.disk_cache import DiskCache
 from scidata.store.format.manifest import Number
 from scidata.store.format.places import folder_of, is_store
 from scidata.store.reading.reader import StoreReader
@@ -134,79 +135,32 @@ def _print_quality(report: PartitionedReport) -> None:
 # -- stage -------------------------------------------------------------------------------------------------------------
 
 
-def staged_reader(
-    path: str, domain: Mapping[str, int], options: Mapping[str, Any], refused: Mapping[str, bool], disk: DiskCache
-) -> StoreReader:
-    """Return a reader of a store that keeps what it reads; options as for :func:`run_plan`, but for the kind."""
-    common = _cut(path, domain, options, refused)
-    return StoreReader(path, **common, **_chosen(options), ghosts=_ghosts(common, options), disk=disk)
-
-
-def _cut(
-    path: str, domain: Mapping[str, int], options: Mapping[str, Any], refused: Mapping[str, bool]
-) -> dict[str, Any]:
-    """Return how a store is cut, as a reader takes it."""
-    for option, given in refused.items():
-        if given:
-            raise usage_error(option, f"means nothing for {path}, a partitioned store; leave it out.")
-    if len(domain) > 1:
-        split = "x".join(map(str, domain.values()))
+def num_parts_of(axis_sizes: Mapping[str, int]) -> int:
+    """Return the ranks that share a sample of a store, which has one axis."""
+    if len(axis_sizes) > 1:
+        split = "x".join(map(str, axis_sizes.values()))
         raise usage_error(
             "--domain",
             f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
-            f"space, and are cut in one: --domain {math.prod(domain.values())}.",
+            f"space, and are cut in one: --domain {math.prod(axis_sizes.values())}.",
         )
-    common = {
-        "num_parts": next(iter(domain.values())),
-        "halo": parse_width(options["halo"]),
-        "bounds": parse_rows(options["bounds"]),
-        "weights": options["weights"],
-    }
-    if common["weights"] is not None and common["bounds"] != "even":
-        raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
-    check_choice("--ghosts", options["ghosts"], ("disk", "exchange"))
-    return common
-
-
-def _ghosts(common: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return how fields of ghosts come, as open_dataset chooses."""
-    return options["ghosts"] or ("disk" if common["halo"] else "exchange")
-
-
-def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("fields", "dtype", "sample_dim", "steps", "isel")}
+    return next(iter(axis_sizes.values()))
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def run_plan(
-    path: str,
-    domain: Mapping[str, int],
-    options: Mapping[str, Any],
-    refused: Mapping[str, bool],
-    output: PlanOutput,
-) -> None:
-    """Plan a sample of a store for every rank of a domain and print it.
-
-    Parameters
-    ----------
-    options
-        ``halo``, ``bounds``, ``weights``, ``ghosts`` and ``kind`` as typed; ``fields``, ``dtype``, ``sample_dim``,
-        ``steps`` and ``isel`` as :class:`~scidata.store.reading.reader.StoreReader` takes them.
-    refused
-        Options that mean nothing for stores, and whether each was given.
-    """
-    common = _cut(path, domain, options, refused)
+def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput) -> None:
+    """Plan a sample of a store for every rank of a domain and print it."""
+    num_parts = num_parts_of(axis_sizes)
     output.check_picture()
-    reader = StoreReader(path, **common, **_chosen(options), ghosts=_ghosts(common, options), num_threads=1)
-    if options["kind"] not in (None, reader.kind):
-        raise usage_error("--kind", f"{options['kind']}: {path} is a store of kind {reader.kind}; leave it out.")
+    reader = StoreReader(path, options, num_parts=num_parts)
     output.check_sample(reader.num_samples)
-    topology = StoreReader(path, **common, fields=(), sample_dim=False, num_threads=1)
+    alone = replace(options, fields=(), sample_dim=False, steps=(0,), isel=None)
+    topology = StoreReader(path, alone, num_parts=num_parts)
     with progress("planning", reader.num_parts) as tick:
         plan = plan_store(reader, topology, output.sample, tick=tick)
-    about = describe_store(plan, weights=common["weights"], dp=output.dp)
+    about = describe_store(plan, weights=options.weights, dp=output.dp)
     notes: list[str] = []
     if output.plot is not None:
         from scidata.cli.commands.plot_store import draw_sample

@@ -103,6 +103,13 @@ def check_function(name: str, value: Any) -> None:
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
 
 
+def refuse(given: Mapping[str, bool], why: str) -> None:
+    """Refuse arguments that were given and mean nothing here."""
+    for name, present in given.items():
+        if present:
+            raise ConfigError(f"{name}: {why}; leave it out")
+
+
 def optional_module(name: str, what: str, extra: str) -> Any:
     """Import an optional package.
 

@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Unpack, overload
 
-import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
+from scidata.core.options import Halo, ReadOptions, SampleDim, Steps, Weights
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
-from scidata.data.openers import open_grid, open_points, open_store, refuse
-from scidata.data.options import Halo, HowToCut, HowToReach, Options, Steps, WhatToRead
+from scidata.data.openers import open_grid, open_points, open_store
+from scidata.data.options import Options, Wrapping, check_wrapping, numpy_dtype
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
@@ -115,14 +115,14 @@ def open_dataset(
     *,
     fields: Sequence[str] | str | None = None,
     kind: str | None = None,
-    sample_dim: str | int | Sequence[str | int] | None = None,
+    sample_dim: SampleDim = None,
     steps: Steps = (0,),
     gaps: str = "skip",
     shard: Mapping[str | int, str] | None = None,
     isel: Mapping[str, Any] | None = None,
     sel: Mapping[str, Any] | None = None,
     bounds: Any = "even",
-    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None = None,
+    weights: Weights = None,
     align: int | Mapping[str, int] = 1,
     halo: Halo = 0,
     ghosts: str | None = None,
@@ -304,16 +304,13 @@ def open_dataset(
     if is_xarray(path):
         path, fields, isel, decode = _of_xarray(lazy_of(path), fields, isel, decode)
     path = _located(path, storage_options)
-    what = WhatToRead(
-        kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, isel=isel, decode=decode, dtype=dtype,
-        transform=transform, local_transform=local_transform,
-        subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed, sel=sel, coords=coords,
-        destagger=destagger, gaps=gaps,
-    )  # fmt: skip
-    cut = HowToCut(
-        shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic, dp=dp
-    )
-    reach = HowToReach(
+    wrapping: Wrapping = {"dtype": dtype, "transform": transform, "local_transform": local_transform}
+    check_wrapping(wrapping)
+    options = ReadOptions(
+        kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, gaps=gaps, isel=isel, sel=sel, decode=decode,
+        dtype=numpy_dtype(dtype), coords=coords, destagger=destagger,
+        subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
+        shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic,
         allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
         pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
     )  # fmt: skip
@@ -321,28 +318,11 @@ def open_dataset(
         given = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
-        refuse(
-            {"pool_bytes": bool(pool_bytes)}, "means nothing for a partitioned store, whose chunks are of one sample"
-        )
-        return open_store(path, mesh, what, cut, reach)
-    refuse(
-        {"cache_bytes": cache_bytes is not None},
-        "means nothing for grids and raw points, which have no edges or cells to keep",
-    )
-    like_grid = any((cut.given_for_grids | what.chosen_samples | what.labelled).values())
-    raw, first = kind_of_raw(path, kind, allow_external, like_grid=like_grid)
+        return open_store(path, mesh, options, dp=dp, **wrapping)
+    raw, first = kind_of_raw(path, options)
     if raw == "points":
-        refuse(
-            {"pool_bytes": bool(pool_bytes), "decode": what.by_node},
-            "means nothing for points, of which each file is a sample",
-        )
-        refuse(
-            {"cache_dir": cache_dir is not None},
-            "keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "
-            "--kind points), or copy the files to a local disk as they are",
-        )
-        return open_points(path, mesh, what, cut, reach)
-    return open_grid(path, first, mesh, what, cut, reach)
+        return open_points(path, mesh, options, dp=dp, **wrapping)
+    return open_grid(path, first, mesh, options, dp=dp, **wrapping)
 
 
 def _of_xarray(

@@ -1,78 +1,56 @@
-"""Opens data of each kind, once :func:`scidata.open_dataset` knows which it is: what fits together, which reader."""
+"""Opens data of each kind, once :func:`scidata.open_dataset` knows which it is: a reader, and a data set around it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.options import ReadOptions
 from scidata.core.types import Source
-from scidata.data.options import HowToCut, HowToReach, WhatToRead
+from scidata.data.options import Wrapping
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
+    from scidata.grids.reader import GridReader
 
 # Each kind is imported where it is met: who opens a grid loads no mesh, and who opens a store no grid.
 
 
 def open_store(
-    path: str, mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
+    path: str, mesh: DeviceMesh | None, options: ReadOptions, *, dp: str, **wrapping: Unpack[Wrapping]
 ) -> IrregularDataset[Any]:
     """Open a partitioned store."""
     from scidata.data.irregular_dataset import IrregularDataset
-    from scidata.store.reading.reader import CACHE_BYTES, StoreReader
+    from scidata.store.reading.reader import StoreReader
 
-    raw = {"decode": what.decode is not True} | reach.trust
-    refuse(cut.given_for_grids | what.labelled | raw, f"means nothing for {path}, a partitioned store")
-    if not isinstance(what.sample_dim, str | int | None):
-        raise ConfigError(
-            f"sample_dim={what.sample_dim!r}: {path} is a store, whose stored samples are the trajectories; name the "
-            "dimension of steps alone"
-        )
-    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, path)
-    reader = StoreReader(
-        path, num_parts=num_parts, **_common(what, cut, reach), **what.samples, subsample=what.draw(),
-        halo=cut.halo, ghosts=cut.ghosts or ("disk" if cut.halo else "exchange"),
-        cache_bytes=CACHE_BYTES if reach.cache_bytes is None else reach.cache_bytes, disk=reach.disk(),
-    )  # fmt: skip
-    if what.kind not in (None, reader.kind):
-        raise ConfigError(f"kind={what.kind!r}: {path} is a store of kind {reader.kind!r}")
-    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
+    dp_axis, axes, num_parts = _one_axis(mesh, dp, path)
+    reader = StoreReader(path, options, num_parts=num_parts)
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **wrapping)
 
 
 def open_points(
-    path: str | tuple[str, ...], mesh: DeviceMesh | None, what: WhatToRead, cut: HowToCut, reach: HowToReach
+    path: str | tuple[str, ...],
+    mesh: DeviceMesh | None,
+    options: ReadOptions,
+    *,
+    dp: str,
+    **wrapping: Unpack[Wrapping],
 ) -> IrregularDataset[Any]:
     """Open raw point clouds, each file a sample."""
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.store.raw_points.reader import PointsReader
 
     shown = path if isinstance(path, str) else "SOURCE..."
-    refuse(
-        cut.given_for_grids | what.chosen_samples | what.labelled,
-        "means nothing for points, of which each file is a sample",
-    )
-    if cut.halo or cut.ghosts is not None:
-        given = f"halo={cut.halo}" if cut.halo else f"ghosts={cut.ghosts!r}"
-        raise ConfigError(
-            f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
-            f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
-        )
-    dp_axis, axes, num_parts = _one_axis(mesh, cut.dp, shown)
+    dp_axis, axes, num_parts = _one_axis(mesh, dp, shown)
     try:
-        reader = PointsReader(
-            path,
-            num_parts=num_parts,
-            **_common(what, cut, reach),
-            **reach.trust,
-            decode=what.decodes,
-            subsample=what.draw(),
-        )
+        reader = PointsReader(path, options, num_parts=num_parts)
     except FieldMismatchError as e:
         before, marked, _ = str(e).partition("; name them with points=")
         if not marked:
@@ -81,64 +59,52 @@ def open_points(
             f"{before}; leave kind out where it is a grid, or name them when a store is written once: scidata "
             f"partition {shown} OUT --kind points --points x,y, then open OUT"
         ) from None
-    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **what.wrapping)
+    return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **wrapping)
 
 
 def open_grid(
     path: str | tuple[str, ...],
     first: Source | None,
     mesh: DeviceMesh | None,
-    what: WhatToRead,
-    cut: HowToCut,
-    reach: HowToReach,
+    options: ReadOptions,
+    *,
+    dp: str,
+    **wrapping: Unpack[Wrapping],
 ) -> ShardedDataset[Any]:
     """Open a grid; ``first`` is its first file, where that is open already."""
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.node import memory_share, node_ranks
-    from scidata.grids.choices import left_out_text
     from scidata.grids.reader import GridReader
 
-    if what.by_node and reach.pool_bytes == 0:
-        raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
-    if cut.ghosts is not None:
-        raise ConfigError(f"ghosts={cut.ghosts!r}: the halo of a grid is always read from disk; leave ghosts out")
-    if what.subsample is not None:
-        raise ConfigError(f"subsample={what.subsample}: grids are not drawn from; crop or stride them with isel")
-    dp_axis, axes = _axes(mesh, cut.dp, cut.shard)
+    dp_axis, axes = _axes(mesh, dp, options.shard)
     reader = GridReader(
-        path, first=first, **_common(what, cut, reach), **what.samples, **reach.trust, sel=what.sel, gaps=what.gaps,
-        destagger=what.destagger,
-        align=cut.align, halo=cut.halo, periodic=cut.periodic, decode=what.decodes,
-        shard=cut.shard if mesh is not None else {}, node=node_ranks(mesh, axes) if what.by_node else None,
-        pool_bytes=memory_share() if reach.pool_bytes is None else reach.pool_bytes, pool_fits=reach.pool_bytes is None,
-        disk=reach.disk(),
+        path,
+        options if mesh is not None else replace(options, shard={}),
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
-    )  # fmt: skip
-    if several := [name for name in reader.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
-        warnings.warn(f"{reader.paths[0]}: {left_out_text(several, reader.reference)}", stacklevel=4)
-    if reader.taken_text:
-        warnings.warn(f"{reader.paths[0]}: {reader.taken_text}", stacklevel=4)
-    if mesh is not None and (idle := sorted(reader.partition.periodic - reader.partition.halo.keys())):
-        text = f"periodic: {idle[0]} has no halo that could wrap; give it one, halo={{{idle[0]!r}: 1}}, or leave it out"
-        warnings.warn(f"{reader.paths[0]}: {text}", stacklevel=4)
-    for text in reader.gap_texts:
+        memory_bytes=memory_share() if options.pool_bytes is None else 0,
+        node=node_ranks(mesh, axes) if options.by_node else None,
+        first=first,
+    )
+    for text in _remarks(reader, has_mesh=mesh is not None):
         warnings.warn(text, stacklevel=4)
-    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=what.coords, **what.wrapping)
+    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=options.coords, **wrapping)
 
 
-def _common(what: WhatToRead, cut: HowToCut, reach: HowToReach) -> dict[str, Any]:
-    """Return what all readers take."""
-    return {
-        "fields": what.fields, "dtype": what.numpy_dtype, "bounds": cut.bounds, "weights": cut.weights,
-        "num_threads": reach.num_threads,
-    }  # fmt: skip
+def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
+    """Say what a user may not expect of a data set: fields that are left out, a wrap without halo, gaps in time."""
+    from scidata.grids.choices import left_out_text
 
-
-def refuse(given: Mapping[str, bool], why: str) -> None:
-    """Refuse arguments that were given and mean nothing here."""
-    for name, present in given.items():
-        if present:
-            raise ConfigError(f"{name}: {why}; leave it out")
+    choice, partition, where = reader.choice, reader.partition, reader.paths[0]
+    if several := [name for name in choice.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
+        yield f"{where}: {left_out_text(several, choice.reference.name)}"
+    if choice.taken_text:
+        yield f"{where}: {choice.taken_text}"
+    if has_mesh and (idle := sorted(partition.periodic - partition.halo.keys())):
+        yield (
+            f"{where}: periodic: {idle[0]} has no halo that could wrap; give it one, halo={{{idle[0]!r}: 1}}, or leave "
+            "it out"
+        )
+    yield from reader.gap_texts
 
 
 def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, tuple[str, ...], int]:

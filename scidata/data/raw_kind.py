@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
+from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
 from scidata.sources import open_source
@@ -26,11 +27,7 @@ def _open(path: str, allow_external: bool) -> Source:
 
 
 def kind_of_raw(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    kind: str | None,
-    allow_external: bool,
-    *,
-    like_grid: bool,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: ReadOptions, *, like_grid: bool = False
 ) -> tuple[str, Source | None]:
     """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; say what to do with others.
 
@@ -38,10 +35,10 @@ def kind_of_raw(
     ----------
     path
         File, folder, URL, glob or list of them; the first one decides.
-    kind
-        As the user says; None looks at the data.
+    options
+        With a kind the data are not looked at. With those that only grids have, what could be a cloud is a grid.
     like_grid
-        Whether arguments that only grids have are given: what could be a cloud then is a grid.
+        Whether it is one in any case.
 
     Raises
     ------
@@ -50,12 +47,13 @@ def kind_of_raw(
     UnsupportedFormatError
         A mesh or a graph, which is read from a store; or no format that is known.
     """
+    kind, allow_external = options.kind, options.allow_external
     if kind in ("grid", "points"):
         return kind, None
     found, reason, source = kind, "", None
     if kind is None:
         source = _open(expand_paths(path)[0], allow_external)
-        found, reason = kind_of(source, like_grid=like_grid)
+        found, reason = kind_of(source, like_grid=like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES)))
     of_mesh_tools = source is not None and source.format in ("meshio", "vtp", "vtp points")
     if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import rows_of, segments_of_slice
+from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.checks import names_of
+from scidata.core.options import ReadOptions, SampleDim
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import (
     ConfigError,
@@ -19,7 +21,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.grids.partition import resolve_dim
+from scidata.grids.partition import resolve_dim, selected_rows
 from scidata.read.whole import array_of, read_array
 from scidata.sources.cf import decoding_of, named_as, role_of
 from scidata.sources.kinds import TENSOR_KINDS, data_fields, dim_roles, numbers_cells
@@ -29,8 +31,94 @@ _MEMBERS = re.compile(r"(ensemble_?|ens_?)?(members?|numbers?|realizations?|ens|
 #: Latitudes and longitudes of curvilinear grids, where no attribute says so: XLAT, TLONG, nav_lat, geolon_c, lat_rho.
 _HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w+)?", re.IGNORECASE)
 
-#: As a user names it: a dimension, several, none (False), or as is the default (None).
-SampleDim: TypeAlias = str | int | Sequence[str | int] | None
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a data set takes of a store.
+
+    Attributes
+    ----------
+    fields
+        The names of the fields that samples have.
+    reference
+        The field whose grid a sample is given on.
+    sample_dims
+        The dimensions that number the samples, that of steps last; none where all is one sample.
+    left_out
+        Fields on other grids, of those that nobody named.
+    taken_text
+        Says which arrays are taken for coordinates; empty where all of them look like some.
+    """
+
+    fields: tuple[str, ...]
+    reference: ArrayLayout
+    sample_dims: tuple[str, ...]
+    left_out: tuple[str, ...]
+    taken_text: str
+
+    @property
+    def sample_dim(self) -> str | None:
+        """The dimension of steps."""
+        return self.sample_dims[-1] if self.sample_dims else None
+
+
+def choose(source: Source, options: ReadOptions) -> Choice:
+    """Choose the fields and the sample dimension, as asked or by what the first file holds.
+
+    Raises
+    ------
+    UnknownNameError, UnsupportedFormatError, ConfigError
+        A field or dimension that is not there, or nothing says which are meant.
+    """
+    names = chosen_fields(source, options.fields)
+    reference = reference_of(source, names)
+    dims = all_dims_of(source, names, reference)
+    split = None if options.shard is None else [resolve_dim(dim, dims, "shard") for dim in options.shard]
+    sample_dims = choose_sample_dim(reference, split, options.sample_dim, dims, dim_roles(source, reference.dims))
+    kept, text = names, ""
+    if options.fields is None:
+        kept, text = agreeing_fields(source, names, reference), taken_text(source, names, reference)
+    return Choice(
+        fields=tuple(kept), reference=reference, sample_dims=sample_dims,
+        left_out=tuple(name for name in names if name not in kept), taken_text=text,
+    )  # fmt: skip
+
+
+def choose_split(
+    source: Source,
+    choice: Choice,
+    shard: Mapping[str | int, str] | None,
+    *,
+    sizes: Mapping[str, int],
+    crop: Mapping[str, Any],
+    axis_sizes: Mapping[str, int],
+) -> dict[str, str]:
+    """Return the mesh axis over which each dimension is split: as asked, or by default.
+
+    Parameters
+    ----------
+    sizes, crop
+        Rows of each dimension in the source, and which of them are read.
+    axis_sizes
+        Ranks along each domain axis.
+
+    Raises
+    ------
+    UnknownNameError, ConfigError
+        No such dimension or axis, the sample dimension, or none that could be split.
+    """
+    if shard is not None:
+        split = given_shard(shard, list(sizes), axis_sizes)
+    else:
+        rows, reference = selected_rows(crop, sizes), choice.reference
+        lengths = {
+            dim: num_rows_of(rows[dim]) for dim in sizes if dim in reference.dims and dim not in choice.sample_dims
+        }
+        split = default_shard(source.path, lengths, dim_roles(source, reference.dims), axis_sizes)
+    for dim in choice.sample_dims:
+        if dim in split:
+            raise ConfigError(f"{dim!r} is the sample dimension and cannot be sharded as well")
+    return split
 
 
 def row_weights(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
+from scidata.core.options import Crop
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
@@ -59,9 +60,7 @@ class Labels:
         return found
 
 
-def chosen_rows(
-    series: Series, isel: Mapping[Any, Any], sel: Mapping[Any, Any], sizes: Mapping[str, int]
-) -> dict[str, Any]:
+def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the rows that are asked for of each dimension, by number or by label, as numbers.
 
     Raises

@@ -23,11 +23,11 @@ from scidata.core.bounds import (
     window,
 )
 from scidata.core.checks import check_int, names_of
+from scidata.core.options import Halo
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 T = TypeVar("T")
-HaloWidth = int | tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def make_partition(
     bounds: Any = "even",
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
     align: int | Mapping[str, int] = 1,
-    halo: int | Mapping[str, HaloWidth] = 0,
+    halo: Halo = 0,
     periodic: str | Sequence[str] = (),
     chunks: Mapping[str, int] | None = None,
 ) -> GridPartition:

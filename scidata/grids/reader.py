@@ -15,30 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.apart import check_apart
-from scidata.core.bounds import num_rows_of, rows_of
+from scidata.core.bounds import rows_of
+from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.blocks.on_node import NodeDecoder, NodeRanks
 from scidata.grids.blocks.pool import BlockPool, BlockRead
 from scidata.grids.blocks.trajectories import Trajectories
-from scidata.grids.choices import (
-    SampleDim,
-    agreeing_fields,
-    all_dims_of,
-    choose_sample_dim,
-    chosen_fields,
-    default_shard,
-    given_shard,
-    largest_chunks,
-    reference_of,
-    row_weights,
-    sizes_of,
-    taken_text,
-)
+from scidata.grids.choices import choose, choose_split, largest_chunks, row_weights, sizes_of
 from scidata.grids.fingerprint import fingerprint_of
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
-from scidata.grids.partition import GridPartition, make_partition, resolve_dim, selected_rows
+from scidata.grids.partition import GridPartition, make_partition, resolve_dim
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.passes import GridPass
 from scidata.grids.planner import Planner
@@ -48,15 +36,12 @@ from scidata.grids.steps import checked_steps
 from scidata.plan.totals import ReadPlan
 from scidata.read import read_plans
 from scidata.read.context import NO_READ, ReadStats
-from scidata.read.disk_cache import DiskCache
+from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
-from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
 from scidata.sources.unfinished import check_finished
-
-_THREADS = 4  # decoding threads a process by default: several ranks usually share a machine
 
 
 class GridReader:
@@ -64,17 +49,15 @@ class GridReader:
 
     Parameters
     ----------
-    path, fields, sample_dim, steps, gaps, shard, isel, sel, bounds, weights, align, halo, periodic, decode,
-    allow_missing, destagger
+    path
         As in :func:`scidata.open_dataset`.
+    options
+        What is read, and how it is cut.
     axis_sizes
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
-    dtype
-        NumPy dtype of decoded floating fields; None keeps what CF says.
-    num_threads
-        Threads that fetch and decode chunks side by side.
-    pool_bytes, pool_fits, disk
-        What keeps decoded rows for other samples, see :class:`~scidata.grids.blocks.pool.BlockPool`.
+    memory_bytes
+        The most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it open, and no more
+        than those need: see :class:`~scidata.grids.blocks.pool.BlockPool`.
     node
         The ranks that share the decoding of chunks; None: each decodes what it needs.
     first
@@ -89,126 +72,90 @@ class GridReader:
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        options: ReadOptions = DEFAULTS,
         *,
         axis_sizes: Mapping[str, int] | None = None,
-        fields: Sequence[str] | str | None = None,
-        sample_dim: SampleDim = None,
-        steps: Sequence[int] | Mapping[str, Sequence[int]] = (0,),
-        gaps: str = "skip",
-        shard: Mapping[str | int, str] | None = None,
-        isel: Mapping[str, Any] | None = None,
-        sel: Mapping[str, Any] | None = None,
-        bounds: Any = "even",
-        weights: Any = None,
-        align: Any = 1,
-        halo: Any = 0,
-        periodic: str | Sequence[str] = (),
-        decode: bool = True,
-        dtype: npt.DTypeLike | None = None,
-        allow_missing: bool = False,
-        allow_external: bool = False,
-        destagger: bool = False,
-        num_threads: int = _THREADS,
-        pool_bytes: int = 0,
-        pool_fits: bool = False,
+        memory_bytes: int = 0,
         node: NodeRanks | None = None,
-        disk: DiskCache | None = None,
         first: Source | None = None,
     ) -> None:
-        self.paths = expand_paths(path)
-        if disk is not None:
-            check_apart(disk.directory, self.paths, "the cache", may_hold=True)
-
-        def opened(path: str) -> Source:
-            source = first if first is not None and first.path == path else None
-            source = open_source(path, allow_external=allow_external) if source is None else source
-            if not allow_missing:
-                check_finished(source)
-            return CentredSource(source, allow_missing=allow_missing) if destagger else source
-
+        _check(options)
+        self.options, self.paths = options, expand_paths(path)
+        disk = _disk_of(options, self.paths)
+        opened = functools.partial(_opened, options=options, first=first)
         head = opened(self.paths[0])
-        axes = dict(axis_sizes or {})
-        names = chosen_fields(head, fields)
-        reference = reference_of(head, names)
-        all_dims = all_dims_of(head, names, reference)
-        split = [resolve_dim(d, all_dims, "shard") for d in shard] if shard is not None else None
-        sample_dims = choose_sample_dim(reference, split, sample_dim, all_dims, dim_roles(head, reference.dims))
-        self.sample_dims, self.sample_dim = sample_dims, sample_dims[-1] if sample_dims else None
-        every, self.taken_text = names, ""
-        if fields is None:
-            names = agreeing_fields(head, names, reference)
-            self.taken_text = taken_text(head, every, reference)
-        self.fields = tuple(names)
-        self.reference, self.left_out = reference.name, tuple(name for name in every if name not in names)
+        self.choice = choose(head, options)
+        self.fields, self.sample_dims = self.choice.fields, self.choice.sample_dims
+        self.sample_dim = self.choice.sample_dim
         self._series = Series(
-            self.paths, self.fields, self.sample_dim, outer=sample_dims[:-1], first=head, opened=opened
+            self.paths, self.fields, self.sample_dim, outer=self.sample_dims[:-1], first=head, opened=opened
         )
         layouts = {name: self._series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
-        crop = chosen_rows(self._series, isel or {}, sel or {}, sizes)
-        crop, missing = without_missing(self._series, crop, sizes, gaps)
-        if shard is None:
-            spatial = [d for d in sizes if d in reference.dims and d not in sample_dims]
-            rows = selected_rows(crop, sizes)
-            lengths = {dim: num_rows_of(rows[dim]) for dim in spatial}
-            split_axes = default_shard(self.paths[0], lengths, dim_roles(head, reference.dims), axes)
-        else:
-            split_axes = given_shard(shard, list(sizes), axes)
-        for dim in sample_dims:
-            if dim in split_axes:
-                raise ConfigError(f"{dim!r} is the sample dimension and cannot be sharded as well")
-        self.decodes, self._dtype = decode, None if dtype is None else np.dtype(dtype)
-        self._allow_missing = allow_missing
-        self._threads = ReaderThreads(num_threads)
-        self.field_steps = checked_steps(steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
-        self.steps = self.field_steps.every
-        if isinstance(weights, str):
-            weights = row_weights(head, weights, split_axes, crop)
-        self.partition: GridPartition = make_partition(
-            sizes,
-            axis_sizes=axes,
-            shard=split_axes,
-            isel=crop,
-            bounds=bounds,
-            weights=weights,
-            align=align,
-            halo=halo,
-            periodic=periodic,
-            chunks=largest_chunks(layouts.values()),
-        )
-        for dim in sample_dims:
-            if dim in self.partition.halo:
-                raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
-        self.partition.check_halos()
-        self.sample_rows, gap_text = rows_of_samples(self._series, self.partition.selected, self.field_steps, gaps)
-        self.gap_texts = tuple(filter(None, (missing, gap_text)))
+        crop = chosen_rows(self._series, options.isel or {}, options.sel or {}, sizes)
+        crop, missing = without_missing(self._series, crop, sizes, options.gaps)
+        self.field_steps = checked_steps(options.steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
+        self.partition = self._cut(head, sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
+        self.sample_rows, gaps = rows_of_samples(self._series, self.partition.selected, self.field_steps, options.gaps)
+        self.gap_texts = tuple(filter(None, (missing, gaps)))
         self.labels = Labels(self._series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
-        self._dropped = single.union(sample_dims[:-1])
+        self._dropped = single.union(self.sample_dims[:-1])
+        self._threads = ReaderThreads(options.num_threads)
         self._fields = {name: self._field(name) for name in self.fields}
         self._planner = Planner(
             self._series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
-            allow_missing=allow_missing,
+            allow_missing=options.allow_missing,
         )  # fmt: skip
         self.pool = BlockPool(
             self._series,
             self._fields,
             steps=self.field_steps,
             trajectories=Trajectories(self._series, self.partition.selected),
-            max_bytes=pool_bytes,
-            fits=pool_fits,
+            max_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
+            fits=options.pool_bytes is None,
             threads=self._threads,
-            allow_missing=allow_missing,
+            allow_missing=options.allow_missing,
             disk=disk,
             node=None if node is None else self.shared_chunks(node),
             node_parts=functools.partial(self._planner.parts_of, () if node is None else node.coordinates),
         )
 
+    def _cut(
+        self,
+        head: Source,
+        sizes: Mapping[str, int],
+        crop: Mapping[str, Any],
+        axis_sizes: Mapping[str, int],
+        chunks: Mapping[str, int],
+    ) -> GridPartition:
+        """Cut the rows that ``crop`` leaves; ``sizes`` and ``chunks`` are those of each dimension in the source."""
+        options = self.options
+        split = choose_split(head, self.choice, options.shard, sizes=sizes, crop=crop, axis_sizes=axis_sizes)
+        weights = options.weights
+        partition = make_partition(
+            sizes,
+            axis_sizes=axis_sizes,
+            shard=split,
+            isel=crop,
+            bounds=options.bounds,
+            weights=row_weights(head, weights, split, crop) if isinstance(weights, str) else weights,
+            align=options.align,
+            halo=options.halo,
+            periodic=options.periodic,
+            chunks=chunks,
+        )
+        for dim in self.sample_dims:
+            if dim in partition.halo:
+                raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
+        partition.check_halos()
+        return partition
+
     def shared_chunks(self, node: NodeRanks) -> NodeDecoder:
         """Return what decodes chunks for several ranks of a node."""
         return NodeDecoder(
             self.partition, self.sample_dim, node, outer=self.sample_dims[:-1], threads=self._threads,
-            allow_missing=self._allow_missing,
+            allow_missing=self.options.allow_missing,
         )  # fmt: skip
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -301,8 +248,9 @@ class GridReader:
 
     def _field(self, name: str) -> Field:
         layout = self._series.combined(name)
+        dtype = None if self.options.dtype is None else np.dtype(self.options.dtype)
         found = [
-            decoding_of(self._series.layout_in(i, name), self._dtype) if self.decodes else None
+            decoding_of(self._series.layout_in(i, name), dtype) if self.options.decodes else None
             for i in self._series.firsts
         ]
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in found}
@@ -390,7 +338,7 @@ class GridReader:
         return GridPass(
             name, self._fields[self._known(name)], series=self._series, partition=self.partition,
             sample_rows=self.sample_rows, samples=samples, coordinate=self.partition.coordinate(rank),
-            threads=self._threads, allow_missing=self._allow_missing,
+            threads=self._threads, allow_missing=self.options.allow_missing,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -399,3 +347,34 @@ class GridReader:
         self.pool.clear()
         self._series.close()
         self._planner.forget()
+
+
+def _check(options: ReadOptions) -> None:
+    """Refuse what means nothing for grids."""
+    options.refuse("cache_bytes", why="means nothing for grids, which have no edges or cells to keep")
+    if options.by_node and options.pool_bytes == 0:
+        raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
+    if options.ghosts is not None:
+        raise ConfigError(f"ghosts={options.ghosts!r}: the halo of a grid is always read from disk; leave it out")
+    if options.subsample is not None:
+        raise ConfigError(f"subsample={options.subsample}: grids are not drawn from; crop or stride them with isel")
+    options.refuse("subsample_block", "subsample_seed", why="means nothing for grids, which are not drawn from")
+
+
+def _opened(path: str, *, options: ReadOptions, first: Source | None) -> Source:
+    """Open a file, unless it is the first, which is open; refuse one that is not written to its end."""
+    is_open = first is not None and first.path == path
+    source = first if is_open else open_source(path, allow_external=options.allow_external)
+    assert source is not None
+    if not options.allow_missing:
+        check_finished(source)
+    return CentredSource(source, allow_missing=options.allow_missing) if options.destagger else source
+
+
+def _disk_of(options: ReadOptions, paths: Sequence[str]) -> DiskCache | None:
+    """Return what keeps decoded rows on disk; refuse a folder that lies in what is read."""
+    if options.cache_dir is None:
+        return None
+    disk = make_cache(options.cache_dir, options.cache_disk_bytes)
+    check_apart(disk.directory, paths, "the cache", may_hold=True)
+    return disk

@@ -28,9 +28,9 @@ import numpy as np
 import zarr
 from scipy.spatial import Delaunay
 
+from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
 from scidata.grids.reader import GridReader
-from scidata.read.disk_cache import DiskCache
 from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
 
@@ -69,9 +69,9 @@ class OneRank:
     """One rank's part of a grid, as its loader reads it in a job of several."""
 
     def __init__(self, path, options, args, cache):
-        disk = None if cache is None else DiskCache(cache)
         self.threads = args.threads
-        self.reader = GridReader(url_of(path, options), axis_sizes={"domain": args.ranks}, disk=disk)
+        kept = ReadOptions(cache_dir=cache)
+        self.reader = GridReader(url_of(path, options), kept, axis_sizes={"domain": args.ranks})
         self.coordinate = self.reader.partition.coordinate(min(1, args.ranks - 1))
         self.specs = self.reader.buffer_specs(self.coordinate)
 
@@ -93,11 +93,9 @@ class OneRankOfStore(OneRank):
     """One rank's part of a partitioned store."""
 
     def __init__(self, path, options, args, cache):
-        disk = None if cache is None else DiskCache(cache)
         self.threads = args.threads
-        self.reader = StoreReader(
-            url_of(path, options), num_parts=args.ranks, halo=1, ghosts="disk", disk=disk, num_threads=1
-        )
+        kept = ReadOptions(halo=1, ghosts="disk", cache_dir=cache, num_threads=1)
+        self.reader = StoreReader(url_of(path, options), kept, num_parts=args.ranks)
         self.part = min(1, args.ranks - 1)
 
     def _read(self, indices):

@@ -21,6 +21,7 @@ import xarray as xr
 
 import scidata
 from scidata.cli.commands.plan_store import plan_store
+from scidata.core.options import ReadOptions
 from scidata.store.reading.reader import StoreReader
 
 NODES = {"grid": "file", "mesh": "icosahedral:{level}"}
@@ -57,8 +58,12 @@ def main():
     counts = ", ".join(f"{num:,} {name}" for name, num in report.counts.items())
     print(f"{counts}\npartition: {wall:.1f} s, CPU {cpu:.1f} s, {grown:,.0f} MiB more, store {report.nbytes >> 20} MiB")
     for num in args.ranks:
-        reader = StoreReader(f"{folder}/era5.store", num_parts=num, fields=["t2m"], cache_bytes=0, num_threads=1)
-        topology = StoreReader(f"{folder}/era5.store", num_parts=num, fields=(), sample_dim=False, num_threads=1)
+        reader = StoreReader(
+            f"{folder}/era5.store", ReadOptions(fields=["t2m"], cache_bytes=0, num_threads=1), num_parts=num
+        )
+        topology = StoreReader(
+            f"{folder}/era5.store", ReadOptions(fields=(), sample_dim=False, num_threads=1), num_parts=num
+        )
         plan = plan_store(reader, topology)
         for name, (ghosts, cut) in plan.by_relation.items():
             total = plan.cut.bounds[name][-1]
@@ -66,7 +71,9 @@ def main():
                 f"P={num} {name}: {ghosts.sum():,} ghosts, {cut.sum():,} of {total:,} edges cut; most {ghosts.max():,}"
             )
         print(f"P={num} balance: " + ", ".join(f"{name} {plan.balance(name):.3f}" for name in plan.cut.bounds))
-        whole = StoreReader(f"{folder}/era5.store", num_parts=1, fields=["t2m"], cache_bytes=0, num_threads=1)
+        whole = StoreReader(
+            f"{folder}/era5.store", ReadOptions(fields=["t2m"], cache_bytes=0, num_threads=1), num_parts=1
+        )
         ranks = sorted({0, num // 2, num - 1})
         own, every = [], []
         for _ in range(args.repeats):

@@ -27,6 +27,7 @@ import zarr
 from scipy.spatial import Delaunay
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.store.reading.reader import StoreReader
 
 FIELDS = {"velocity": 3, "pressure": 1, "history": 8}
@@ -48,9 +49,9 @@ def readers(raw: Path, store: Path, num_parts: int) -> Iterator[dict[str, Callab
     """Give the ways to read one part from the middle; each returns the bytes that it fetched."""
     part = num_parts // 2
     fields = list(FIELDS)
-    own = StoreReader(store, num_parts=num_parts, fields=fields, halo=1, ghosts="disk", cache_bytes=0)
+    own = StoreReader(store, ReadOptions(fields=fields, halo=1, ghosts="disk", cache_bytes=0), num_parts=num_parts)
     start, stop = own.partition_of(0).owned("node", part)
-    whole = StoreReader(store, fields=fields, cache_bytes=0)
+    whole = StoreReader(store, ReadOptions(fields=fields, cache_bytes=0))
 
     def of_zarr() -> int:
         (sample,) = (path.parent for path in store.rglob("zarr.json") if (path.parent / "node").is_dir())

@@ -12,11 +12,13 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 
 import h5py
 import numpy as np
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.store.reading.reader import StoreReader
 
 
@@ -46,8 +48,9 @@ def main() -> None:
         raw, out = os.path.join(folder, "raw.h5"), os.path.join(folder, "store")
         write_raw(raw, args.nodes, 8)
         scidata.partition(raw, out)
-        common = {"num_parts": args.ranks, "halo": 2, "ghosts": "disk", "fields": "u", "num_threads": 1}
-        readers = {"kept": StoreReader(out, **common), "anew": StoreReader(out, **common, cache_bytes=0)}
+        common = ReadOptions(halo=2, ghosts="disk", fields="u", num_threads=1)
+        each = {"kept": common, "anew": replace(common, cache_bytes=0)}
+        readers = {name: StoreReader(out, options, num_parts=args.ranks) for name, options in each.items()}
         found: dict[str, list[float]] = {name: [] for name in readers}
         for turn in range(8):
             for name, reader in readers.items():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedShardOp
 from scidata.testing import run_ranks
 
@@ -231,7 +232,7 @@ def test_ghosts_are_what_layers_need(store: str) -> None:
 
     whole = StoreReader(store).read(0, 0)
     for halo in (HALO, 2, {"mesh__to__grid": 1}, [("grid__to__mesh", "mesh__near__mesh")] * 2, 0):
-        reader = StoreReader(store, num_parts=3, halo=halo)
+        reader = StoreReader(store, ReadOptions(halo=halo, ghosts="exchange"), num_parts=3)
         for part in range(3):
             local = reader.read(0, part)
             maps = local.index_maps

@@ -211,6 +211,7 @@ def test_each_codec_and_layout_is_decoded_once(tmp_path, num_ranks, shuffle):
 _RANK = """
 import os, signal, sys
 import numpy as np
+from scidata.core.options import ReadOptions
 from scidata.grids.blocks.on_node import NodeRanks
 from scidata.grids.reader import GridReader
 path, me, count, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -219,7 +220,8 @@ ranks = NodeRanks(
 )
 axes = {"domain": count}
 shared, own = (
-    GridReader(path, axis_sizes=axes, shard={"lat": "domain"}, pool_bytes=1 << 26, node=node) for node in (ranks, None)
+    GridReader(path, ReadOptions(shard={"lat": "domain"}, pool_bytes=1 << 26), axis_sizes=axes, node=node)
+    for node in (ranks, None)
 )
 at = ranks.coordinates[me]
 out = [{name: np.empty(s.shape, s.dtype) for name, s in shared.buffer_specs(at).items()} for _ in range(2)]

@@ -20,6 +20,7 @@ import typer.main
 
 import scidata
 import scidata.cli.app
+from scidata.core.options import ReadOptions
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.errors import SciDataError
 from scidata.grids.reader import GridReader
@@ -110,7 +111,7 @@ def _open(path: Any, seed: Seed, step: Step, threads: int, *, kind: str | None =
 def _rank(path: Any, seed: Seed, step: Step, threads: int) -> None:
     """Read what rank 1 of 3 reads, with no process group."""
     if seed.kind == "grid":
-        grid = GridReader(path, axis_sizes={"domain": 3}, num_threads=threads)
+        grid = GridReader(path, ReadOptions(num_threads=threads), axis_sizes={"domain": 3})
         try:
             specs = grid.buffer_specs({"domain": 1})
             if sum(int(np.prod(s.shape, dtype=object)) * s.dtype.itemsize for s in specs.values()) < _MANY_BYTES:
@@ -123,10 +124,10 @@ def _rank(path: Any, seed: Seed, step: Step, threads: int) -> None:
         return
     reader: Any
     if seed.kind == "points":
-        reader = PointsReader(path, num_parts=3, num_threads=threads)
+        reader = PointsReader(path, ReadOptions(num_threads=threads), num_parts=3)
     else:
-        halo = {"halo": 1, "ghosts": "disk"} if "points" not in seed.name else {"halo": 0.2}
-        reader = StoreReader(path, num_parts=3, num_threads=threads, **halo)
+        halo = {"halo": 1, "ghosts": "disk"} if "points" not in seed.name else {"halo": 0.2, "ghosts": "exchange"}
+        reader = StoreReader(path, ReadOptions(num_threads=threads, **halo), num_parts=3)
     try:
         part = reader.read(0, 1)
         for name, array in part.arrays().items():
@@ -146,7 +147,7 @@ def _partition(path: Any, seed: Seed, step: Step, threads: int) -> None:
     """Write it as a store, and read that."""
     out = os.path.join(os.path.dirname(os.path.dirname(path)), "out.store")
     scidata.partition(path, out, **seed.options)
-    store = StoreReader(out, num_threads=1)
+    store = StoreReader(out, ReadOptions(num_threads=1))
     try:
         for name, array in store.read(0, 0).arrays().items():
             _note(step.values, name, array)

@@ -11,6 +11,7 @@ import torch
 
 import scidata
 from scidata.cli.commands.inspect import inspect_store
+from scidata.core.options import ReadOptions
 from scidata.errors import CorruptDataError, FieldMismatchError, ShortReadError, UnsupportedFormatError
 from scidata.meshes.samples import read_samples
 from scidata.sources import open_source
@@ -65,7 +66,7 @@ def test_clouds_of_numpy(tmp_path, compressed):
         for name in ("pos", "pressure", "label"):
             assert np.array_equal(np.concatenate([part[name] for part in parts]), want[name])
     if not compressed:  # each rank reads its rows, not the file
-        reader = PointsReader(path, num_parts=3, fields=["pos"])
+        reader = PointsReader(path, ReadOptions(fields=["pos"]), num_parts=3)
         assert sum(reader.plan(0, part).bytes_fetched for part in range(3)) == 90 * 3 * 8
     report = scidata.partition(path, str(tmp_path / "out"))
     assert report.counts == {"point": 90}

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import scidata
 from scidata.cli.app import app
 from scidata.cli.commands.inspect import inspect_store
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
 from tests.real_layouts import make
@@ -36,13 +37,13 @@ def made(tmp_path):
 
 def split_of(path, num_ranks=2, **options):
     """Return the sample dimension, and the one that ranks split."""
-    reader = GridReader(path, axis_sizes={"domain": num_ranks}, **options)
+    reader = GridReader(path, ReadOptions(**options), axis_sizes={"domain": num_ranks})
     return reader.sample_dim, next(iter(reader.partition.axis_of_dim))
 
 
 def parts_of(path, name, index=1, num_ranks=3, **options):
     """Read a field's parts of all ranks, put together."""
-    reader = GridReader(path, axis_sizes={"domain": num_ranks}, **options)
+    reader = GridReader(path, ReadOptions(**options), axis_sizes={"domain": num_ranks})
     (dim,) = reader.partition.axis_of_dim
     found = []
     for rank in range(num_ranks):
@@ -138,7 +139,9 @@ def test_faces_of_wrf_at_the_centres(made):
         assert np.array_equal(parts_of(path, name, destagger=True), values[1])
         found = parts_of(path, name, destagger=True, isel=crop, steps=(0, 1))
         assert np.array_equal(found, values[1:3, :, 1:18, 3:29:2])
-    reader = GridReader(path, axis_sizes={"domain": 3}, destagger=True, fields=["V"], halo=2, isel={"bottom_top": 0})
+    reader = GridReader(
+        path, ReadOptions(destagger=True, fields=["V"], halo=2, isel={"bottom_top": 0}), axis_sizes={"domain": 3}
+    )
     for rank in range(3):
         here = reader.partition.coordinate(rank)
         out = {"V": np.empty(reader.buffer_specs(here)["V"].shape, "f4")}

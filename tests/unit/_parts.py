@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scidata.core.options import ReadOptions
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.order.csr import grow_ghosts
 from scidata.meshes.order.faces import edges_across_faces
@@ -32,7 +33,8 @@ def check_round_trip(raw_path, store, num_parts, *, bounds="even", halo=1, sampl
     """Read every part and put owned rows, edges and cells back where the source has them."""
     options.setdefault("sample_dim", False)  # samples as stored, all their times
     raw = sample if sample is not None else read_samples(raw_path)[0]
-    reader = StoreReader(store, num_parts=num_parts, bounds=bounds, halo=halo, ghosts="disk", **options)
+    options = ReadOptions(bounds=bounds, halo=halo, ghosts="disk", **options)
+    reader = StoreReader(store, options, num_parts=num_parts)
     parts = [reader.read(0, p) for p in range(num_parts)]
     cut = sum(plan.bytes_fetched for plans in reader._partition(0)[1].values() for plan in plans)  # read once
     for p in {0, num_parts // 2, num_parts - 1}:

@@ -24,8 +24,9 @@ def peak(name="VmHWM"):
 READ = """
 import json, sys
 import numpy as np
+from scidata.core.options import ReadOptions
 from scidata.grids.reader import GridReader
-reader = GridReader(sys.argv[1], axis_sizes={"domain": 8}, shard={"latitude": "domain"}, fields=["u"])
+reader = GridReader(sys.argv[1], ReadOptions(shard={"latitude": "domain"}, fields=["u"]), axis_sizes={"domain": 8})
 coordinate = reader.partition.coordinate(3)
 (spec,) = reader.buffer_specs(coordinate).values()
 reader.plan(0, 3)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
@@ -99,7 +100,7 @@ def bench_path(
         raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, not {repeats}")
-    kind_of_raw(path, kind, False, like_grid=False)
+    kind_of_raw(path, ReadOptions(kind=kind))
     source = open_source(path)
     try:
         rows: list[BenchRow] = []

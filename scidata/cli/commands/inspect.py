@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scidata.core.bounds import rows_of
+from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, Source
 from scidata.data.raw_kind import partition_command
 from scidata.errors import SciDataError, UnsupportedFormatError
@@ -103,10 +104,10 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         kept = reader.fields if reader else ()
         if kind == "grid":  # others are written anew before ranks read them
             warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
-        if reader and reader.left_out:
-            warnings.append(left_out_text(reader.left_out, reader.reference))
+        if reader and reader.choice.left_out:
+            warnings.append(left_out_text(reader.choice.left_out, reader.choice.reference.name))
         if reader:
-            warnings += filter(None, (reader.taken_text, *reader.gap_texts, _gaps(reader)))
+            warnings += filter(None, (reader.choice.taken_text, *reader.gap_texts, _gaps(reader)))
         return StoreReport(
             paths=paths,
             format=source.format,
@@ -191,11 +192,11 @@ def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
 def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
     """Open the store as ``open_dataset`` would on two ranks; or say why that fails, or what it asks."""
     try:
-        return GridReader(paths, axis_sizes={"domain": 2}, num_threads=1), None
+        return GridReader(paths, ReadOptions(num_threads=1), axis_sizes={"domain": 2}), None
     except (SciDataError, OSError) as e:
         complaint = str(e)
     try:
-        return GridReader(paths, num_threads=1), complaint  # one rank has nothing to split
+        return GridReader(paths, ReadOptions(num_threads=1)), complaint  # one rank has nothing to split
     except (SciDataError, OSError) as e:
         what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
         return None, f"{what}: {e}"

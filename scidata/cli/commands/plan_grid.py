@@ -5,12 +5,13 @@ Plans ranks in turn, without starting any; memory does not grow with their numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
@@ -196,7 +197,7 @@ def plan_domain(
             f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank; "
             "what a sample reads is of the others"
         )
-    notes |= {f"gaps {k}": text for k, text in enumerate(filter(None, (reader.taken_text, *reader.gap_texts)))}
+    notes |= {f"gaps {k}": text for k, text in enumerate(filter(None, (reader.choice.taken_text, *reader.gap_texts)))}
     if wide := _wide_halos(reader):
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
@@ -301,21 +302,16 @@ def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntAr
     return np.array(sums, np.int64)
 
 
-def suggestions(plan: DomainPlan, remake: Callable[..., GridReader], options: Mapping[str, Any]) -> list[str]:
+def suggestions(plan: DomainPlan) -> list[str]:
     """Say what would lower the amplification, with the figure that each gives; empty where it is low already.
 
-    Parameters
-    ----------
-    remake
-        Opens the data set again with other ``bounds`` or ``shard``.
-    options
-        The ``bounds`` and ``shard`` that were asked for.
+    Opens the data set again with other bounds, or split along other dimensions.
     """
     if plan.cost <= _BAD:
         return []
     found = []
-    for text, changed in _alternatives(plan, options):
-        other = _try(plan, remake, changed)
+    for text, options, axis_sizes in _alternatives(plan):
+        other = _try(plan, options, axis_sizes)
         if other is not None and other.cost <= _WORTHWHILE * plan.cost:
             found.append(
                 (other.cost, f"{text} gives {other.cost:.2f} instead of {plan.cost:.2f}{_balance_note(other)}")
@@ -327,26 +323,28 @@ def _balance_note(plan: DomainPlan) -> str:
     return f" (balance {plan.balance:.2f})" if plan.balance > 1.05 else ""
 
 
-def _alternatives(plan: DomainPlan, options: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    partition = plan.reader.partition
-    choices: list[tuple[str, dict[str, Any]]] = []
-    if options.get("bounds") == "even" and options.get("weights") is None:
-        choices.append(("--bounds chunk", {"bounds": "chunk"}))
-    if len(partition.axis_of_dim) > 1 and isinstance(options.get("bounds"), str):
+def _alternatives(plan: DomainPlan) -> Iterator[tuple[str, ReadOptions, Mapping[str, int]]]:
+    """Yield other ways to cut: as the command takes them, and as readers do."""
+    partition, options = plan.reader.partition, plan.reader.options
+    if not isinstance(options.bounds, str):
+        return
+    if options.bounds == "even" and options.weights is None:
+        yield "--bounds chunk", replace(options, bounds="chunk"), partition.axis_sizes
+    if len(partition.axis_of_dim) > 1:
         first = next(iter(partition.axis_of_dim))  # the slowest varying: its rows lie together in a file
-        whole = {"axis_sizes": {"domain": plan.num_ranks}, "shard": {first: "domain"}, "weights": None}
-        choices.append((f"--domain {plan.num_ranks} --shard {first}", whole))
-    if len(partition.axis_of_dim) == 1 and isinstance(options.get("bounds"), str):
+        whole = replace(options, shard={first: "domain"}, weights=None)
+        yield f"--domain {plan.num_ranks} --shard {first}", whole, {"domain": plan.num_ranks}
+    if len(partition.axis_of_dim) == 1:
         ((sharded, axis),) = partition.axis_of_dim.items()
         for dim, size in partition.sizes.items():
             if dim != sharded and dim not in plan.reader.sample_dims and size >= plan.num_ranks:
-                choices.append((f"--shard {dim}", {"shard": {dim: axis}, "weights": None, "align": 1}))
-    return choices
+                other = replace(options, shard={dim: axis}, weights=None, align=1)
+                yield f"--shard {dim}", other, partition.axis_sizes
 
 
-def _try(plan: DomainPlan, remake: Callable[..., GridReader], changed: Mapping[str, Any]) -> DomainPlan | None:
+def _try(plan: DomainPlan, options: ReadOptions, axis_sizes: Mapping[str, int]) -> DomainPlan | None:
     try:
-        reader = remake(**changed)
+        reader = GridReader(plan.reader.paths, options, axis_sizes=axis_sizes)
     except SciDataError:  # this alternative does not fit the data; it was only an idea
         return None
     try:

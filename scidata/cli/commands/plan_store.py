@@ -140,7 +140,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     )
 
 
-def describe_store(plan: StorePlan, *, weights: str | None, dp: int | None) -> dict[str, Any]:
+def describe_store(plan: StorePlan, *, weights: object, dp: int | None) -> dict[str, Any]:
     """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
     reader, index = plan.reader, plan.sample
     assert isinstance(reader, StoreReader)

@@ -10,12 +10,11 @@ from typing import Any, Literal
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import check_flag, check_int, check_mapping
+from scidata.core.checks import check_flag, check_int, check_mapping, refuse
 from scidata.core.keywords import checked_keywords
 from scidata.core.urls import url_of
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.irregular_dataset import IrregularDataset
-from scidata.data.openers import refuse
 from scidata.data.output.fields import OutputLayout, distinct_dims
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.like_grid import GridLike

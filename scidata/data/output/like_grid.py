@@ -98,7 +98,7 @@ class GridLike:
         default = Packing(dtype=np.dtype(options.get("dtype", np.float32)))
         if layout is not None and like is not None:
             decoded = reader.buffer_specs(dict.fromkeys(reader.partition.axis_sizes, 0))[like].dtype
-            as_stored = packing_of(layout, is_packed=not reader.decodes)
+            as_stored = packing_of(layout, is_packed=not reader.options.decodes)
             default = Packing(dtype=np.dtype(decoded)) if self._plain else as_stored
         packing = packing_given(what, options, default)
         attributes = {} if layout is None else kept_attributes(layout.attributes)
@@ -153,7 +153,7 @@ class GridLike:
         """Return the sizes of the steps' dims, and their coordinates."""
         reader = self._reader
         if times is None:
-            if len(self.step_dims) > 1 or reader.steps != (0,):
+            if len(self.step_dims) > 1 or reader.field_steps.every != (0,):
                 raise ConfigError(
                     "create: samples of several steps, or dimensions, are not one step each; say which steps are "
                     "written with times=[...], a number of steps, or {dim: values}"

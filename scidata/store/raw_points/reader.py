@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from scidata.core.bounds import chunk_bounds, explicit_bounds
 from scidata.core.cache import Cache
-from scidata.core.checks import names_of
+from scidata.core.checks import names_of, refuse
 from scidata.core.index_map import IndexMap
+from scidata.core.options import DEFAULTS, ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.types import Empty, IntArray
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
@@ -36,7 +37,7 @@ from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.rows import GatherPlan, RowAccess
-from scidata.store.reading.subsample import Draw, Subsample
+from scidata.store.reading.subsample import Draw, make_subsample
 
 _KEPT_SAMPLES = 1024
 _RUN_ROWS = 1024  # drawn together as a "chunk" of files that have none
@@ -49,19 +50,12 @@ class PointsReader(PartReader):
     ----------
     path
         A file, a list or a glob; each file is a sample.
+    options
+        What is read, and how it is cut. ``fields``: default all that have one row per point, and ``pos``, the positions
+        as ``(num, 2 or 3)``: float64 unless ``dtype`` says otherwise, angles in degrees. ``bounds`` by sample:
+        ``{index: [0, …, N]}``.
     num_parts
         Ranks of the domain.
-    fields
-        Names; default all that have one row per point, and ``pos``, the positions as ``(num, 2 or 3)``: float64 unless
-        ``dtype`` says otherwise, angles in degrees.
-    bounds
-        ``"even"``, ``"chunk"``, explicit ``[0, …, N]`` for every sample, or ``{index: [0, …, N]}``.
-    weights
-        Cost of each row: a field's name, or ``(N,)`` numbers.
-    decode, dtype, allow_missing, allow_external, num_threads
-        As in :func:`scidata.open_dataset`; ``dtype`` is NumPy's.
-    subsample
-        Rows that each epoch draws; None reads all.
 
     Raises
     ------
@@ -78,32 +72,24 @@ class PointsReader(PartReader):
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        options: ReadOptions = DEFAULTS,
         *,
         num_parts: int = 1,
-        fields: Sequence[str] | str | None = None,
-        bounds: Any = "even",
-        weights: Any = None,
-        decode: bool = True,
-        dtype: npt.DTypeLike | None = None,
-        subsample: Subsample | None = None,
-        allow_missing: bool = False,
-        allow_external: bool = False,
-        num_threads: int = 4,
     ) -> None:
-        wanted = None if fields is None else names_of("fields", fields)
+        _check(options, path if isinstance(path, str) else "SOURCE...")
+        wanted = None if options.fields is None else names_of("fields", options.fields)
         self._samples = read_samples(
             path,
             kind="points",
             fields=None if wanted is None else [name for name in wanted if name != "pos"],
-            allow_missing=allow_missing,
-            allow_external=allow_external,
+            allow_missing=options.allow_missing,
+            allow_external=options.allow_external,
         )
         self._num_samples = len(self._samples)
-        self.num_parts, self.subsample = num_parts, subsample
-        self._bounds, self._weights = bounds, weights
-        self._decode, self._dtype = decode, None if dtype is None else np.dtype(dtype)
-        self._allow_missing = allow_missing
-        self._threads = ReaderThreads(num_threads)
+        self.num_parts, self._options = num_parts, options
+        self.subsample = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
+        self._dtype = None if options.dtype is None else np.dtype(options.dtype)
+        self._threads = ReaderThreads(options.num_threads)
         self._clouds: dict[int, PointsFile] = {}
         self._cuts: Cache[SamplePart] = Cache(_KEPT_SAMPLES)
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
@@ -116,9 +102,10 @@ class PointsReader(PartReader):
         self.fields = tuple(self._infos)
         if wanted is not None:
             self.fields = tuple(dict.fromkeys(self._known(short.get(name, name)) for name in wanted))
-        if subsample is not None and subsample.only_one(str(self.path)).entity != "point":
-            raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {subsample.entity!r}")
-        check_cut(bounds, weights, what="points are", known=("even", "chunk"))
+        draw = self.subsample
+        if draw is not None and draw.only_one(str(self.path)).entity != "point":
+            raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {draw.entity!r}")
+        check_cut(options.bounds, options.weights, what="points are", known=("even", "chunk"))
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -183,7 +170,7 @@ class PointsReader(PartReader):
         if cloud is None:
             header = self._samples.header(index)
             assert isinstance(header, SampleHeader)  # of this kind
-            cloud = described_file(header, dtype=self._dtype, decode=self._decode)
+            cloud = described_file(header, dtype=self._dtype, decode=self._options.decodes)
             if index and cloud.infos != self._infos:
                 self._refuse(cloud)
             if len(self._clouds) >= _KEPT_SAMPLES:
@@ -210,22 +197,22 @@ class PointsReader(PartReader):
         return self._cuts.get_or_make(index, make)
 
     def _cut(self, index: int) -> IntArray:
-        cloud, bounds = self._cloud(index), bounds_of_sample(self._bounds, index)
+        cloud, bounds = self._cloud(index), bounds_of_sample(self._options.bounds, index)
         num_rows, num_parts = cloud.num_rows, self.num_parts
         if not isinstance(bounds, str):
             return explicit_bounds(bounds, num_rows, num_parts)
-        if self._weights is not None:
+        if self._options.weights is not None:
             return cut_bounds(prefix_of(self._costs(cloud)), num_parts)
         if bounds == "chunk" and cloud.chunk_rows and num_parts < num_rows:
             return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
         return equal_bounds(num_rows, num_parts)
 
     def _costs(self, cloud: PointsFile) -> npt.NDArray[np.float64]:
-        if isinstance(self._weights, str):
-            self._known(self._weights)
-            values = self._access(cloud).rows(self._weights, 0, cloud.num_rows)
+        if isinstance(self._options.weights, str):
+            self._known(self._options.weights)
+            values = self._access(cloud).rows(self._options.weights, 0, cloud.num_rows)
         else:
-            values = np.asarray(self._weights)
+            values = np.asarray(self._options.weights)
         if values.shape != (cloud.num_rows,):
             raise ConfigError(
                 f"{cloud.source.path}: weights of shape {values.shape} for {cloud.num_rows} points; one cost of each "
@@ -321,7 +308,9 @@ class PointsReader(PartReader):
 
     def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
         executor = self._threads.executor()
-        return FileAccess(cloud, executor, empty, decode=self._decode, allow_missing=self._allow_missing)
+        return FileAccess(
+            cloud, executor, empty, decode=self._options.decodes, allow_missing=self._options.allow_missing
+        )
 
     def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""
@@ -365,3 +354,22 @@ class PointsReader(PartReader):
         self._jobs.clear()
         for cloud in list(self._clouds.values()):
             cloud.source.close()
+
+
+def _check(options: ReadOptions, shown: str) -> None:
+    """Refuse what means nothing for raw points; ``shown`` are their files."""
+    none = "means nothing for points, of which each file is a sample"
+    options.refuse(*ONLY_GRIDS, *SAMPLES, why=none)
+    refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
+    options.refuse("cache_bytes", why="means nothing for raw points, which have no edges or cells to keep")
+    options.refuse(
+        "cache_dir",
+        why="keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "
+        "--kind points), or copy the files to a local disk as they are",
+    )
+    if options.halo or options.ghosts is not None:
+        given = f"halo={options.halo}" if options.halo else f"ghosts={options.ghosts!r}"
+        raise ConfigError(
+            f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
+            f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
+        )

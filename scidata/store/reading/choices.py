@@ -12,7 +12,7 @@ from scidata.store.format.store import Store
 from scidata.store.reading.subsample import Subsample
 
 
-def checked_halo(store: Store, halo: float) -> float:
+def checked_halo(store: Store, halo: object) -> float:
     """Return the number of hops, or the radius, if the store has what that needs.
 
     Raises
@@ -21,8 +21,8 @@ def checked_halo(store: Store, halo: float) -> float:
         No number, negative, hops that are not whole, or a store without edges or positions.
     """
     kind = store.manifest.kind
-    number = isinstance(halo, int | float | np.integer | np.floating) and not isinstance(halo, bool)
-    if not number or not np.isfinite(halo) or halo < 0:
+    numbers = int | float | np.integer | np.floating
+    if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:
         what = "a radius" if kind == "points" else "a number of hops"
         raise ConfigError(f"halo={halo!r}: a halo of {kind} is {what}, at least 0")
     if kind == "points":
@@ -34,6 +34,24 @@ def checked_halo(store: Store, halo: float) -> float:
     if halo and "edge" not in store.manifest.entities:
         raise ConfigError(f"{store.path}: halo={halo} needs edges, and the store has none; write it again with --edges")
     return int(halo)
+
+
+def checked_ghosts(ghosts: str | None, halo: float) -> str:
+    """Return how the values of ghosts come: by default from disk, where there is a halo.
+
+    Raises
+    ------
+    ConfigError
+        None of the ways, or ghosts without a halo.
+    """
+    if ghosts is None:
+        return "disk" if halo else "exchange"
+    if ghosts not in ("disk", "exchange"):
+        hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
+        raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
+    if ghosts == "disk" and not halo:
+        raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
+    return ghosts
 
 
 def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import explicit_bounds
+from scidata.core.options import Weights
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
@@ -17,9 +18,6 @@ from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.sets import checked_costs
-
-#: None, ``"edges"``, a field's name, a cost of each row or, of a graph between node sets, of each row of a set.
-Weights: TypeAlias = str | npt.ArrayLike | Mapping[str, float] | None
 
 
 def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.float64] | dict[str, float] | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
 from scidata.core.checks import check_steps as checked_offsets
+from scidata.core.options import DEFAULTS, Crop, ReadOptions
 from scidata.core.types import IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
 from scidata.sources.cf import names_time
@@ -169,39 +170,37 @@ class Numbering:
         return isinstance(self.isel.get(info.dims[i]), int | np.integer)
 
 
-def number_samples(
-    store: Store,
-    infos: Sequence[FieldInfo],
-    *,
-    sample_dim: str | int | None = None,
-    steps: Sequence[int] = (0,),
-    isel: Mapping[str, Any] | None = None,
-) -> Numbering:
+def number_samples(store: Store, infos: Sequence[FieldInfo], options: ReadOptions = DEFAULTS) -> Numbering:
     """Number the samples of a store.
 
     Parameters
     ----------
     infos
         The fields that are read.
-    sample_dim
-        A dim of some field of the store; None: the one of ``infos`` whose name says time, else ``"sample"`` where the
-        store was made of several files' fields, else none; False: none.
-    steps, isel
-        As in :func:`scidata.open_dataset`.
+    options
+        ``sample_dim``: a dim of some field of the store; None: the one of ``infos`` whose name says time, else
+        ``"sample"`` where the store was made of several files' fields, else none; False: none. ``steps`` and ``isel``
+        as in :func:`scidata.open_dataset`.
 
     Raises
     ------
     UnknownNameError, ConfigError, FieldMismatchError
         No such dim, steps without one, a crop of an entity, or fields that differ in their number of times.
     """
-    offsets = checked_offsets(steps)
-    chosen = _sample_dim(store, infos, sample_dim)
+    asked = options.sample_dim
+    if not isinstance(asked, str | int | None):
+        raise ConfigError(
+            f"sample_dim={asked!r}: {store.path} is a store, whose stored samples are the trajectories; name the "
+            "dimension of steps alone"
+        )
+    offsets = checked_offsets(options.steps)
+    chosen = _sample_dim(store, infos, asked)
     if chosen is None and offsets != (0,):
         raise ConfigError(
             f"{store.path}: steps={offsets} are offsets along a dimension, and no field that is read has a time; name "
             "the dimension with sample_dim"
         )
-    crop = _checked_crop(store, infos, dict(isel or {}), chosen)
+    crop = _checked_crop(store, infos, options.isel or {}, chosen)
     if chosen is None:
         sizes: tuple[int, ...] = ()
         counts = np.ones(len(store), np.int64)
@@ -256,9 +255,7 @@ def _times(store: Store, infos: Sequence[FieldInfo], sample_dim: str) -> tuple[i
     return tuple(sizes)
 
 
-def _checked_crop(
-    store: Store, infos: Sequence[FieldInfo], isel: dict[str, Any], sample_dim: str | None
-) -> dict[str, Any]:
+def _checked_crop(store: Store, infos: Sequence[FieldInfo], isel: Crop, sample_dim: str | None) -> dict[str, Any]:
     known = list(dict.fromkeys(dim for info in infos for dim in _free_dims(info)))
     rows = {info.dims[info.entity_dim] for info in infos} | set(store.manifest.entities)
     for dim, crop in isel.items():
@@ -268,15 +265,17 @@ def _checked_crop(
                     f"{store.path}: isel of {dim!r}: rows of a store are cut by rank, not cropped; write a store of "
                     "the part that is wanted"
                 )
-            raise UnknownNameError(f"{store.path}: isel: no field has a dimension {dim!r}{near_matches(dim, known)}")
-        for path, size in _sizes_of(store, infos, dim):
+            raise UnknownNameError(
+                f"{store.path}: isel: no field has a dimension {dim!r}{near_matches(str(dim), known)}"
+            )
+        for path, size in _sizes_of(store, infos, str(dim)):
             try:
                 empty = not len(_kept_rows(crop, size))
             except SciDataError as e:
                 raise ConfigError(f"{store.path}: isel of {dim!r} in field {path!r}: {e}") from e
             if empty:
                 raise ConfigError(f"{store.path}: isel leaves no rows of {dim!r}, of which {path!r} has {size}")
-    return isel
+    return {str(dim): crop for dim, crop in isel.items()}
 
 
 def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[str, int]]:

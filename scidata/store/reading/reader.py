@@ -12,25 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.checks import check_int, names_of
+from scidata.core.checks import names_of, refuse
+from scidata.core.options import DEFAULTS, ONLY_GRIDS, ReadOptions
 from scidata.core.types import Empty, IntArray
-from scidata.errors import ConfigError, CorruptDataError, RefusedError, UnsupportedFormatError, near_matches
+from scidata.errors import ConfigError, CorruptDataError, RefusedError, UnsupportedFormatError
 from scidata.meshes.hetero import is_relation
 from scidata.plan.array import ArrayPlan
 from scidata.plan.totals import ReadPlan
 from scidata.read.context import ReadStats
-from scidata.read.disk_cache import DiskCache
+from scidata.read.disk_cache import make_cache
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
 from scidata.store.format.manifest import SampleInfo, StoredMoments
 from scidata.store.format.store import open_store
 from scidata.store.format.values import decode_values
 from scidata.store.reading.base import PartReader
-from scidata.store.reading.choices import checked_halo, checked_subsample, named_fields
-from scidata.store.reading.cuts import Weights, bounds_of_rows, bounds_of_sample, check_cut, checked_weights
+from scidata.store.reading.choices import checked_ghosts, checked_halo, checked_subsample, named_fields
+from scidata.store.reading.cuts import bounds_of_rows, bounds_of_sample, check_cut, checked_weights
 from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.layers import checked_layers, read_relations
 from scidata.store.reading.numbering import number_samples
@@ -38,13 +38,12 @@ from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.sets import cut_sets
-from scidata.store.reading.subsample import Subsample
+from scidata.store.reading.subsample import make_subsample
 from scidata.store.reading.subsample_part import drawn_part, drawn_sets
 from scidata.store.reading.topology import LocalTopology, read_topology
 
 _T = TypeVar("_T")
 
-_THREADS = 4
 #: Of the edges, cells and index maps that are kept between reads.
 CACHE_BYTES = 512 << 20
 _PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
@@ -58,35 +57,14 @@ class StoreReader(PartReader):
     ----------
     path
         The store.
+    options
+        What is read, and how it is cut. ``fields``: a name that several entities have comes with its entity,
+        ``"cell/u"``. ``halo``: hops along edges, or a radius for points (in the unit of the positions; on a sphere the
+        angle in degrees; where the domain wraps, to the nearest images); of a graph between several node sets also
+        which relations the layers of a model follow: :func:`~scidata.store.reading.layers.checked_layers`. ``bounds``
+        by stored sample: ``{stored sample: [0, …, N]}``.
     num_parts
         Ranks of the domain.
-    fields
-        Names; default all, and ``pos``, the positions. A name that several entities have comes with its entity,
-        ``"cell/u"``.
-    sample_dim, steps, isel
-        As in :func:`scidata.open_dataset`.
-    halo
-        Hops along edges, or a radius for points (in the unit of the positions; on a sphere the angle in degrees;
-        where the domain wraps, to the nearest images). Of a graph between several node sets also which relations the
-        layers of a model follow: :func:`~scidata.store.reading.layers.checked_layers`.
-    ghosts
-        ``"disk"``: the ghosts' rows of all fields are read too. ``"exchange"``: only their ids are found.
-    bounds
-        ``"even"``, explicit ``[0, …, N]`` for every stored sample, or ``{stored sample: [0, …, N]}``.
-    weights
-        Cost of each row: None, ``"edges"``, the name of a field, or ``(N,)`` numbers in the source's order of rows.
-    dtype
-        NumPy dtype of floating fields; None keeps theirs.
-    subsample
-        Rows of nodes, points or cells that each epoch draws; None reads all.
-    num_threads
-        Threads that fetch and check chunks side by side.
-    cache_bytes
-        Index maps, edges and cells of parts that were read are kept for the next read of the same stored sample, of
-        another time of it say: at most so many bytes, the least recently used let go first. So are fields without
-        times, of up to 128 MiB besides. Pickling leaves them out.
-    disk
-        Where what is read over a network is kept for other epochs, runs and ranks; None keeps nothing.
 
     Raises
     ------
@@ -97,22 +75,12 @@ class StoreReader(PartReader):
     def __init__(
         self,
         path: str | os.PathLike[str],
+        options: ReadOptions = DEFAULTS,
         *,
         num_parts: int = 1,
-        fields: Sequence[str] | str | None = None,
-        sample_dim: str | int | None = None,
-        steps: Sequence[int] = (0,),
-        isel: Mapping[str, Any] | None = None,
-        halo: Any = 0,
-        ghosts: str = "exchange",
-        bounds: Any = "even",
-        weights: Weights = None,
-        dtype: npt.DTypeLike | None = None,
-        subsample: Subsample | None = None,
-        num_threads: int = _THREADS,
-        cache_bytes: int = CACHE_BYTES,
-        disk: DiskCache | None = None,
     ) -> None:
+        _check(options, str(path))
+        disk = None if options.cache_dir is None else make_cache(options.cache_dir, options.cache_disk_bytes)
         self.store = open_store(path, disk)
         manifest = self.store.manifest
         self.path, self.period = self.store.path, manifest.period
@@ -120,38 +88,37 @@ class StoreReader(PartReader):
         self.num_parts = num_parts
         if num_parts < 1:
             raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+        if options.kind not in (None, self.kind):
+            raise ConfigError(f"kind={options.kind!r}: {self.path} is a store of kind {self.kind!r}")
         if self.kind == "hetero":
-            layers = checked_layers(self.store, halo)
+            layers = checked_layers(self.store, options.halo)
             self.halo: float = len(layers)
             self.layers = layers or checked_layers(self.store, 1)  # edges need their sources
         else:
-            self.halo = checked_halo(self.store, halo)
-        if ghosts not in ("disk", "exchange"):
-            hint = near_matches(str(ghosts), ("disk", "exchange"), listed=False)
-            raise ConfigError(f"ghosts must be 'disk' or 'exchange', not {ghosts!r}{hint}")
-        if ghosts == "disk" and not self.halo:
-            raise ConfigError("ghosts='disk' reads the rows of a halo: say how wide, with halo=1 say")
-        self.ghosts = ghosts
-        self.subsample = checked_subsample(self.store, subsample)
-        if subsample is not None and (self.halo or ghosts == "disk"):
+            self.halo = checked_halo(self.store, options.halo)
+        self.ghosts = checked_ghosts(options.ghosts, self.halo)
+        draw = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
+        self.subsample = checked_subsample(self.store, draw)
+        if draw is not None and self.halo:
             raise ConfigError(
                 f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
                 "leave out one of them"
             )
         self._infos = named_fields(self.store)
-        self.fields = self._chosen(fields)
+        self.fields = self._chosen(options.fields)
         chosen = [self._infos[name] for name in self.fields]
-        self.numbering = number_samples(self.store, chosen, sample_dim=sample_dim, steps=steps, isel=isel)
-        self._dtype = None if dtype is None else np.dtype(dtype)
-        self._bounds = bounds
-        self._weights = checked_weights(self.store, weights)
-        check_cut(bounds, weights, what="irregular data is")
-        self._threads = ReaderThreads(num_threads)
+        self.numbering = number_samples(self.store, chosen, options)
+        self._dtype = None if options.dtype is None else np.dtype(options.dtype)
+        self._bounds = options.bounds
+        self._weights = checked_weights(self.store, options.weights)
+        check_cut(options.bounds, options.weights, what="irregular data is")
+        self._threads = ReaderThreads(options.num_threads)
         self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")
-        self.topologies: Cache[LocalTopology] = Cache(check_int("cache_bytes", cache_bytes, least=0), "lru")
+        max_bytes = CACHE_BYTES if options.cache_bytes is None else options.cache_bytes
+        self.topologies: Cache[LocalTopology] = Cache(max_bytes, "lru")
         dtypes = {name: self.dtype(name) for name in self.fields}
         self._reads = FieldReads(
-            self.numbering, self._infos, dtypes, with_ghosts=ghosts == "disk", max_bytes=self.topologies.max_size
+            self.numbering, self._infos, dtypes, with_ghosts=self.ghosts == "disk", max_bytes=max_bytes
         )
         self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
 
@@ -431,3 +398,13 @@ class StoreReader(PartReader):
         self._threads.close()
         self.store.close()
         self._reads.forget()
+
+
+def _check(options: ReadOptions, path: str) -> None:
+    """Refuse what means nothing for stores."""
+    alone = (*ONLY_GRIDS, "decode", "allow_missing", "allow_external")
+    none = f"means nothing for {path}, a partitioned store"
+    options.refuse(*alone, why=none)
+    refuse({"steps by field": isinstance(options.steps, Mapping)}, none)
+    if options.pool_bytes:
+        options.refuse("pool_bytes", why="means nothing for a partitioned store, whose chunks are of one sample")

@@ -23,6 +23,7 @@ from scidata import __version__
 from scidata.cli.app import app
 from scidata.cli.commands.inspect import inspect_store
 from scidata.cli.commands.plot_grid import PlotAxis, _halo_boxes, plane_of
+from scidata.core.options import ReadOptions
 from scidata.grids.partition import make_partition
 from scidata.grids.reader import GridReader
 from scidata.testing import make_grid
@@ -272,11 +273,13 @@ def test_plan_is_the_sum_of_every_ranks_plan(store: str) -> None:
     found = run_json("plan", store, "--domain", "3x2", *options, "--isel", "latitude=22:0:-1", "--sample", "2")
     reader = GridReader(
         store,
+        ReadOptions(
+            halo={"latitude": (1, 2), "longitude": 3},
+            periodic="longitude",
+            steps=(0, 1),
+            isel={"latitude": slice(22, 0, -1)},
+        ),
         axis_sizes={"h": 3, "w": 2},
-        halo={"latitude": (1, 2), "longitude": 3},
-        periodic="longitude",
-        steps=(0, 1),
-        isel={"latitude": slice(22, 0, -1)},
     )
     assert found["num_samples"] == reader.num_samples == 4
     assert found["exact"]

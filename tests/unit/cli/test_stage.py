@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
+from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
 from scidata.grids import staging
 from scidata.grids.reader import GridReader
@@ -74,7 +75,7 @@ HOW: dict[str, Any] = {
 
 def check(path: Any, cache: Path, num_ranks: int, ranks: Any, **more: Any) -> Any:
     """Read all samples of ranks with the cache, compare them with the arrays; return what was read of the source."""
-    reader = GridReader(path, axis_sizes={"domain": num_ranks}, **HOW, **more, disk=DiskCache(cache))
+    reader = GridReader(path, ReadOptions(**HOW, **more, cache_dir=cache), axis_sizes={"domain": num_ranks})
     total, rows = [], np.arange(13)
     for rank in ranks:
         coordinate = reader.partition.coordinate(rank)
@@ -139,10 +140,13 @@ def test_two_dimensions_strides_and_empty_parts(store: Path, tmp_path: Path) -> 
     cut = ("--shard", "y", "--shard", "x", "--isel", "y=12:0:-2", "--isel", "time=2:20:3", "--bounds", "y=0,1,6")
     run(store, tmp_path, "--domain", "2x3", "--sample-dim", "time", *cut, "--fields", "u,v", "--halo", "x=2")
     how: dict[str, Any] = {
-        "axis_sizes": {"h": 2, "w": 3}, "shard": {"y": "h", "x": "w"}, "sample_dim": "time", "fields": ["u", "v"],
+        "shard": {"y": "h", "x": "w"}, "sample_dim": "time", "fields": ["u", "v"],
         "isel": {"y": slice(12, 0, -2), "time": slice(2, 20, 3)}, "bounds": {"y": [0, 1, 6]}, "halo": {"x": 2},
     }  # fmt: skip
-    reader, alone = (GridReader(str(store), **how, disk=disk) for disk in (DiskCache(tmp_path), None))
+    reader, alone = (
+        GridReader(str(store), ReadOptions(**how, cache_dir=folder), axis_sizes={"h": 2, "w": 3})
+        for folder in (tmp_path, None)
+    )
     for rank in range(6):
         coordinate = reader.partition.coordinate(rank)
         for index in range(reader.num_samples):

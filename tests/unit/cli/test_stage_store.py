@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
+from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access import filesystems, mounts
@@ -79,8 +80,9 @@ def url(s3: Any, monkeypatch: Any) -> str:
 def check(s3: Any, store: Path, cache: Path, num_parts: int, ranks: Any, **options: Any) -> int:
     """Read all samples of ranks with the cache, compare them; return how many requests that took."""
     s3.wire.forget()
-    kept = StoreReader(url_of(s3.url, s3.options), num_parts=num_parts, disk=DiskCache(cache), **options)
-    alone = StoreReader(str(store), num_parts=num_parts, **options)
+    there = url_of(s3.url, s3.options)
+    kept = StoreReader(there, ReadOptions(cache_dir=cache, **options), num_parts=num_parts)
+    alone = StoreReader(str(store), ReadOptions(**options), num_parts=num_parts)
     for index in range(alone.num_samples):
         for rank in ranks:
             expected, found = alone.read(index, rank).arrays(), kept.read(index, rank).arrays()
@@ -173,8 +175,8 @@ def test_killed_and_run_again(store: Path, tmp_path: Path, monkeypatch: Any) -> 
     last = run(*arguments[1:], "--json")
     assert last["written"] + last["there"] == last["parts"] == 18
     assert last["bytes_there"] > 0
-    kept = StoreReader(str(store), num_parts=3, disk=DiskCache(tmp_path), **HOW)
-    alone = StoreReader(str(store), num_parts=3, **HOW)
+    kept = StoreReader(str(store), ReadOptions(cache_dir=tmp_path, **HOW), num_parts=3)
+    alone = StoreReader(str(store), ReadOptions(**HOW), num_parts=3)
     for index in range(6):
         for rank in range(3):
             local, expected = kept.read(index, rank), alone.read(index, rank).arrays()

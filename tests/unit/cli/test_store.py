@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.cli.commands import plot_store
 from scidata.cli.commands.inspect import inspect_store
+from scidata.core.options import ReadOptions
 from scidata.data.pictures.mesh_shapes import outlines, unrolled
 from scidata.errors import UnsupportedFormatError
 from scidata.store.format.store import open_store
@@ -210,7 +211,7 @@ def test_times_are_samples(tmp_path: Path) -> None:
     assert (found["num_samples"], found["name"], found["rows"]) == (6, "case1", [1])
     assert found["global_shape"]["u"] == [1100]
     assert found["samples_per_dp_rank"] == 3
-    reader = StoreReader(store, num_parts=2, halo=1, ghosts="disk")
+    reader = StoreReader(store, ReadOptions(halo=1, ghosts="disk"), num_parts=2)
     assert [rank["bytes_fetched"] for rank in found["ranks"]] == [reader.plan(5, r).bytes_fetched for r in range(2)]
     several = run("plan", store, "--domain", "2", "--steps", "0,1", "--isel", "Time=1:", "--sample", "1")
     assert "sample 1 (case0, Time 2,3) of 2" in several.stdout
@@ -250,7 +251,7 @@ def test_plan_counts_are_those_of_the_edges(mesh: Path, hops: int) -> None:
 def test_plan_bytes_are_those_of_the_reads(mesh: Path, options: list[str], halo: int, ghosts: str) -> None:
     found = run_json("plan", mesh, "--domain", "4", "--fields", "u", *options)
     assert found["ghosts"] == ghosts
-    reader = StoreReader(mesh, num_parts=4, halo=halo, ghosts=ghosts, fields="u")
+    reader = StoreReader(mesh, ReadOptions(halo=halo, ghosts=ghosts, fields="u"), num_parts=4)
     for rank in found["ranks"]:
         plan = reader.plan(0, rank["rank"])
         assert (rank["bytes_wanted"], rank["bytes_fetched"]) == (plan.bytes_wanted, plan.bytes_fetched)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.data import options
 from scidata.testing import make_grid
 
@@ -34,12 +35,19 @@ def test_a_grid_loads_no_mesh_format_and_no_store_writer(tmp_path: Path, fmt: st
     assert found.stdout.strip() == "[]"
 
 
-def test_the_records_the_overloads_and_the_function_have_the_same_arguments() -> None:
-    arguments = {*inspect.signature(scidata.open_dataset).parameters} - {"path", "mesh"}
-    records = (options.WhatToRead, options.HowToCut, options.HowToReach)
-    fields = [field.name for record in records for field in dataclasses.fields(record)]
-    assert sorted([*fields, "storage_options"]) == sorted(arguments)
-    assert {*options.Options.__annotations__} == arguments - {"kind", "shard", "transform"}
+def test_the_options_the_overloads_and_the_function_have_the_same_arguments_and_defaults() -> None:
+    arguments = inspect.signature(scidata.open_dataset).parameters
+    own = {
+        "path",
+        "mesh",
+        "transform",
+        "local_transform",
+        "dp",
+        "storage_options",
+    }  # of data sets and paths, not readers
+    given = {field.name: field.default for field in dataclasses.fields(ReadOptions)}
+    assert given == {name: each.default for name, each in arguments.items() if name not in own}
+    assert {*options.Options.__annotations__} == {*arguments} - {"path", "mesh", "kind", "shard", "transform"}
 
 
 def test_the_first_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.data.pictures.figures import LEGEND_RANKS, amplification_text, colours_of, rank_groups
 from scidata.data.pictures.grid_field import draw_grid
 from scidata.data.pictures.maps import map_axes
@@ -69,7 +70,9 @@ def drawn(figure):
 
 @pytest.mark.parametrize("halo", [0, {"latitude": 3}])
 def test_a_grid_is_drawn_whole_with_its_bounds(folder, halo):
-    reader = GridReader(folder / "era5.zarr", axis_sizes={"domain": 5}, shard={"latitude": "domain"}, halo=halo)
+    reader = GridReader(
+        folder / "era5.zarr", ReadOptions(shard={"latitude": "domain"}, halo=halo), axis_sizes={"domain": 5}
+    )
     figure = draw_grid(reader, 2, "u", {"level": -1}, parts=True, path=None)
     values, axes = drawn(figure)
     whole = scidata.open_dataset(folder / "era5.zarr", fields=["u"])[2]["u"][-1].numpy()
@@ -84,11 +87,13 @@ def test_a_grid_is_drawn_whole_with_its_bounds(folder, halo):
 
 def test_a_grid_on_two_axes_and_many_ranks(folder):
     shard = {"latitude": "h", "longitude": "w"}
-    reader = GridReader(folder / "era5.zarr", axis_sizes={"h": 4, "w": 8}, shard=shard, periodic="longitude", halo=1)
+    reader = GridReader(
+        folder / "era5.zarr", ReadOptions(shard=shard, periodic="longitude", halo=1), axis_sizes={"h": 4, "w": 8}
+    )
     values, axes = drawn(draw_grid(reader, 0, "t", None, parts=True, path=None))
     assert (len(axes.lines), len(axes.texts)) == (3 + 7, 32)
     assert values.shape == (24, 48)
-    stripes = GridReader(folder / "era5.zarr", axis_sizes={"domain": 24}, shard={"latitude": "domain"})
+    stripes = GridReader(folder / "era5.zarr", ReadOptions(shard={"latitude": "domain"}), axis_sizes={"domain": 24})
     _, axes = drawn(draw_grid(stripes, 0, "t", None, parts=True, path=None))
     assert len(axes.lines) == 23
     assert 8 <= len(axes.texts) <= LEGEND_RANKS

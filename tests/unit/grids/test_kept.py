@@ -20,10 +20,10 @@ import pytest
 import zarr
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.core.urls import Url, url_of
 from scidata.errors import ConfigError, MissingChunkError, SourceChangedError
 from scidata.grids.reader import GridReader
-from scidata.read.disk_cache import DiskCache
 from scidata.sources.access import mounts, remote, retry, validators
 from scidata.sources.access.files import files
 from tests.unit._s3 import BUCKET, SECRET, serve
@@ -72,14 +72,16 @@ def write_hdf5(path: Path, version: int = 0) -> None:
     settle(path, 3600.0 - version)
 
 
-def opened(path: Any, cache: Any, **options: Any) -> GridReader:
+def opened(path: Any, cache: Any, axis_sizes: Any = None, **options: Any) -> GridReader:
     """Open as another process would, which has seen nothing of the source."""
     options = {"sample_dim": "time", "num_threads": 0} | options
     if isinstance(path, Url):
         path = Url(path.target, path.options)
     elif isinstance(path, Path):
         path = str(path)
-    return GridReader(path, **options, disk=cache and DiskCache(cache, BIG))
+    if cache is not None:
+        options |= {"cache_dir": cache, "cache_disk_bytes": BIG}
+    return GridReader(path, ReadOptions(**options), axis_sizes=axis_sizes)
 
 
 def epoch(reader: GridReader, rank: int = 0) -> tuple[dict[str, np.ndarray], Any]:

@@ -14,23 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scidata.core.options import ReadOptions
 from scidata.core.urls import Url, url_of
 from scidata.errors import SourceChangedError
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
-from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import files
 from scidata.sources.references.kerchunk import JsonSet
 from tests.unit._s3 import serve
 from tests.unit.sources.test_references import PLAIN, ROWS, parquet_set, plain_refs, save
 
 
-def opened(path: Any, cache: Path, **options: Any) -> GridReader:
+def opened(path: Any, cache: Path, axis_sizes: Any = None, **options: Any) -> GridReader:
     """Open as another process would, which has seen nothing of the source."""
     files().close()
     path = Url(path.target, path.options) if isinstance(path, Url) else str(path)
-    disk = DiskCache(cache, 1 << 26)
-    return GridReader(path, sample_dim="time", fields="u", disk=disk, num_threads=0, **options)
+    kept = ReadOptions(
+        sample_dim="time", fields="u", cache_dir=cache, cache_disk_bytes=1 << 26, num_threads=0, **options
+    )
+    return GridReader(path, kept, axis_sizes=axis_sizes)
 
 
 def read(reader: GridReader, **where: int) -> tuple[np.ndarray[Any, Any], int]:

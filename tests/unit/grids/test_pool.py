@@ -17,6 +17,7 @@ import pytest
 import xarray as xr
 import zarr
 
+from scidata.core.options import ReadOptions
 from scidata.grids.blocks import pool
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily
@@ -81,13 +82,11 @@ OPTIONS = [
 def test_samples_are_those_of_single_reads(
     stores: dict[str, Any], name: str, options: dict[str, Any], pool_bytes: int
 ) -> None:
-    how = {
-        "sample_dim": "time",
-        "shard": {"y": "domain"},
-        "axis_sizes": {"domain": 3},
-        "bounds": {"y": (0, 5, 5, ROWS)},
-    }
-    alone, pooled = (GridReader(stores[name], num_threads=2, **how, **options, pool_bytes=n) for n in (0, pool_bytes))
+    how: dict[str, Any] = {"sample_dim": "time", "shard": {"y": "domain"}, "bounds": {"y": (0, 5, 5, ROWS)}}
+    alone, pooled = (
+        GridReader(stores[name], ReadOptions(num_threads=2, **how, **options, pool_bytes=n), axis_sizes={"domain": 3})
+        for n in (0, pool_bytes)
+    )
     order = [*range(alone.num_samples), *np.random.default_rng(1).permutation(alone.num_samples)[:12].tolist(), -1]
     for rank in range(3):
         for index in order:
@@ -101,7 +100,9 @@ def test_samples_are_those_of_single_reads(
 
 @pytest.mark.parametrize(("name", "size"), [("lz4", 8), ("banded", 8), ("sharded", 5)])
 def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int) -> None:
-    alone, pooled = (GridReader(stores[name], sample_dim="time", num_threads=0, pool_bytes=n) for n in (0, BIG))
+    alone, pooled = (
+        GridReader(stores[name], ReadOptions(sample_dim="time", num_threads=0, pool_bytes=n)) for n in (0, BIG)
+    )
     once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, size))
     every = sum(read(alone, index, 0)[1].bytes_decoded for index in range(STEPS))
     assert every > 4 * once
@@ -110,7 +111,8 @@ def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int
         assert decoded <= alone_first * once
         assert pooled.pool.num_bytes == STEPS * 2 * 3 * ROWS * 8 * 4
     windows = GridReader(
-        stores[name], sample_dim="time", steps=(0, 1, 2), num_threads=0, pool_bytes=4 * size * 6 * ROWS * 32
+        stores[name],
+        ReadOptions(sample_dim="time", steps=(0, 1, 2), num_threads=0, pool_bytes=4 * size * 6 * ROWS * 32),
     )
     decoded = [read(windows, index, 0)[1].bytes_decoded for index in range(windows.num_samples)]
     assert decoded[0] <= once
@@ -121,7 +123,9 @@ def test_each_chunk_is_decoded_once(stores: dict[str, Any], name: str, size: int
 def test_blocks_that_are_read_again_are_not_planned_again(
     stores: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = GridReader(stores[name], sample_dim="time", num_threads=0, pool_bytes=20_000)  # a block of each field
+    reader = GridReader(
+        stores[name], ReadOptions(sample_dim="time", num_threads=0, pool_bytes=20_000)
+    )  # a block of each field
     planned, plan = [], PlanFamily.plan
 
     def counted(self: PlanFamily, *given: Any) -> Any:
@@ -138,7 +142,9 @@ def test_blocks_that_are_read_again_are_not_planned_again(
 
 
 def test_threads_wait_for_the_one_that_reads(stores: dict[str, Any]) -> None:
-    alone, pooled = (GridReader(stores["lz4"], sample_dim="time", num_threads=2, pool_bytes=n) for n in (0, BIG))
+    alone, pooled = (
+        GridReader(stores["lz4"], ReadOptions(sample_dim="time", num_threads=2, pool_bytes=n)) for n in (0, BIG)
+    )
     wanted = [read(alone, index, 0)[0]["u"].tobytes() for index in range(STEPS)]
     barrier = threading.Barrier(8)
 
@@ -193,7 +199,9 @@ def test_threads_count_what_was_read_and_used(
     stores: dict[str, Any], hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_Block", SlowBlock)
-    alone, pooled = (GridReader(stores["lz4"], sample_dim="time", num_threads=0, pool_bytes=n) for n in (0, BIG))
+    alone, pooled = (
+        GridReader(stores["lz4"], ReadOptions(sample_dim="time", num_threads=0, pool_bytes=n)) for n in (0, BIG)
+    )
     shared = pooled.pool
     shared._uncounted, shared.wanted[0] = SlowDeque(), set()
     for index in range(STEPS):
@@ -221,7 +229,7 @@ def test_threads_count_what_was_read_and_used(
 
 def test_a_block_is_read_when_a_second_sample_needs_it(stores: dict[str, Any]) -> None:
     """The pool holds two blocks, of five: samples of ever other ones are read alone, and nothing is kept."""
-    reader = GridReader(stores["lz4"], sample_dim="time", num_threads=0, pool_bytes=17 * 6 * ROWS * 32)
+    reader = GridReader(stores["lz4"], ReadOptions(sample_dim="time", num_threads=0, pool_bytes=17 * 6 * ROWS * 32))
     for index in [index for k in range(8) for index in range(k, 32, 8)]:
         read(reader, index, 0)
         assert reader.pool.num_bytes == 0
@@ -238,7 +246,7 @@ def test_errors_come_to_all_who_wait_and_are_tried_again(stores: dict[str, Any],
     chunk = tmp_path / "damaged" / "u" / "c" / "1" / "0" / "0"
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[:-3])
-    reader = GridReader(str(tmp_path / "damaged"), sample_dim="time", num_threads=0, pool_bytes=BIG)
+    reader = GridReader(str(tmp_path / "damaged"), ReadOptions(sample_dim="time", num_threads=0, pool_bytes=BIG))
     assert read(reader, 3, 0)[0]["u"][0, 0] == 108
     for _ in range(2):
         with pytest.raises(Exception, match=r"u.*1[/.]0[/.]0|chunk"):
@@ -261,7 +269,7 @@ def test_what_is_the_same_in_all_samples_is_decoded_once(tmp_path):
             compressors=zarr.codecs.ZstdCodec(),
         )  # fmt: skip
     for options, times in (({"pool_bytes": 1 << 20, "pool_fits": True}, 1), ({"pool_bytes": 0}, 6)):
-        reader = GridReader(path, axis_sizes={"domain": 3}, shard={"y": "domain"}, **options)
+        reader = GridReader(path, ReadOptions(shard={"y": "domain"}, **options), axis_sizes={"domain": 3})
         here = reader.partition.coordinate(1)
         decoded = 0
         for i in range(6):
@@ -278,7 +286,7 @@ def test_a_block_that_has_been_used_is_not_read_ahead(tmp_path):
     path = str(tmp_path / "a.zarr")
     values = np.random.default_rng(0).random((6, 12, 8))
     zarr.create_array(path, data=values, chunks=(3, 12, 8), dimension_names=("t", "y", "x"))
-    reader = GridReader(path, axis_sizes={"domain": 2}, shard={"y": "domain"}, pool_bytes=1 << 20)
+    reader = GridReader(path, ReadOptions(shard={"y": "domain"}, pool_bytes=1 << 20), axis_sizes={"domain": 2})
     here = reader.partition.coordinate(0)
     (first,), (second,) = reader.shared_reads(0, here), reader.shared_reads(3, here)
     reader.pool.wanted[1] = {second.key}

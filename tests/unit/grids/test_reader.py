@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, SourceChangedError, UnknownNameError
 from scidata.grids.planner import Planner
 from scidata.grids.reader import GridReader
@@ -81,13 +82,15 @@ def test_every_cut_reassembles(fmt, tmp_path):
     for num_parts, bounds, (halo, periodic) in itertools.product(range(1, 8), BOUNDS_1D, HALOS):
         reader = GridReader(
             str(path),
+            ReadOptions(
+                fields=list(one),
+                shard={"latitude": "domain"},
+                bounds=explicit(13, num_parts) if bounds == "explicit" else bounds,
+                halo=halo,
+                periodic=periodic,
+                num_threads=1,
+            ),
             axis_sizes={"domain": num_parts},
-            fields=list(one),
-            shard={"latitude": "domain"},
-            bounds=explicit(13, num_parts) if bounds == "explicit" else bounds,
-            halo=halo,
-            periodic=periodic,
-            num_threads=1,
         )
         assert_reassembles(reader, one, index=1)
 
@@ -102,12 +105,14 @@ def test_two_dimensional_domains_reassemble(fmt, tmp_path):
         for halo, periodic in HALOS:
             reader = GridReader(
                 str(path),
+                ReadOptions(
+                    fields=list(one),
+                    shard={"latitude": "h", "longitude": "w"},
+                    bounds=cuts,
+                    halo=halo,
+                    periodic=periodic,
+                ),
                 axis_sizes={"h": h, "w": w},
-                fields=list(one),
-                shard={"latitude": "h", "longitude": "w"},
-                bounds=cuts,
-                halo=halo,
-                periodic=periodic,
             )
             assert_reassembles(reader, one)
 
@@ -118,17 +123,19 @@ def test_the_real_file_reassembles_to_xarrays_decoded_read():
     with xr.open_dataset(REAL) as ds:
         wanted = {name: ds[name].values for name in ("z", "u", "v")}
     for num_parts, (halo, periodic) in itertools.product([1, 4, 7], HALOS):
-        reader = GridReader(REAL, axis_sizes={"domain": num_parts}, halo=halo, periodic=periodic)
+        reader = GridReader(REAL, ReadOptions(halo=halo, periodic=periodic), axis_sizes={"domain": num_parts})
         assert (reader.sample_dim, reader.num_samples) == ("month", 2)
         assert reader.partition.axis_of_dim == {"latitude": "domain"}
         assert_reassembles(reader, {k: v[1] for k, v in wanted.items()}, index=1)
     cropped = GridReader(
         REAL,
+        ReadOptions(
+            isel={"latitude": slice(239, None, -2), "longitude": slice(5, 400, 3), "level": [2, 0]},
+            halo={"latitude": 1, "longitude": 2},
+            periodic="longitude",
+            fields=["u"],
+        ),
         axis_sizes={"h": 2, "w": 3},
-        isel={"latitude": slice(239, None, -2), "longitude": slice(5, 400, 3), "level": [2, 0]},
-        halo={"latitude": 1, "longitude": 2},
-        periodic="longitude",
-        fields=["u"],
     )
     assert_reassembles(cropped, {"u": wanted["u"][0][[2, 0], 239::-2, 5:400:3]})
 
@@ -141,14 +148,14 @@ def store(tmp_path):
 
 def test_steps_keep_the_sample_dimension_in_its_place(store):
     path, wanted = store
-    reader = GridReader(path, fields=["u"], steps=(0, 2), axis_sizes={"domain": 2})
+    reader = GridReader(path, ReadOptions(fields=["u"], steps=(0, 2)), axis_sizes={"domain": 2})
     assert reader.num_samples == 3
     assert reader.dims("u")[0] == "time"
     assert_reassembles(reader, {"u": wanted["u"][[1, 3]]}, index=1)
-    back = GridReader(path, fields=["u"], steps=(-1, 0))
+    back = GridReader(path, ReadOptions(fields=["u"], steps=(-1, 0)))
     assert back.num_samples == 4
     assert_reassembles(back, {"u": wanted["u"][[0, 1]]}, index=0)
-    strided = GridReader(path, fields=["u"], steps=(0, 1), isel={"time": slice(None, None, 2)})
+    strided = GridReader(path, ReadOptions(fields=["u"], steps=(0, 1), isel={"time": slice(None, None, 2)}))
     assert strided.num_samples == 2
     assert_reassembles(strided, {"u": wanted["u"][[2, 4]]}, index=1)
 
@@ -159,7 +166,9 @@ def test_files_follow_each_other_along_time(tmp_path):
         path = tmp_path / f"era5_{2015 + year}.nc"
         parts.append(make_grid(path, format="netcdf4", num_times=2 + year, seed=year, first_time=10 * year))
     whole = np.concatenate([p["u"] for p in parts])
-    reader = GridReader(str(tmp_path / "era5_*.nc"), fields=["u"], steps=(0, 1), axis_sizes={"domain": 2}, gaps="allow")
+    reader = GridReader(
+        str(tmp_path / "era5_*.nc"), ReadOptions(fields=["u"], steps=(0, 1), gaps="allow"), axis_sizes={"domain": 2}
+    )
     assert reader.num_samples == 8
     for index in range(8):
         assert_reassembles(reader, {"u": whole[index : index + 2]}, index=index)
@@ -185,7 +194,7 @@ def test_files_that_disagree_are_refused(tmp_path):
 
 def test_dims_of_one_row_and_static_fields(store):
     path, wanted = store
-    reader = GridReader(path, fields=["u"], isel={"level": 1}, axis_sizes={"domain": 3})
+    reader = GridReader(path, ReadOptions(fields=["u"], isel={"level": 1}), axis_sizes={"domain": 3})
     assert reader.dims("u") == ("latitude", "longitude")
     assert_reassembles(reader, {"u": wanted["u"][0, 1]})
 
@@ -193,7 +202,7 @@ def test_dims_of_one_row_and_static_fields(store):
 def test_weights_by_field_name(store):
     path, _ = store
     reader = GridReader(
-        path, fields=["u"], weights="latitude", axis_sizes={"domain": 2}, isel={"latitude": slice(0, 5)}
+        path, ReadOptions(fields=["u"], weights="latitude", isel={"latitude": slice(0, 5)}), axis_sizes={"domain": 2}
     )
     rows = reader.coordinate("latitude")
     bounds = reader.partition.bounds["latitude"]
@@ -221,12 +230,14 @@ def test_weights_by_field_name(store):
     ],
 )
 def test_bad_arguments_fail_before_any_data_is_read(store, options, error, words):
+    axis_sizes = options.get("axis_sizes", {"domain": 2})
+    asked = {name: value for name, value in options.items() if name != "axis_sizes"}
     with pytest.raises(error, match=words):
-        GridReader(store[0], **({"axis_sizes": {"domain": 2}} | options))
+        GridReader(store[0], ReadOptions(**asked), axis_sizes=axis_sizes)
 
 
 def test_samples_out_of_range(store):
-    reader = GridReader(store[0], steps=(0, 1))
+    reader = GridReader(store[0], ReadOptions(steps=(0, 1)))
     assert reader.plan(-1).index == -1
     for index in (4, -5):
         with pytest.raises(IndexError, match=f"sample {index} is out of range: there are 4 samples with steps"):
@@ -239,11 +250,11 @@ def test_samples_out_of_range(store):
 def test_samples_are_planned_once(fmt, tmp_path, monkeypatch):
     path = tmp_path / "store"
     make_grid(path, format=fmt, num_times=4, num_lat=13, num_lon=24)
-    options = {"axis_sizes": {"domain": 2}, "shard": {"latitude": "domain"}, "halo": {"latitude": 1}}
-    wanted = [read_part(GridReader(path, **options), i, 1) for i in range(3)]
+    options = ReadOptions(shard={"latitude": "domain"}, halo={"latitude": 1})
+    wanted = [read_part(GridReader(path, options, axis_sizes={"domain": 2}), i, 1) for i in range(3)]
     planned, plan_fields = [], Planner.plan_fields
     monkeypatch.setattr(Planner, "plan_fields", lambda self, i, *rest: planned.append(i) or plan_fields(self, i, *rest))
-    reader = GridReader(path, **options)
+    reader = GridReader(path, options, axis_sizes={"domain": 2})
     for _ in range(3):
         for i in (2, 0, 1):
             found = read_part(reader, i, 1)
@@ -281,9 +292,11 @@ def test_lists_of_indices_of_any_dim(fmt, tmp_path):
     rng = np.random.default_rng(0)
     crop = {"latitude": rng.permutation(150)[:100].tolist(), "time": [3, 0, 4], "longitude": [8, 2, 3]}
     reader = GridReader(
-        path, axis_sizes={"domain": 3}, shard={"latitude": "domain"}, isel=crop, halo={"latitude": 2}, fields=["u"]
+        path,
+        ReadOptions(shard={"latitude": "domain"}, isel=crop, halo={"latitude": 2}, fields=["u"]),
+        axis_sizes={"domain": 3},
     )
-    wanted = GridReader(path, fields=["u"])
+    wanted = GridReader(path, ReadOptions(fields=["u"]))
     for index, row in enumerate(crop["time"]):
         whole = read_part(wanted, row, 0)["u"]
         dims = wanted.dims("u")

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.grids.reader import GridReader
-from scidata.read.disk_cache import make_cache
 
 NUM = 12
 U, F, MASK = (np.random.default_rng(0).random(shape, np.float32) for shape in ((NUM, 7, 4), (NUM, 7, 4), (7, 4)))
@@ -32,8 +32,9 @@ def write(path, times, rows=slice(None)):
 def test_steps_by_field(tmp_path, num_ranks, more):
     path = write(tmp_path / "a.nc", np.datetime64("2015-01-01", "ns") + np.arange(NUM) * np.timedelta64(6, "h"))
     steps = {"u": (-1, 0, 2), "*": (1,)}
-    more = {"disk": make_cache(tmp_path / "kept", None)} if "cache" in more else more
-    reader = GridReader(path, axis_sizes={"domain": num_ranks}, shard={"y": "domain"}, steps=steps, **more)
+    more = {"cache_dir": tmp_path / "kept"} if "cache" in more else more
+    options = ReadOptions(shard={"y": "domain"}, steps=steps, **more)
+    reader = GridReader(path, options, axis_sizes={"domain": num_ranks})
     reader = pickle.loads(pickle.dumps(reader))
     assert reader.num_samples == NUM - 3
     for _ in range(2):
@@ -177,10 +178,8 @@ def test_staged_steps_by_field_are_read_from_there(tmp_path):
     os.utime(path, (1e9, 1e9))
     found = CliRunner().invoke(app, ["stage", path, cache, "--domain", "2", "--shard", "y", "--fields", "u,f", *steps])
     assert found.exit_code == 0, found.output
-    reader = GridReader(
-        path, fields=["u", "f"], axis_sizes={"domain": 2}, shard={"y": "domain"}, steps={"u": (-1, 0, 2), "*": (1,)},
-        disk=make_cache(cache, None),
-    )  # fmt: skip
+    options = ReadOptions(fields=["u", "f"], shard={"y": "domain"}, steps={"u": (-1, 0, 2), "*": (1,)}, cache_dir=cache)
+    reader = GridReader(path, options, axis_sizes={"domain": 2})
     for i in range(reader.num_samples):
         here = reader.partition.coordinate(i % 2)
         out = {n: np.empty(s.shape, s.dtype) for n, s in reader.buffer_specs(here).items()}

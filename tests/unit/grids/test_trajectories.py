@@ -14,11 +14,11 @@ import zarr
 import scidata
 from scidata.cli.commands.plan_grid import plan_domain
 from scidata.core.checks import allocate
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.grids.blocks.on_node import NodeRanks
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
-from scidata.read.disk_cache import make_cache
 
 warnings.filterwarnings("ignore", category=zarr.errors.ZarrUserWarning)
 
@@ -86,9 +86,12 @@ LAYOUTS = ("raw", "zstd", "hdf5", "hdf5-gzip")
 def test_each_sample_is_a_window_of_one_trajectory(tmp_path, layout, steps, pool_bytes):
     path = write(tmp_path / "a", layout)
     reader = GridReader(
-        path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=steps,
-        fields=list(FIELDS), pool_bytes=pool_bytes,
-    )  # fmt: skip
+        path,
+        ReadOptions(
+            shard={"y": "domain"}, sample_dim=("run", "time"), steps=steps, fields=list(FIELDS), pool_bytes=pool_bytes
+        ),
+        axis_sizes={"domain": 3},
+    )
     firsts = range(-min(0, *steps), DIMS["time"] - max(0, *steps))
     samples = list(itertools.product(range(DIMS["run"]), firsts))
     assert reader.num_samples == len(samples)
@@ -103,30 +106,37 @@ def test_each_sample_is_a_window_of_one_trajectory(tmp_path, layout, steps, pool
 def test_crops_of_both_dimensions(tmp_path):
     path = write(tmp_path / "a", "zstd")
     reader = GridReader(
-        path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1),
-        isel={"run": [4, 0], "time": slice(1, 7, 2), "c": 1}, fields=list(FIELDS),
-    )  # fmt: skip
+        path,
+        ReadOptions(
+            shard={"y": "domain"},
+            sample_dim=("run", "time"),
+            steps=(0, 1),
+            isel={"run": [4, 0], "time": slice(1, 7, 2), "c": 1},
+            fields=list(FIELDS),
+        ),
+        axis_sizes={"domain": 3},
+    )
     assert reader.num_samples == 4
     for i, (run, times) in enumerate([(4, [1, 3]), (4, [3, 5]), (0, [1, 3]), (0, [3, 5])]):
         want = wanted(run, times)
         assert_same(parts_of(reader, i), want | {"u": want["u"][..., 1]})
-    one = GridReader(path, sample_dim=("run", "time"), isel={"run": 3}, shard={}, fields=["u"])
+    one = GridReader(path, ReadOptions(sample_dim=("run", "time"), isel={"run": 3}, shard={}, fields=["u"]))
     assert one.num_samples == 7
     with pytest.raises(ConfigError, match="'run' is the sample dimension and cannot be sharded"):
-        GridReader(path, axis_sizes={"domain": 2}, shard={"run": "domain"}, sample_dim=("run", "time"))
+        GridReader(path, ReadOptions(shard={"run": "domain"}, sample_dim=("run", "time")), axis_sizes={"domain": 2})
     with pytest.raises(ConfigError, match="steps 0,7 reach over more rows than the 7 of 'time'"):
-        GridReader(path, sample_dim=("run", "time"), steps=(0, 7))
+        GridReader(path, ReadOptions(sample_dim=("run", "time"), steps=(0, 7)))
     with pytest.raises(UnknownNameError, match=r"'rum'.*did you mean 'run'"):
-        GridReader(path, sample_dim=("rum", "time"))
+        GridReader(path, ReadOptions(sample_dim=("rum", "time")))
     with pytest.raises(ConfigError, match="each dimension once"):
-        GridReader(path, sample_dim=("time", "time"))
+        GridReader(path, ReadOptions(sample_dim=("time", "time")))
 
 
 def test_three_dimensions_of_samples(tmp_path):
     values = RNG.random((2, 3, 4, 5, 6))
     zarr.create_array(str(tmp_path / "a.zarr/v"), data=values, chunks=(1, 2, 3, 5, 6), dimension_names=list("abtyx"))
     zarr.open_group(str(tmp_path / "a.zarr"))
-    reader = GridReader(str(tmp_path / "a.zarr/v"), sample_dim=list("abt"), shard={})
+    reader = GridReader(str(tmp_path / "a.zarr/v"), ReadOptions(sample_dim=list("abt"), shard={}))
     (name,) = reader.fields
     here = reader.partition.coordinate(0)
     out = {name: np.empty((5, 6))}
@@ -140,15 +150,18 @@ def test_files_follow_each_other_along_the_trajectories(tmp_path):
     halves = [{n: v[cut] if "run" in FIELDS[n] else v for n, v in VALUES.items()} for cut in (slice(3), slice(3, None))]
     paths = [write(tmp_path / f"{k}.h5", "hdf5-gzip", half) for k, half in enumerate(halves)]
     reader = GridReader(
-        paths, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1),
-        fields=list(FIELDS), pool_bytes=1 << 20,
-    )  # fmt: skip
+        paths,
+        ReadOptions(
+            shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1), fields=list(FIELDS), pool_bytes=1 << 20
+        ),
+        axis_sizes={"domain": 3},
+    )
     assert reader.num_samples == 5 * 6
     for i, (run, time) in enumerate(itertools.product(range(5), range(6))):
         assert_same(parts_of(reader, i), wanted(run, [time, time + 1]))
     shorter = write(tmp_path / "2.h5", "hdf5", {n: v[:, :5] if n == "u" else v for n, v in VALUES.items() if n == "u"})
     with pytest.raises(FieldMismatchError, match="files of one series must agree"):
-        GridReader([paths[0], shorter], fields=["u"], sample_dim=("run", "time"))
+        GridReader([paths[0], shorter], ReadOptions(fields=["u"], sample_dim=("run", "time")))
 
 
 ONCE = 6 * 9 * 12 * 4 * 2 * 4  # bytes of whole chunks of u: three of two runs each, three of three times, …
@@ -212,10 +225,10 @@ def test_kept_on_disk_chunks_of_several_trajectories_are_decoded_once(tmp_path, 
             decoded.append(loader.stats()["bytes_decoded"])
         assert 0 < decoded[0] <= 1.1 * once, decoded[0] / once
         assert decoded[1:] == [0, 0]
+    kept = {"cache_dir": tmp_path / "cache0", "cache_disk_bytes": 1 << 24}
     other = GridReader(
-        path, fields=["u", "static"], sample_dim=("run", "time"), isel={"run": [3, 1]},
-        disk=make_cache(str(tmp_path / "cache0"), 1 << 24),
-    )  # fmt: skip
+        path, ReadOptions(fields=["u", "static"], sample_dim=("run", "time"), isel={"run": [3, 1]}, **kept)
+    )
     out = {n: np.empty(spec.shape, spec.dtype) for n, spec in other.buffer_specs({}).items()}
     assert [other.read_into(i, out, {}).bytes_decoded for i in range(14)] == [0] * 14
     assert_same(out, {"u": VALUES["u"][1, 6], "static": VALUES["static"][1]})
@@ -236,7 +249,7 @@ def test_a_pool_that_does_not_hold_several_trajectories_serves_one(tmp_path):
 
 def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):
     path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
-    reader = GridReader(path, sample_dim=("run", "time"), shard={"y": "domain"}, axis_sizes={"domain": 1})
+    reader = GridReader(path, ReadOptions(sample_dim=("run", "time"), shard={"y": "domain"}), axis_sizes={"domain": 1})
     note = next(note for note in plan_domain(reader, 0).notes if "trajectories" in note)
     assert "chunks hold 3 steps of 2 trajectories" in note
     (in_order,) = re.findall(r"stored order with pool_bytes=([\d_]+)", note)
@@ -252,19 +265,18 @@ def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):
 def test_kept_on_disk_and_staged(tmp_path):
     path = write(tmp_path / "a", "zstd")
     settle(tmp_path / "a")
-    options = {
-        "axis_sizes": {"domain": 3}, "shard": {"y": "domain"}, "sample_dim": ("run", "time"), "steps": (0, 1),
-        "fields": list(FIELDS),
-    }  # fmt: skip
-    disk = make_cache(str(tmp_path / "cache"), 1 << 24)
-    reader = GridReader(path, disk=disk, **options)
+    options = ReadOptions(
+        shard={"y": "domain"}, sample_dim=("run", "time"), steps=(0, 1), fields=list(FIELDS),
+        cache_dir=tmp_path / "cache", cache_disk_bytes=1 << 24,
+    )  # fmt: skip
+    reader = GridReader(path, options, axis_sizes={"domain": 3})
     staging = Staging(reader, [0, 1, 2])
     staged = staging.run()
     assert (staged.written, staged.there) == (staging.num_parts, 0)
     others = 3 * 2 * 12 * 4 * 4 + 3 * 3 * 12 * 4 + 12 * 4 * 4  # chunks of static, forcing and mask
     assert 0 < staged.stats.bytes_decoded <= 1.1 * (ONCE + others)
-    assert Staging(GridReader(path, disk=disk, **options), [1]).run().written == 0
-    again = GridReader(path, disk=disk, **options)
+    assert Staging(GridReader(path, options, axis_sizes={"domain": 3}), [1]).run().written == 0
+    again = GridReader(path, options, axis_sizes={"domain": 3})
     for i, (run, time) in enumerate(itertools.product(range(5), range(6))):
         assert_same(parts_of(again, i), wanted(run, [time, time + 1]))
     here = again.partition.coordinate(1)
@@ -278,13 +290,8 @@ def test_ranks_of_a_node_share_its_chunks(tmp_path):
         NodeRanks(name=f"t-{tmp_path}", coordinates=tuple({"domain": k} for k in range(3)), me=me, max_bytes=1 << 24)
         for me in range(3)
     ]
-    readers = [
-        GridReader(
-            path, axis_sizes={"domain": 3}, shard={"y": "domain"}, sample_dim=("run", "time"), node=each,
-            pool_bytes=1 << 20,
-        )
-        for each in ranks
-    ]  # fmt: skip
+    options = ReadOptions(shard={"y": "domain"}, sample_dim=("run", "time"), pool_bytes=1 << 20)
+    readers = [GridReader(path, options, axis_sizes={"domain": 3}, node=each) for each in ranks]
     found = np.empty_like(VALUES["u"])
     for i in range(35):
         for k, reader in enumerate(readers):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.prefetch.copiers import PartCopier, Staging
 from scidata.loader.prefetch.prefetcher import Prefetcher
@@ -158,7 +159,7 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
         file["cells"] = np.stack([np.arange(58), np.arange(1, 59), np.arange(2, 60)], 1).astype("i4")
         file["node/u"] = rng.standard_normal((60, 3))
     scidata.partition(tmp_path / "raw.h5", tmp_path / "store")
-    local = StoreReader(tmp_path / "store", num_parts=2, halo=2, ghosts="disk").read(0, 1)
+    local = StoreReader(tmp_path / "store", ReadOptions(halo=2, ghosts="disk"), num_parts=2).read(0, 1)
     names = set(local.arrays())
     assert names == {f"fields/{n}" for n in local.fields} | {
         *("edge_index", "far_edge_index"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import edges_across_faces
@@ -118,7 +119,7 @@ def test_fields_of_cells_are_cut_evenly(tmp_path, order):
     assert reader.read(0, 3).cells is None
     with h5py.File(source) as file:
         cost = file["cell/cost"][...]
-    bounds = StoreReader(tmp_path / "s", num_parts=7, weights="cost").partition_of(0).bounds["cell"]
+    bounds = StoreReader(tmp_path / "s", ReadOptions(weights="cost"), num_parts=7).partition_of(0).bounds["cell"]
     ids = np.split(open_store(tmp_path / "s").read(0, "cell/original_id"), bounds[1:-1])
     assert all(abs(cost[part].sum() - cost.sum() / 7) <= cost.max() for part in ids)
     assert np.ptp(list(map(len, ids))) > 20

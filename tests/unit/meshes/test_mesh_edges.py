@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import Delaunay
 
+from scidata.core.options import ReadOptions
 from scidata.errors import FieldMismatchError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import edges_of_cells
@@ -92,7 +93,7 @@ def test_values_follow_to_both_directions(tmp_path: Path, start: int, transposed
     assert store.manifest.fields["edge/flow"].entity_dim == 1
     with netCDF4.Dataset(raw) as nc:
         assert np.array_equal(store.read(0, "edge/flow"), nc["flow"][...].data[:, rows])
-    reader = StoreReader(str(tmp_path / "s"), num_parts=3, halo=2)
+    reader = StoreReader(str(tmp_path / "s"), ReadOptions(halo=2, ghosts="exchange"), num_parts=3)
     parts = [reader.read(0, part).fields["length"] for part in range(3)]
     owned = [reader.partition_of(0).owned("edge", part) for part in range(3)]
     kept = [part[: stop - start] for part, (start, stop) in zip(parts, owned, strict=True)]

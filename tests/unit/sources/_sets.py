@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.options import ReadOptions
 from scidata.grids.reader import GridReader
 
 HALO = 2
@@ -22,9 +23,8 @@ def read_part(reader: GridReader, index: int, place: dict[str, int]) -> dict[str
 def check_parts(path: Any, whole: dict[str, npt.NDArray[Any]], dim: str, **options: Any) -> None:
     """Compare every rank's part of every sample, with halo, one step and windows, with ``(time, …)`` arrays."""
     for num_parts, steps in itertools.product((1, 2, 3), ((0,), (0, 1))):
-        reader = GridReader(
-            path, axis_sizes={"domain": num_parts}, shard={dim: "domain"}, halo={dim: HALO}, steps=steps, **options
-        )
+        read = ReadOptions(shard={dim: "domain"}, halo={dim: HALO}, steps=steps, **options)
+        reader = GridReader(path, read, axis_sizes={"domain": num_parts})
         assert set(reader.fields) == set(whole)
         bounds = reader.partition.bounds[dim]
         for index, part in itertools.product(range(reader.num_samples), range(num_parts)):

@@ -21,6 +21,7 @@ import zarr
 
 import scidata
 from scidata.cli.commands.inspect import inspect_store
+from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
 from scidata.errors import ConfigError, CorruptDataError, MissingChunkError, RefusedError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
@@ -117,14 +118,14 @@ def test_groups_and_chunks_that_are_not_there(tmp_path: Path, repository: Any) -
     session.commit("three of four")
     source = open_source(tmp_path / "repo")
     assert source.locate(source.arrays["a/b/crs"], np.zeros((1, 0), np.int64)).path_index.tolist() == [0]
-    reader = GridReader(tmp_path / "repo", fields=["a/b/u"])
+    reader = GridReader(tmp_path / "repo", ReadOptions(fields=["a/b/u"]))
     assert np.array_equal(read_part(reader, 2, {})["a/b/u"], VALUES[2])
     with pytest.raises(MissingChunkError, match=r"chunk \(3, 0, 0\)"):
         read_part(reader, 3, {})
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a/b/u", mode="a").resize((2, 13, 10))
     session.commit("two")
-    reader = GridReader(tmp_path / "repo", fields=["a/b/u"])
+    reader = GridReader(tmp_path / "repo", ReadOptions(fields=["a/b/u"]))
     assert reader.num_samples == 2
     assert np.array_equal(read_part(reader, 1, {})["a/b/u"], VALUES[1])
 
@@ -271,7 +272,7 @@ def is_refused_anew(path: Path) -> bool:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_forked_processes_raise_and_do_not_hang(tmp_path: Path, repository: Any) -> None:
     commit(repository)
-    reader = GridReader(tmp_path / "repo", num_threads=1)
+    reader = GridReader(tmp_path / "repo", ReadOptions(num_threads=1))
 
     def is_refused() -> bool:
         try:

@@ -20,6 +20,7 @@ import zarr
 import scidata
 from scidata.cli.commands.bench import bench_path
 from scidata.cli.commands.inspect import inspect_store
+from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
 from scidata.errors import (
     ConfigError,
@@ -164,7 +165,7 @@ def test_a_rank_reads_the_tables_of_its_chunks_alone(tmp_path: Path) -> None:
     refs_to_dataframe(
         refs_of(write_netcdf(tmp_path / "data.nc", "NETCDF4")), str(tmp_path / "refs.parq"), record_size=3
     )
-    reader = GridReader(tmp_path / "refs.parq", fields=["u"])
+    reader = GridReader(tmp_path / "refs.parq", ReadOptions(fields=["u"]))
     for block in (0, 2, 3):
         (tmp_path / "refs.parq" / "u" / f"refs.{block}.parq").unlink()
     assert np.array_equal(read_part(reader, 1, {})["u"], VALUES[1])

@@ -17,6 +17,7 @@ import zarr
 from crc32c import crc32c
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ChecksumError, CorruptDataError, FieldMismatchError
 from scidata.plan.array import ArrayPlan
 from scidata.read import read_plan
@@ -144,7 +145,7 @@ def test_however_samples_are_read(store: Path, what: str, options: dict[str, obj
 def test_of_every_rank(store: Path, what: str, ghosts: str) -> None:
     exchange, index, _ = EXCHANGES[what]
     exchange(store)
-    reader = StoreReader(store, num_parts=3, fields="u", halo=1, ghosts=ghosts)
+    reader = StoreReader(store, ReadOptions(fields="u", halo=1, ghosts=ghosts), num_parts=3)
     with pytest.raises(ChecksumError):
         reader.read(index, 0)
 
@@ -160,7 +161,7 @@ def test_by_the_loader(store: Path, options: dict[str, int]) -> None:
 
 def test_with_plans_that_are_kept(store: Path) -> None:
     """The second epoch reads by the plans of the first, after the files were exchanged under it."""
-    reader = StoreReader(store, fields="u", cache_bytes=1 << 20)
+    reader = StoreReader(store, ReadOptions(fields="u", cache_bytes=1 << 20))
     reader.read(3, 0)
     overwrite(place(store, 3, "node/u/c/0"), place(store, 2, "node/u/c/0"))
     with pytest.raises(ChecksumError, match="was recorded for it"):
@@ -169,7 +170,7 @@ def test_with_plans_that_are_kept(store: Path) -> None:
 
 def test_by_a_plan_that_was_written_down(store: Path) -> None:
     """A plan's JSON has the checksums."""
-    reader = StoreReader(store, fields="u")
+    reader = StoreReader(store, ReadOptions(fields="u"))
     plan = ArrayPlan.from_json(reader.plan(3).fields["u"][0].to_json())
     assert plan.refs is not None
     assert plan.refs.checksums is not None

@@ -2,11 +2,13 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError
 from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
@@ -30,7 +32,7 @@ def store(tmp_path_factory):
 
 
 def test_a_topology_is_read_once_for_all_its_times(store):
-    reader = StoreReader(store, num_parts=2, halo=1, ghosts="disk")
+    reader = StoreReader(store, ReadOptions(halo=1, ghosts="disk"), num_parts=2)
     first, second = reader.read(0, 1), reader.read(1, 1)
     assert second.edge_index is first.edge_index
     assert second.index_maps["node"] is first.index_maps["node"]
@@ -49,8 +51,8 @@ def test_a_topology_is_read_once_for_all_its_times(store):
 
 @pytest.mark.parametrize("ghosts", ["disk", "exchange"])
 def test_a_field_without_times_is_read_once_for_all_of_them(store, monkeypatch, ghosts):
-    options = {"num_parts": 2, "halo": 1, "ghosts": ghosts}
-    kept, anew = StoreReader(store, **options), StoreReader(store, **options, cache_bytes=0)
+    options = ReadOptions(halo=1, ghosts=ghosts)
+    kept, anew = (StoreReader(store, each, num_parts=2) for each in (options, replace(options, cache_bytes=0)))
     first = kept.read(0, 1)
     for index, of_others in ((1, False), (3, False), (4, True), (0, False), (-1, True)):
         expected = anew.read(index, 1)
@@ -75,8 +77,8 @@ def test_fields_are_planned_once(store, monkeypatch):
     monkeypatch.setattr(
         RowAccess, "plan", lambda self, path, *a, **o: planned.append(path) or plan(self, path, *a, **o)
     )
-    options = {"num_parts": 2, "halo": 1, "ghosts": "disk", "fields": ["u"]}
-    reader, anew = StoreReader(store, **options), StoreReader(store, **options, cache_bytes=0)
+    options = ReadOptions(halo=1, ghosts="disk", fields=["u"])
+    reader, anew = (StoreReader(store, each, num_parts=2) for each in (options, replace(options, cache_bytes=0)))
     parts = [(index, part) for index in (0, 1, -1, 4) for part in (0, 1)]
     first = [reader.read(*which).fields["u"] for which in parts]
     assert planned.count("node/u") == len(parts)
@@ -92,7 +94,7 @@ def test_fields_are_planned_once(store, monkeypatch):
 
 
 def test_no_more_than_the_bound_is_kept(store):
-    reader = StoreReader(store, num_parts=2, halo=1)
+    reader = StoreReader(store, ReadOptions(halo=1, ghosts="exchange"), num_parts=2)
     for index in range(reader.num_samples):
         reader.read(index, 0)
     assert len(reader.topologies) == 3
@@ -101,18 +103,18 @@ def test_no_more_than_the_bound_is_kept(store):
     arrays = [part.edge_index, part.far_edge_index, part.cells.offsets, part.cells.connectivity, part.cells.types]
     assert held / 3 > sum(a.nbytes for a in arrays)
     for bound, number in ((held - 1, 2), (held // 3 // 2, 0), (0, 0)):
-        small = StoreReader(store, num_parts=2, halo=1, cache_bytes=bound)
+        small = StoreReader(store, ReadOptions(halo=1, cache_bytes=bound, ghosts="exchange"), num_parts=2)
         for index in (0, 4, 8, 1, 5, 9):
             assert np.array_equal(small.read(index, 0).edge_index, reader.read(index, 0).edge_index)
             assert small.topologies.size <= bound
         assert len(small.topologies) == number
     with pytest.raises(ConfigError, match="must not be negative"):
-        StoreReader(store, cache_bytes=-1)
+        StoreReader(store, ReadOptions(cache_bytes=-1))
 
 
 def test_threads_share_what_is_kept(store):
-    reader = StoreReader(store, num_parts=2, halo=2, ghosts="disk", cache_bytes=20_000)
-    wanted = [StoreReader(store, num_parts=2, halo=2, ghosts="disk").read(i, i % 2) for i in range(12)]
+    reader = StoreReader(store, ReadOptions(halo=2, ghosts="disk", cache_bytes=20_000), num_parts=2)
+    wanted = [StoreReader(store, ReadOptions(halo=2, ghosts="disk"), num_parts=2).read(i, i % 2) for i in range(12)]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: reader.read(i % 12, i % 2), range(36)))
     for i, part in enumerate(found):

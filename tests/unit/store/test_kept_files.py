@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.core.urls import Url, url_of
 from scidata.errors import ChecksumError, ConfigError, CorruptDataError, MissingChunkError, RefusedError, SciDataError
 from scidata.read.disk_cache import DiskCache
@@ -31,7 +32,6 @@ from scidata.sources.access.files import files
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.store.format.blocks import BLOCK
 from scidata.store.reading.reader import StoreReader
-from scidata.store.reading.subsample import make_subsample
 from tests.unit._s3 import SECRET, serve
 from tests.unit.store.test_objects import Handler
 from tests.writers import triangulation, write_hdf5
@@ -113,8 +113,10 @@ def remote(s3: Any, monkeypatch: Any) -> Iterator[Any]:
 
 
 def opened(path: Any, cache: Path | None, num_parts: int = 2, max_bytes: int = BIG, **options: Any) -> StoreReader:
-    disk = None if cache is None else DiskCache(cache, max_bytes)
-    return StoreReader(path, num_parts=num_parts, disk=disk, **options)
+    options = {"ghosts": "exchange"} | options
+    if cache is not None:
+        options |= {"cache_dir": cache, "cache_disk_bytes": max_bytes}
+    return StoreReader(path, ReadOptions(**options), num_parts=num_parts)
 
 
 def epoch(reader: StoreReader, number: int = 0) -> tuple[dict[Any, bytes], Any]:
@@ -161,11 +163,11 @@ def test_other_cuts_find_what_there_is(stores: Path, remote: Any, tmp_path: Path
     """Blocks are of files, not of parts: another number of ranks, halo, dtype, steps or draw needs no others."""
     there = remote("mesh")
     epoch(opened(there.url, tmp_path, 3, halo=2, ghosts="disk"))
-    draw = make_subsample({"node": 500}, block=1, seed=1)
     for options in (
         {"num_parts": 1}, {"num_parts": 4, "halo": 1, "ghosts": "exchange"}, {"num_parts": 2, "dtype": "f8"},
         {"num_parts": 2, "fields": ["u"], "steps": (0, 1), "isel": {"time": slice(1, None)}},
-        {"num_parts": 2, "bounds": [0, 7000, NUM_NODES]}, {"num_parts": 2, "subsample": draw},
+        {"num_parts": 2, "bounds": [0, 7000, NUM_NODES]},
+        {"num_parts": 2, "subsample": {"node": 500}, "subsample_seed": 1},
     ):  # fmt: skip
         there.forget()
         for number in range(2):
@@ -178,11 +180,11 @@ def test_other_cuts_find_what_there_is(stores: Path, remote: Any, tmp_path: Path
 @pytest.mark.parametrize("block", [1, "chunk"])
 def test_draws_are_kept(stores: Path, remote: Any, tmp_path: Path, block: Any) -> None:
     """Each epoch draws other rows; what was fetched for one is there for others."""
-    there, draw = remote("points"), make_subsample({"point": 2000}, block=block, seed=0)
+    there, draw = remote("points"), {"subsample": {"point": 2000}, "subsample_block": block}
     fetched = []
     for number in range(4):
-        found, stats = epoch(opened(there.url, tmp_path, subsample=draw), number)
-        assert found == epoch(opened(stores / "points", None, subsample=draw), number)[0]
+        found, stats = epoch(opened(there.url, tmp_path, **draw), number)
+        assert found == epoch(opened(stores / "points", None, **draw), number)[0]
         fetched.append(stats.bytes_fetched)
     assert fetched[0] > 0
     assert fetched[-1] == 0

@@ -10,6 +10,7 @@ import torch
 import zarr
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.loader.data_loader import DataLoader
 from scidata.store.partitioning.partition import partition
@@ -73,7 +74,7 @@ def test_owned_rows_put_together_are_the_file(cloud, num_parts):
     uneven = np.sort(np.r_[0, 0, rng.integers(0, COUNT, 5), COUNT][-(num_parts + 1) :])
     uneven[0] = 0
     for bounds in ("even", "chunk", uneven):
-        reader = PointsReader(cloud, num_parts=num_parts, bounds=bounds)
+        reader = PointsReader(cloud, ReadOptions(bounds=bounds), num_parts=num_parts)
         assert set(reader.fields) == {"pos", "u", "label", "cost"}
         parts = [reader.read(0, p) for p in range(num_parts)]
         for name in reader.fields:
@@ -109,15 +110,15 @@ def test_files_are_planned_once(cloud, monkeypatch):
 
 def test_chunk_bounds_fall_on_chunks(tmp_path):
     path = write(tmp_path / "cloud.zarr", arrays())
-    bounds = PointsReader(path, num_parts=3, bounds="chunk").partition_of(0).bounds["point"]
+    bounds = PointsReader(path, ReadOptions(bounds="chunk"), num_parts=3).partition_of(0).bounds["point"]
     assert (bounds[1:-1] % 100 == 0).all()
 
 
 def test_weights_balance_a_field(cloud):
-    reader = PointsReader(cloud, num_parts=4, weights="cost")
+    reader = PointsReader(cloud, ReadOptions(weights="cost"), num_parts=4)
     costs = [reader.read(0, p).fields["cost"].sum() for p in range(4)]
     assert max(costs) - min(costs) <= 16
-    same = PointsReader(cloud, num_parts=4, weights=expected("cost"))
+    same = PointsReader(cloud, ReadOptions(weights=expected("cost")), num_parts=4)
     assert np.array_equal(same.partition_of(0).bounds["point"], reader.partition_of(0).bounds["point"])
 
 
@@ -129,8 +130,8 @@ def test_parts_make_up_the_draw_of_one_process(cloud, num_parts, block):
     bounds[0] = 0
     drawn = make_subsample({"point": 600}, block=block, seed=4)
     one, many = (
-        PointsReader(cloud, subsample=drawn),
-        PointsReader(cloud, num_parts=num_parts, bounds=bounds, subsample=drawn),
+        PointsReader(cloud, ReadOptions(subsample=drawn)),
+        PointsReader(cloud, ReadOptions(bounds=bounds, subsample=drawn), num_parts=num_parts),
     )
     seen = []
     for epoch in (0, 1, 2):
@@ -151,7 +152,7 @@ def test_parts_make_up_the_draw_of_one_process(cloud, num_parts, block):
 
 def test_chunks_of_a_draw_are_the_files(tmp_path):
     path = write(tmp_path / "cloud.zarr", arrays())
-    reader = PointsReader(path, subsample=make_subsample({"point": 500}, block="chunk", seed=0))
+    reader = PointsReader(path, ReadOptions(subsample={"point": 500}, subsample_block="chunk", subsample_seed=0))
     ids = reader.read(0, 0).rows["point"]
     assert len(np.unique(ids // 100)) == 5
     assert reader.plan(0).num_chunks == 5 * 4
@@ -219,7 +220,7 @@ def test_time_before_the_points_stays_and_is_a_grid_unless_said(tmp_path):
     assert reader.dims("t") == ("time", "site")
     parts = [reader.read(0, p).fields["t"] for p in range(2)]
     assert np.array_equal(np.concatenate(parts, axis=1), np.arange(120).reshape(4, 30))
-    drawn = PointsReader(path, subsample=make_subsample({"point": 7}, block=1, seed=0)).read(0, 0)
+    drawn = PointsReader(path, ReadOptions(subsample={"point": 7}, subsample_block=1, subsample_seed=0)).read(0, 0)
     assert np.array_equal(drawn.fields["t"], np.arange(120).reshape(4, 30)[:, drawn.rows["point"]])
 
 
@@ -237,7 +238,7 @@ def test_the_loader_reads_epochs_of_raw_points(cloud):
 
 def test_more_parts_than_points(tmp_path):
     path = write(tmp_path / "few.h5", arrays(3))
-    reader = PointsReader(path, num_parts=5, subsample=make_subsample({"point": 100}, block=1, seed=0))
+    reader = PointsReader(path, ReadOptions(subsample={"point": 100}, subsample_block=1, subsample_seed=0), num_parts=5)
     assert [len(reader.read(0, p).fields["u"]) for p in range(5)] == [1, 1, 1, 0, 0]
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.meshes.order.positions import unit_sphere
 from scidata.meshes.samples import read_samples
@@ -166,7 +167,9 @@ def test_ghosts_across_a_border_that_wraps_are_those_of_the_nearest_images(tmp_p
     width = np.array(period)
     for num_parts in (1, 2, 5):
         bounds = random_bounds(3000, num_parts, rng)
-        reader = StoreReader(tmp_path / "store", num_parts=num_parts, bounds=bounds, halo=radius, ghosts="disk")
+        reader = StoreReader(
+            tmp_path / "store", ReadOptions(bounds=bounds, halo=radius, ghosts="disk"), num_parts=num_parts
+        )
         parts = [reader.read(0, p) for p in range(num_parts)]
         pos, u = (reader.store.read(0, f"point/{name}") for name in ("pos", "u"))
         for part in parts:
@@ -188,7 +191,7 @@ def test_blocks_rule_out_most_points_also_where_the_domain_wraps(tmp_path):
         file["points"] = points
         file["points"].attrs["period"] = [1.0, 1.0]
     partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
-    reader = StoreReader(tmp_path / "store", num_parts=10, halo=0.004, ghosts="disk")
+    reader = StoreReader(tmp_path / "store", ReadOptions(halo=0.004, ghosts="disk"), num_parts=10)
     whole = reader.store.array(0, "point/pos").nbytes
     fetched = [sum(x.bytes_fetched for x in reader.plan(0, p).fields["point/pos"]) for p in range(10)]
     assert max(fetched) < whole / 2
@@ -198,7 +201,7 @@ def test_blocks_rule_out_most_points_also_where_the_domain_wraps(tmp_path):
 def test_blocks_rule_out_most_points(tmp_path):
     raw = write_cloud(tmp_path / "cloud.h5", True, 60000)
     partition(raw, tmp_path / "store", kind="points")
-    reader = StoreReader(tmp_path / "store", num_parts=12, halo=0.3, fields="u", ghosts="disk")
+    reader = StoreReader(tmp_path / "store", ReadOptions(halo=0.3, fields="u", ghosts="disk"), num_parts=12)
     whole = reader.store.array(0, "point/pos").nbytes
     fetched = [sum(x.bytes_fetched for x in reader.plan(0, p).fields["point/pos"]) for p in range(12)]
     assert max(fetched) < whole / 2  # a twelfth is its own; the rest is a shell of chunks around it
@@ -207,27 +210,27 @@ def test_blocks_rule_out_most_points(tmp_path):
 def test_weights_move_the_bounds(mesh):
     raw, store = mesh
     cost = np.asarray(read_samples(raw)[0].fields["cost"].read())
-    by_name = StoreReader(store, num_parts=4, weights="cost").partition_of(0).bounds["node"]
-    given_ = StoreReader(store, num_parts=4, weights=cost).partition_of(0).bounds["node"]
+    by_name = StoreReader(store, ReadOptions(weights="cost"), num_parts=4).partition_of(0).bounds["node"]
+    given_ = StoreReader(store, ReadOptions(weights=cost), num_parts=4).partition_of(0).bounds["node"]
     assert np.array_equal(by_name, given_)
-    reader = StoreReader(store, num_parts=4, weights=cost)
+    reader = StoreReader(store, ReadOptions(weights=cost), num_parts=4)
     sums = [cost[reader.original_id(0, p, "node")].sum() for p in range(4)]
     assert max(sums) - min(sums) <= 2 * cost.max()
-    edges = StoreReader(store, num_parts=4, weights="edges").partition_of(0).bounds["edge"]
+    edges = StoreReader(store, ReadOptions(weights="edges"), num_parts=4).partition_of(0).bounds["edge"]
     assert np.diff(edges).max() - np.diff(edges).min() <= 60
 
 
 def test_the_prefix_sums_of_the_store_are_used(tmp_path):
     raw = write_mesh(tmp_path / "mesh.h5")
     partition(raw, tmp_path / "store", weights="edges")
-    reader = StoreReader(tmp_path / "store", num_parts=4, weights="edges")
+    reader = StoreReader(tmp_path / "store", ReadOptions(weights="edges"), num_parts=4)
     edges = np.diff(reader.partition_of(0).bounds["edge"])
     assert edges.max() / edges.mean() < 1.05
     assert "blocks/weight_prefix" in reader.plan(0).fields
 
 
 def test_a_reader_pickles_and_a_part_does(mesh):
-    reader = StoreReader(mesh[1], num_parts=2, halo=1, ghosts="disk")
+    reader = StoreReader(mesh[1], ReadOptions(halo=1, ghosts="disk"), num_parts=2)
     again = pickle.loads(pickle.dumps(reader))
     one, other = reader.read(0, 1), pickle.loads(pickle.dumps(again.read(0, 1)))
     assert np.array_equal(one.fields["u"], other.fields["u"])
@@ -238,7 +241,7 @@ def test_a_reader_pickles_and_a_part_does(mesh):
 
 
 def test_a_choice_of_fields_and_dtype(mesh):
-    reader = StoreReader(mesh[1], num_parts=3, fields=["u", "node/cost"], dtype="f4")
+    reader = StoreReader(mesh[1], ReadOptions(fields=["u", "node/cost"], dtype="f4"), num_parts=3)
     assert reader.fields == ("u", "cost")
     assert reader.read(0, 2).fields["cost"].dtype == np.float32
     assert reader.global_shape("u", 0) == (1700, 3)
@@ -258,16 +261,20 @@ def test_a_choice_of_fields_and_dtype(mesh):
         ({"bounds": [0, 1700], "weights": "edges"}, ConfigError, "exclude each other"),
         ({"weights": "cots"}, UnknownNameError, "did you mean 'cost'"),
         ({"weights": "u"}, ConfigError, "one number per node"),
-        ({"num_parts": 0}, ConfigError, "at least 1"),
     ],
 )
 def test_arguments_that_cannot_be_honoured(mesh, options, error, words):
     with pytest.raises(error, match=words):
-        StoreReader(mesh[1], **options)
+        StoreReader(mesh[1], ReadOptions(**options))
+
+
+def test_no_parts_are_refused(mesh):
+    with pytest.raises(ConfigError, match="at least 1"):
+        StoreReader(mesh[1], num_parts=0)
 
 
 def test_what_is_out_of_range(mesh):
-    reader = StoreReader(mesh[1], num_parts=2, bounds={0: [0, 3, 1700]})
+    reader = StoreReader(mesh[1], ReadOptions(bounds={0: [0, 3, 1700]}), num_parts=2)
     with pytest.raises(IndexError, match="sample 1 is out of range"):
         reader.read(1, 0)
     with pytest.raises(ConfigError, match="rank 2 does not exist"):
@@ -275,4 +282,4 @@ def test_what_is_out_of_range(mesh):
     with pytest.raises(UnknownNameError, match="no entity 'nodes'; did you mean 'node'"):
         reader.original_id(0, 0, "nodes")
     with pytest.raises(ConfigError, match="must run from 0 to 1700"):
-        StoreReader(mesh[1], num_parts=2, bounds=[0, 3, 1701]).read(0, 0)
+        StoreReader(mesh[1], ReadOptions(bounds=[0, 3, 1701]), num_parts=2).read(0, 0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.loader.data_loader import DataLoader
 from scidata.meshes.samples import read_samples
@@ -143,8 +144,9 @@ def random_bounds(num_rows, num_parts, rng):
     return np.sort(np.r_[0, 0, rng.integers(0, num_rows + 1, max(num_parts - 2, 0)), num_rows][-(num_parts + 1) :])
 
 
-def reader_of(store, subsample, block=1, seed=0, **options):
-    return StoreReader(store, subsample=make_subsample(subsample, block=block, seed=seed), **options)
+def reader_of(store, subsample, block=1, seed=0, num_parts=1, **options):
+    options = ReadOptions(subsample=subsample, subsample_block=block, subsample_seed=seed, **options)
+    return StoreReader(store, options, num_parts=num_parts)
 
 
 def joined(reader, parts, name, *, ids=False):

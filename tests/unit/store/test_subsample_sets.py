@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import scidata
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.store.reading.reader import StoreReader
-from scidata.store.reading.subsample import make_subsample
 from tests.dist.test_hetero_samples import RELATIONS, write_graph
 
 SIZES = ({"grid": 50, "mesh": 17}, {"grid": 31, "mesh": 2})
@@ -27,7 +27,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def reader_of(store: str, counts: dict[str, int], *, seed: int = 0, **options: Any) -> StoreReader:
-    return StoreReader(store, subsample=make_subsample(counts, block=1, seed=seed), **options)
+    num_parts = options.pop("num_parts", 1)
+    return StoreReader(store, ReadOptions(subsample=counts, subsample_seed=seed, **options), num_parts=num_parts)
 
 
 def drawn(reader: StoreReader, index: int, epoch: int) -> dict[str, Any]:

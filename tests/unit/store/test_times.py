@@ -1,11 +1,14 @@
 """Times of a stored topology as samples: numbers, steps, crops, figures, and bytes of the times asked for alone."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader
@@ -76,12 +79,12 @@ def test_samples_are_what_numpy_cuts_out(several, store, data):
         kept = np.atleast_1d(np.arange(size)[isel.get("time", slice(None))])
         spans = range(-min(0, *steps), len(kept) - max(0, *steps))
         numbers += [(stored, [int(kept[i + s]) for s in steps]) for i in spans]
-    options = {"num_parts": 3, "halo": 1, "ghosts": "disk", "steps": steps, "isel": isel, "cache_bytes": 0}
+    options = {"halo": 1, "ghosts": "disk", "steps": steps, "isel": isel, "cache_bytes": 0}
     if not numbers:
         with pytest.raises(ConfigError, match="there would be no sample"):
-            StoreReader(path, **options)
+            StoreReader(path, ReadOptions(**options), num_parts=3)
         return
-    reader = StoreReader(path, **options)
+    reader = StoreReader(path, ReadOptions(**options), num_parts=3)
     assert reader.numbering.sample_dim == "time"
     assert reader.num_samples == len(numbers)
     for index in data.draw(st.lists(st.integers(0, len(numbers) - 1), max_size=2)):
@@ -104,8 +107,10 @@ def test_samples_are_what_numpy_cuts_out(several, store, data):
 def test_only_the_time_asked_for_is_read(tmp_path):
     raw = write_raw(tmp_path / "raw.h5", 4, num_nodes=1030)  # whole chunks are longer than gaps that are read along
     partition(raw, tmp_path / "store", fields=["u", "w"])
-    options = {"num_parts": 2, "bounds": [0, 1024, 1030], "fields": ["u", "w"], "cache_bytes": 0}
-    one, all_ = StoreReader(tmp_path / "store", **options), StoreReader(tmp_path / "store", sample_dim=False, **options)
+    options = ReadOptions(bounds=[0, 1024, 1030], fields=["u", "w"], cache_bytes=0)
+    one, all_ = (
+        StoreReader(tmp_path / "store", each, num_parts=2) for each in (options, replace(options, sample_dim=False))
+    )
     for index in range(4):
         fetched = [sum(p.bytes_fetched for p in plan.fields["u"]) for plan in (one.plan(index), all_.plan(0))]
         assert fetched == [4 * 8196, 16 * 8196]
@@ -113,7 +118,7 @@ def test_only_the_time_asked_for_is_read(tmp_path):
 
 
 def test_every_time_is_a_sample(several):
-    reader = StoreReader(several, num_parts=2, fields=["u", "w"])
+    reader = StoreReader(several, ReadOptions(fields=["u", "w"]), num_parts=2)
     assert reader.num_samples == sum(TIMES)
     assert [reader.sample_info(i).index for i in (0, 4, 5, -1)] == [0, 0, 1, 1]
     assert reader.dims("u") == ("lev", "node")
@@ -124,29 +129,29 @@ def test_every_time_is_a_sample(several):
 
 
 def test_steps_stay_inside_a_stored_sample(several):
-    reader = StoreReader(several, fields="flux", steps=(0, 2))
+    reader = StoreReader(several, ReadOptions(fields="flux", steps=(0, 2)))
     assert reader.num_samples == 3 + 1
     assert reader.numbering.rows(3) == [0, 2]
     assert reader.read(3, 0).fields["flux"].shape[0] == 2
-    assert StoreReader(several, fields="flux", steps=(0, 4)).num_samples == 1
+    assert StoreReader(several, ReadOptions(fields="flux", steps=(0, 4))).num_samples == 1
     with pytest.raises(ConfigError, match=r"steps 0,9 reach over more rows than any stored sample has of 'time'"):
-        StoreReader(several, fields="flux", steps=(0, 9))
+        StoreReader(several, ReadOptions(fields="flux", steps=(0, 9)))
 
 
 def test_without_time_stored_samples_are_the_samples(several):
-    assert StoreReader(several, fields=["pos", "w"]).num_samples == 2
-    whole_ = StoreReader(several, sample_dim=False)
+    assert StoreReader(several, ReadOptions(fields=["pos", "w"])).num_samples == 2
+    whole_ = StoreReader(several, ReadOptions(sample_dim=False))
     assert whole_.num_samples == 2
     assert whole_.global_shape("flux", 0)[0] == 5
-    assert StoreReader(several, fields=["pos", "w"], sample_dim="time").num_samples == 8
-    levels = StoreReader(several, fields=["u", "w"], sample_dim="lev")
+    assert StoreReader(several, ReadOptions(fields=["pos", "w"], sample_dim="time")).num_samples == 8
+    levels = StoreReader(several, ReadOptions(fields=["u", "w"], sample_dim="lev"))
     assert levels.num_samples == 8
     assert levels.dims("u") == ("time", "node")
 
 
 def test_the_digest_knows_what_is_chosen(several):
-    def digest(**options):
-        return StoreReader(several, **options).fingerprint()
+    def digest(num_parts=1, **options):
+        return StoreReader(several, ReadOptions(**options), num_parts=num_parts).fingerprint()
 
     prints = {
         digest(), digest(steps=(1,)), digest(sample_dim=False), digest(isel={"lev": 0}), digest(isel={"lev": 1}),
@@ -160,7 +165,7 @@ def test_the_digest_knows_what_is_chosen(several):
 def test_figures_are_those_of_the_components_that_samples_have(store, steps):
     from scidata.data.irregular_dataset import IrregularDataset
 
-    reader = StoreReader(store, steps=steps, isel={"lev": [3, 1]})
+    reader = StoreReader(store, ReadOptions(steps=steps, isel={"lev": [3, 1]}))
     ds = IrregularDataset(reader, None, (), dp_axis=None, dtype=None, transform=None)
     v, w = (whole(reader, 0, name) for name in ("v", "w"))
     times = [v.reshape(-1)] * len(steps)
@@ -187,7 +192,7 @@ def test_figures_are_those_of_the_components_that_samples_have(store, steps):
 )
 def test_what_cannot_be_honoured(several, options, error, words):
     with pytest.raises(error, match=words):
-        StoreReader(several, **options)
+        StoreReader(several, ReadOptions(**options))
 
 
 def test_fields_that_differ_in_times(tmp_path):
@@ -199,5 +204,5 @@ def test_fields_that_differ_in_times(tmp_path):
     partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
     with pytest.raises(FieldMismatchError, match="differ in how many 'time'"):
         StoreReader(tmp_path / "store")
-    assert StoreReader(tmp_path / "store", fields="v").num_samples == 3
-    assert StoreReader(tmp_path / "store", sample_dim=False).num_samples == 1
+    assert StoreReader(tmp_path / "store", ReadOptions(fields="v")).num_samples == 3
+    assert StoreReader(tmp_path / "store", ReadOptions(sample_dim=False)).num_samples == 1

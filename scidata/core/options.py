@@ -1,0 +1,147 @@
+"""What a user asks of a data set: one object, made where it is opened and handed down whole to whichever reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from scidata.core.checks import (
+    check_field_steps,
+    check_flag,
+    check_int,
+    check_mapping,
+    check_optional_int,
+    refuse,
+)
+from scidata.errors import ConfigError, near_matches
+
+#: As a user names it: a dimension, several, none (False), or the default (None).
+SampleDim: TypeAlias = str | int | Sequence[str | int] | None
+#: Rows of some dims, or values of their coordinates: an index, a slice or a list of them.
+Crop: TypeAlias = Mapping[str, Any] | Mapping[str | int, Any]
+#: Offsets along the sample dimension: of all fields, or by field.
+Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+#: A cost of each row, of each dim or node set, or the name of a field.
+Weights: TypeAlias = npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
+#: A width, widths by dim, or the relations that the layers of a model follow.
+Halo: TypeAlias = float | Mapping[str, int | tuple[int, int]] | list[Any] | tuple[Any, ...]  # a str is a Sequence
+
+#: Options that mean something for grids alone.
+ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps")
+#: Options that say which rows along a dimension are samples.
+SAMPLES = ("sample_dim", "steps", "isel")
+
+_KINDS = ("grid", "points", "mesh", "graph")
+_GAPS = ("skip", "error", "allow")
+_DECODE = ("rank", "node")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReadOptions:
+    """Those arguments of :func:`scidata.open_dataset` that say what is read: their meaning and defaults are the same.
+
+    Readers of grids, stores and raw points take it whole; what means nothing to one of them is at its default.
+    ``dtype`` is NumPy's: the one that floating fields are read as.
+
+    Raises
+    ------
+    ConfigError
+        A value that no data set takes.
+    """
+
+    kind: str | None = None
+    fields: Sequence[str] | str | None = None
+    sample_dim: SampleDim = None
+    steps: Steps = (0,)
+    gaps: str = "skip"
+    isel: Crop | None = None
+    sel: Crop | None = None
+    decode: bool | str = True
+    dtype: npt.DTypeLike | None = None
+    coords: bool = False
+    destagger: bool = False
+    subsample: Mapping[str, int] | None = None
+    subsample_block: int | str = 1
+    subsample_seed: int = 0
+    # how ranks share a sample
+    shard: Mapping[str | int, str] | None = None
+    bounds: Any = "even"
+    weights: Weights = None
+    align: int | Mapping[str, int] = 1
+    halo: Halo = 0
+    ghosts: str | None = None
+    periodic: str | Sequence[str] = ()
+    # how files are reached, and what is kept of them
+    allow_missing: bool = False
+    allow_external: bool = False
+    num_threads: int = 4
+    cache_bytes: int | None = None
+    pool_bytes: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_disk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_mapping("isel", self.isel, "{'level': 3}")
+        check_mapping("sel", self.sel, "{'level': 500}")
+        check_mapping("shard", self.shard, "{'latitude': 'domain'}")
+        for name in ("coords", "destagger", "allow_missing", "allow_external"):
+            check_flag(name, getattr(self, name))
+        if isinstance(self.decode, str):
+            if self.decode not in _DECODE:
+                raise ConfigError(
+                    f"decode must be True, False, 'rank' or 'node', not {self.decode!r}"
+                    f"{near_matches(self.decode, _DECODE)}"
+                )
+        else:
+            check_flag("decode", self.decode)
+        check_field_steps(self.steps)
+        _check_choice("gaps", self.gaps, _GAPS)
+        if self.kind is not None:
+            _check_choice("kind", self.kind, _KINDS)
+        check_int("num_threads", self.num_threads, least=0)
+        check_optional_int("cache_bytes", self.cache_bytes, least=0)
+        check_optional_int("pool_bytes", self.pool_bytes, least=0)
+        if self.cache_dir is None and self.cache_disk_bytes is not None:
+            raise ConfigError("cache_disk_bytes: means nothing without cache_dir; leave it out")
+
+    @property
+    def decodes(self) -> bool:
+        """Whether packed values are decoded as CF says."""
+        return bool(self.decode)
+
+    @property
+    def by_node(self) -> bool:
+        """Whether the ranks of a node decode chunks for each other."""
+        return self.decode == "node"
+
+    def refuse(self, *names: str, why: str) -> None:
+        """Refuse those of some options that are given.
+
+        Raises
+        ------
+        ConfigError
+        """
+        refuse(dict.fromkeys(self.given(*names), True), why)
+
+    def given(self, *names: str) -> list[str]:
+        """Return those of some options that are neither at their default nor empty."""
+        return [name for name in names if not _is_default(getattr(self, name), getattr(DEFAULTS, name))]
+
+
+def _is_default(value: object, default: object) -> bool:
+    if isinstance(value, str | bytes | Mapping | Sequence) and not value:
+        return True
+    return value is default or bool(value == default)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}{near_matches(value, choices)}")
+
+
+#: All options at their defaults.
+DEFAULTS = ReadOptions()

@@ -198,6 +198,8 @@ def read_options(
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     if of_store:
         check_choice("--ghosts", ghosts, ("disk", "exchange"))
+    elif ghosts is not None:
+        raise usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
     return ReadOptions(
         shard=parse_shard(shard or (), axis_sizes),
         halo=(parse_width if of_store else parse_halo)(halo or ()),

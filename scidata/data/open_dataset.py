@@ -319,6 +319,7 @@ def open_dataset(
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
         return open_store(path, mesh, options, dp=dp, **wrapping)
+    options.refuse("cache_bytes", why="means nothing for grids and raw points, which have no edges or cells to keep")
     raw, first = kind_of_raw(path, options)
     if raw == "points":
         return open_points(path, mesh, options, dp=dp, **wrapping)

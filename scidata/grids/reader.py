@@ -351,7 +351,6 @@ class GridReader:
 
 def _check(options: ReadOptions) -> None:
     """Refuse what means nothing for grids."""
-    options.refuse("cache_bytes", why="means nothing for grids, which have no edges or cells to keep")
     if options.by_node and options.pool_bytes == 0:
         raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
     if options.ghosts is not None:

@@ -361,7 +361,6 @@ def _check(options: ReadOptions, shown: str) -> None:
     none = "means nothing for points, of which each file is a sample"
     options.refuse(*ONLY_GRIDS, *SAMPLES, why=none)
     refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
-    options.refuse("cache_bytes", why="means nothing for raw points, which have no edges or cells to keep")
     options.refuse(
         "cache_dir",
         why="keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "

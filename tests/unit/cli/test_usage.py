@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
         ("plan era5.zarr --domain 2 --isel latitude=100", "'latitude'"),
         ("plan era5.zarr --domain 2 --bounds evn", "--bounds: did you mean 'even'"),
         ("plan era5.zarr --domain 2 --plot x.pgn", "did you mean 'png'"),
-        ("plan mesh.store --domain 2 --kind graph", "--kind: kind mesh"),
+        ("plan mesh.store --domain 2 --kind graph", "--kind: of kind 'mesh'"),
         ("plan mesh.store --domain 2 --ghosts disc", "--ghosts: did you mean 'disk'"),
         ("plan mesh.store --domain 2 --bounds evn", "--bounds: did you mean 'even'"),
         ("plan mesh.store --domain 2 --weights edgs", "did you mean 'edges'"),

@@ -1,8 +1,7 @@
 """Pieces of work as tasks of dask.distributed: on the workers of a cluster, which may come, go and die meanwhile.
 
-A task is a batch of pieces. It ends after :data:`BATCH_S` and says what it has done, and the rest goes into other
-tasks: so neither pieces of milliseconds nor those of hours need anything known of them beforehand. What a worker that
-died had not reported is done again by another, as Dask does it.
+A task is a batch of pieces: one, where there are few. Dask does a task again that was with a worker that died, or that
+failed for the file system's sake.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scidata.core.install import install_hint
-from scidata.core.tasks.dask_worker import Batch, remote
+from scidata.core.tasks.dask_worker import Batch, Run, do_batch, prober, published
 from scidata.core.tasks.work import Tick, Work
 from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
 
-BATCH_S = 2.0  # of a task: what is lost with a worker, and long beside the milliseconds that a task costs
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
 CONNECT_S = 30.0
-_MANY = 256  # tasks at the beginning: enough for adaptive clusters to see how much there is to do
+_MANY = 256  # tasks, so that adaptive clusters see how much there is to do
 _WAVES = 8  # or so many for each thread
 _PARTS = 32  # of a stretch: each costs a chunk that is decoded twice
 _UNITS = 8  # of a stretch that a part should have
-_TRIES = 3  # of a piece that fails for what may be one machine's trouble
-_TROUBLE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_RETRIES = 2  # of a piece that fails for what may be one machine's trouble
+_TROUBLE = frozenset((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 _POLL_S = 0.02
 _LONELY_S = 30.0  # without a worker, after which a warning says so
 
@@ -140,32 +141,37 @@ class _Run:
     """One call of :meth:`Cluster.run`."""
 
     def __init__(
-        self, client: Any, work: Work, tick: Tick, take: Callable[[int, Any], None], *, connection: Any
+        self, client: Client, work: Work, tick: Tick, take: Callable[[int, Any], None], *, connection: object
     ) -> None:
         self._client, self._work, self._tick, self._take = client, work, tick, take
         self._connection = connection  # of before the work was prepared, which may take long
-        self._version = importlib.import_module("scidata").__version__  # not imported above: it leads to torch
-        self._name = f"scidata-{work.name}-{uuid.uuid4().hex[:12]}"
-        self._remote = remote()
-        self._check = pickle.dumps(work.check)
-        self._batches: dict[Any, list[int]] = {}  # of the futures that are awaited
-        self._num_tasks = 0
-        self._finished: set[int] = set()
-        self._seconds = 0.0  # that these took
-        self._told: dict[int, float] = {}  # shares of those under way
+        self._run = Run(
+            name=f"scidata-{work.name}-{uuid.uuid4().hex[:12]}",
+            version=importlib.import_module("scidata").__version__,  # not imported above: it leads to torch
+            check=pickle.dumps(work.check),
+            job=pickle.dumps(work.job),
+        )
+        self._futures: list[Future[Any]] = []  # what the scheduler keeps for the run
+        self._told: dict[int, float] = {}  # shares of pieces under way
         self._events: deque[list[Any]] = deque()
-        self._failures: dict[int, int] = {}
-        self._suspects: deque[int] = deque()  # pieces that workers died of, or of another that was in line there
-        self._tried: set[int] = set()  # those of them that were given another try
-        self._trial: Any = None  # the future of the latest try
 
     def run(self, indices: Sequence[int]) -> None:
         self._check_connection()
         try:
-            with self._published():
-                threads = self._probe()
-                self._most = max(_MANY, _WAVES * threads)
-                self._wait(indices)
+            threads = self._probe()
+            self._client.subscribe_topic(self._run.name, lambda event: self._events.append(event[1]))
+            try:
+                size = math.ceil(len(indices) / max(_MANY, _WAVES * threads))
+                suspects = self._do([indices[i : i + size] for i in range(0, len(indices), size)], 0)
+                # Workers died of these, or of another in line there: Dask counts a death against all tasks that the
+                # worker was given. Each is done once more with no other one in line.
+                for attempt, index in enumerate(suspects, 1):
+                    self._do([[index]], attempt)
+            finally:
+                if self._is_connected:  # another scheduler knows nothing of this, and is waited for
+                    with suppress(Exception):  # the error that ended the run is the one to raise
+                        self._client.cancel(self._futures)
+                        self._client.unsubscribe_topic(self._run.name)
         except SciDataError:
             raise
         except (Exception, TaskCancelled) as e:  # of a client without scheduler, any kind
@@ -173,166 +179,97 @@ class _Run:
                 raise
             raise self._lost() from e
 
-    @contextmanager
-    def _published(self) -> Iterator[None]:
-        """Have the job where workers find it, also those that come later: on the scheduler."""
-        from distributed import Variable
-
-        job = Variable(self._name, client=self._client)
-        job.set((self._check, pickle.dumps(self._work.job)))
-        self._client.subscribe_topic(self._name, lambda event: self._events.append(event[1]))
-        try:
-            yield
-        finally:
-            if self._is_connected:  # another scheduler knows nothing of this, and is waited for
-                with suppress(Exception):  # what ended the run is what is raised
-                    self._client.cancel(list(self._batches))
-                    self._client.unsubscribe_topic(self._name)
-                    job.delete()
-
     def _probe(self) -> int:
-        """Raise where a worker that is there cannot do the work; return how many threads all of them have."""
-        answers = self._client.run(
-            self._remote, self._version, "check_here", self._name, self._check, on_error="return"
-        )
+        """Raise where a worker that is there cannot do the work; return the number of threads of all of them."""
+        run = self._run
+        answers = self._client.run(prober(), run.version, run.name, run.check, on_error="return")
         for worker, answer in sorted(answers.items()):
             if isinstance(answer, OSError):  # it left meanwhile
                 continue
             if isinstance(answer, Exception):
                 raise ClusterError(f"worker {worker} cannot be asked: {type(answer).__name__}: {answer}") from answer
-            self._found(*answer)
+            where, why = answer
+            if why is not None:
+                raise ClusterError(f"worker {where} cannot do this: {why}{self._work.after}")
         return int(sum(self._client.nthreads().values()))
 
-    def _found(self, where: str, why: str | None, found: Any) -> Any:
-        """Return what a worker has returned."""
-        if why is not None:
-            raise ClusterError(f"worker {where} cannot do this: {why}{self._work.after}")
-        return found
-
-    # -- tasks ---------------------------------------------------------------------------------------------------------
-
-    def _submit(self, indices: Sequence[int], most: int | None = None) -> list[Any]:
-        """Make tasks of pieces, ``most`` in each; by default as many as take :data:`BATCH_S`, where that is known."""
-        if not indices:
-            return []
-        size = most or math.ceil(len(indices) / self._most)
-        if most is None and self._finished and self._seconds:
-            size = max(1, int(BATCH_S * len(self._finished) / self._seconds))
-        batches = [list(indices[first : first + size]) for first in range(0, len(indices), size)]
-        keys = [(self._name, self._num_tasks + number) for number in range(len(batches))]
-        self._num_tasks += len(batches)
-        same = [self._version, "do_batch", self._name]
-        futures = self._client.map(
-            self._remote, *([each] * len(keys) for each in same), keys, batches, [BATCH_S] * len(keys),
-            key=keys, pure=False,
-        )  # fmt: skip
-        self._batches.update(zip(futures, batches, strict=True))
-        return list(futures)
-
-    def _wait(self, indices: Sequence[int]) -> None:
+    def _do(self, batches: Sequence[Sequence[int]], attempt: int) -> list[int]:
+        """Do batches of pieces, and return those that workers died of in the first attempt."""
         from distributed import as_completed
 
-        waiting = as_completed(loop=self._client.loop)
-        waiting.update(self._submit(indices))
+        client, name = self._client, self._run.name
+        # a task of a group of its own: Dask queues a group of tasks, of which none depends on many, for any worker
+        run = client.submit(published, self._run, key=f"{name}-job-{attempt}", pure=False)
+        keys = [(name, attempt, number) for number in range(len(batches))]
+        futures = client.map(
+            do_batch, [run] * len(keys), keys, batches, trouble=_TROUBLE, key=keys, retries=_RETRIES, pure=False
+        )
+        self._futures += [run, *futures]
+        awaited = dict(zip(futures, batches, strict=True))
+        waiting = as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
+        suspects: list[int] = []
         lonely = time.monotonic() + _LONELY_S
-        while self._batches:
+        while awaited:
             self._check_connection()
             ready = waiting.next_batch(block=False)
             if ready or self._events:
                 lonely = time.monotonic() + _LONELY_S
             while self._events:
                 self._told_of(*self._events.popleft())
-            if ready:
-                waiting.update(self._collect(ready))
-            elif time.monotonic() < lonely:
+            for future, result in ready:
+                batch = awaited.pop(future)
+                if future.status == "error":
+                    suspects += self._suspects(future.exception(), batch, attempt)
+                elif isinstance(result, Batch):
+                    self._take_in(result)
+                else:
+                    raise self._lost()
+                future.release()
+            if not ready and time.monotonic() < lonely:
                 time.sleep(_POLL_S)
-            else:
+            elif not ready:
                 lonely = time.monotonic() + 20 * _LONELY_S
-                if not self._client.nthreads():
+                if not client.nthreads():
                     warnings.warn(
                         f"the cluster has no worker, and nothing was done for {_LONELY_S:.0f} s; waiting", stacklevel=2
                     )
-
-    def _collect(self, ready: Sequence[Any]) -> list[Any]:
-        """Take in what tasks that have ended say; return those to wait for."""
-        more: list[Any] = []
-        for future in ready:
-            status, result = future.status, None
-            if status == "finished":
-                try:
-                    result = future.result(timeout=CONNECT_S)
-                except TimeoutError:
-                    status = "lost"
-            if status in ("pending", "lost"):  # its result went with a worker: it is done again
-                more.append(future)
-                continue
-            batch = self._batches.pop(future)
-            error = future.exception() if status == "error" else None
-            future.release()  # an error's traceback holds it: it would be done again where its worker dies later
-            if error is not None:
-                more += self._isolate(error, batch)
-            elif result is not None:
-                more += self._take_in(self._found(*result), batch)
-            else:
-                raise self._lost()
-        return more + self._try_suspect()
-
-    def _take_in(self, batch: Batch, indices: Sequence[int]) -> list[Any]:
-        for index, value, ticked in batch.done:
-            self._finished.add(index)
-            self._take(index, value)
-            self._tick(ticked - self._told.pop(index, 0.0))
-        self._seconds += batch.seconds
-        rest = [index for index in indices if index not in self._finished]
-        if batch.failed is not None:
-            self._retry_or_raise(*batch.failed)
-        return self._submit(rest)
+        return suspects
 
     def _told_of(self, index: int, total: float) -> None:
         """Take in how far a piece is; one that is done again tells the same shares again."""
         before = self._told.get(index, 0.0)
-        if index not in self._finished and total > before:
+        if total > before:
             self._told[index] = total
             self._tick(total - before)
 
-    # -- failures ------------------------------------------------------------------------------------------------------
+    def _take_in(self, batch: Batch) -> None:
+        for index, value, ticked in batch.done:
+            self._take(index, value)
+            self._tick(ticked - self._told.get(index, 0.0))
+            self._told[index] = math.inf  # its events may come later
+        if batch.failed is not None:
+            index, error, trace = batch.failed
+            if isinstance(error, ClusterError):
+                raise ClusterError(f"{error}{self._work.after}")
+            error.add_note(f"in {self._work.named(index)}, on a worker:\n{trace}")
+            raise error
 
-    def _retry_or_raise(self, index: int, error: Exception, trace: str) -> None:
-        self._failures[index] = self._failures.get(index, 0) + 1
-        if getattr(error, "errno", None) in _TROUBLE and self._failures[index] < _TRIES:
-            return
-        error.add_note(f"in {self._work.named(index)}, on a worker:\n{trace}")
-        raise error
-
-    def _isolate(self, error: BaseException, indices: Sequence[int]) -> list[Any]:
-        """Do the pieces of a batch that workers died of one by one, single ones once more, and then raise.
-
-        Dask counts the death of a worker against all tasks that it was given, also those that it had not begun.
-        """
+    def _suspects(self, error: BaseException, batch: Sequence[int], attempt: int) -> Sequence[int]:
+        """Return the pieces of a task that workers died of, in the first attempt; raise other errors."""
         from distributed.scheduler import KilledWorker
 
-        rest = [index for index in indices if index not in self._finished]
+        named = self._work.named(batch[0])
         if not isinstance(error, KilledWorker):
-            raise ClusterError(f"a task failed on {self._work.named(indices[0])}: {error}") from error
-        if len(rest) > 1:
-            return self._submit(rest, most=1)
-        if rest[0] not in self._tried:
-            self._suspects.append(rest[0])
-            return []
+            if isinstance(error, OSError):
+                error.add_note(f"in {named} or soon after, on a worker, {_RETRIES + 1} times")
+                raise error
+            raise ClusterError(f"a task failed on {named}: {type(error).__name__}: {error}") from error
+        if attempt == 0:
+            return batch
         raise ClusterError(
-            f"{error.allowed_failures + 1} workers died while they worked on {self._work.named(rest[0])}; if they were "
+            f"{error.allowed_failures + 1} workers died while they worked on {named}; if they were "
             f"killed for memory, give workers more of it, or fewer threads{self._work.after}"
         ) from error
-
-    def _try_suspect(self) -> list[Any]:
-        """Do a suspect again, while no other one is: so what workers die of is not in line with it."""
-        if not self._suspects or self._trial in self._batches:
-            return []
-        index = self._suspects.popleft()
-        self._tried.add(index)
-        futures = self._submit([index])
-        self._trial = futures[0]
-        return futures
 
     @property
     def _is_connected(self) -> bool:

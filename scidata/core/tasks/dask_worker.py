@@ -1,137 +1,103 @@
-"""What a worker of a Dask cluster does of :mod:`scidata.core.tasks.dask_jobs`: a batch of pieces of work."""
+"""The part of :mod:`scidata.core.tasks.dask_jobs` that runs on the workers of a Dask cluster: a batch of pieces."""
 
 from __future__ import annotations
 
-import functools
 import pickle
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scidata.core.tasks.work import Job, sendable
+from scidata.errors import ClusterError
 
-_FETCH_S = 60.0  # of a scheduler that is slow to answer
+if TYPE_CHECKING:
+    from distributed import Worker
+
 _TELL_S = 1.0  # between reports of how far a piece is
-_here = threading.local()  # each thread of a worker has what it works with to itself, as a process would
+_here = threading.local()  # each thread of a worker has a job of its own, as a process would
 _checking = threading.Lock()
 _checked: list[str] = []  # the runs that this process was found fit for, the latest ones
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as workers need to know it: the version of the client, and the check and job of the work, pickled."""
+
+    name: str
+    version: str
+    check: bytes
+    job: bytes
+
+
 @dataclass(kw_only=True)
 class Batch:
-    """What came of a batch.
+    """The pieces of a batch that were done, and the one that ended it.
 
     Attributes
     ----------
     done
-        Of each piece that was done: its number, what the job returned, and the sum of the shares it told.
+        Of each piece: its number, the value that the job returned, and the sum of the shares it told.
     failed
         The piece that ended the batch: its number, the error, and the traceback as text.
-    seconds
-        That the pieces of ``done`` took.
     """
 
-    done: list[tuple[int, Any, float]] = field(default_factory=list)
+    done: list[tuple[int, object, float]] = field(default_factory=list)
     failed: tuple[int, Exception, str] | None = None
-    seconds: float = 0.0
 
 
 class CancelledHere(BaseException):
-    """The client has cancelled the batch: nobody waits for what it would return."""
+    """The client has cancelled the task: nobody waits for its result."""
 
 
-class UnfitError(Exception):
-    """This worker cannot do the work; the message says why."""
+def published(run: Run) -> Run:
+    """Return the run: the result of a task is sent once to each worker, and made again where a worker dies with it."""
+    return run
 
 
-def check_here(run: str, check: bytes) -> None:
-    """Raise what this process lacks for a run, unless it was found fit before.
+def do_batch(run: Run, key: tuple[str, int, int], indices: Sequence[int], trouble: frozenset[int]) -> Batch | None:
+    """Do pieces in order, as the task ``key``, until one fails; None where the client has cancelled the task.
 
     Raises
     ------
-    UnfitError
-    """
-    with _checking:
-        if run in _checked:
-            return
-        try:
-            pickle.loads(check)()
-        except Exception as e:
-            raise UnfitError(str(e) or type(e).__name__) from e
-        _checked.append(run)
-        del _checked[:-8]
-
-
-def do_batch(run: str, key: Any, indices: Sequence[int], seconds: float) -> Batch:
-    """Do pieces in order until ``seconds`` have passed, at least one; those that are not in the result were not done.
-
-    Parameters
-    ----------
-    run
-        The name of the variable, on the scheduler, that holds the pickled check and job.
-    key
-        Of the task that this is.
+    OSError
+        Its ``errno`` is one of ``trouble``: Dask tries the batch again.
     """
     from distributed import get_worker
 
-    worker = get_worker()
     batch = Batch()
-    try:
-        job = _job_of(run, functools.partial(_raise_if_cancelled, worker, key))
-    except CancelledHere:
-        return batch
-    began = now = time.monotonic()
     for index in indices:
-        if batch.done and now - began > seconds:
-            break
-        tell = _Tell(worker, run, key, index)
+        tell = _Tell(get_worker(), run.name, key, index)
         try:
-            _raise_if_cancelled(worker, key)
-            value = job(index, tell)
+            tell.raise_if_cancelled()
+            batch.done.append((index, _job_of(run)(index, tell), tell.total))
         except CancelledHere:
-            break
+            return None
         except Exception as e:
+            if getattr(e, "errno", None) in trouble:
+                raise
             batch.failed = index, sendable(e), traceback.format_exc()
             break
-        now = time.monotonic()
-        batch.seconds = now - began
-        batch.done.append((index, value, tell.total))
     return batch
 
 
-def _job_of(run: str, raise_if_cancelled: Callable[[], None]) -> Job:
-    """Return the job of a run, which this thread fetches once."""
-    if getattr(_here, "run", None) != run:
-        check, job = _published(run, raise_if_cancelled)
-        check_here(run, check)
-        _here.run, _here.job = run, pickle.loads(job)
+def _job_of(run: Run) -> Job:
+    """Return the job of a run, which each thread unpickles once."""
+    if getattr(_here, "run", None) != run.name:
+        where, why = prober()(run.version, run.name, run.check)
+        if why is not None:
+            raise ClusterError(f"worker {where} cannot do this: {why}")
+        _here.run, _here.job = run.name, pickle.loads(run.job)
     found: Job = _here.job
     return found
-
-
-def _published(run: str, raise_if_cancelled: Callable[[], None]) -> tuple[bytes, bytes]:
-    """Return what the variable of a run holds; of a run that was given up it is gone, and waiting for it of no use."""
-    from distributed import Variable
-
-    deadline = time.monotonic() + _FETCH_S
-    while True:
-        raise_if_cancelled()
-        try:
-            found: tuple[bytes, bytes] = Variable(run).get(timeout=1)
-        except TimeoutError:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            return found
 
 
 class _Tell:
     """Takes the shares of a piece that are done: the client hears of those of long ones, and ends what it gave up."""
 
-    def __init__(self, worker: Any, run: str, key: Any, index: int) -> None:
+    def __init__(self, worker: Worker, run: str, key: tuple[str, int, int], index: int) -> None:
         self._worker, self._run, self._key, self._index = worker, run, key, index
         self._told = time.monotonic()
         self.total = 0.0
@@ -141,29 +107,36 @@ class _Tell:
         now = time.monotonic()
         if now - self._told >= _TELL_S:
             self._told = now
-            _raise_if_cancelled(self._worker, self._key)
+            self.raise_if_cancelled()
             self._worker.log_event(self._run, [self._index, self.total])
 
-
-def _raise_if_cancelled(worker: Any, key: Any) -> None:
-    """Raise where the client has cancelled the task: Dask lets one that has begun run to its end."""
-    task = worker.state.tasks.get(key)
-    if task is None or task.state == "cancelled":
-        raise CancelledHere
-
-
-#: Called on workers as ``remote(version, name, *arguments)``: returns where that was, what is wrong there or None, and
-#: what the function of this module returned.
-Remote = Callable[..., tuple[str, str | None, Any]]
+    def raise_if_cancelled(self) -> None:
+        """Raise where the client has cancelled the task: Dask lets one that has begun run to its end."""
+        task = self._worker.state.tasks.get(self._key)
+        if task is None or task.state == "cancelled":
+            raise CancelledHere
 
 
-def remote() -> Remote:
-    """Return a function that calls one of this module on a worker whose scidata is of the same version.
+def unfit(run: str, check: bytes) -> str | None:
+    """Return what this process lacks for a run; None where nothing, or where it was found fit before."""
+    with _checking:
+        if run not in _checked:
+            try:
+                pickle.loads(check)()
+            except Exception as e:
+                return str(e) or type(e).__name__
+            _checked.append(run)
+            del _checked[:-8]
+    return None
+
+
+def prober() -> Callable[[str, str, bytes], tuple[str, str | None]]:
+    """Return a function that names the worker it is called on, and says why it cannot do a run, or None.
 
     Being made here, it is pickled with its code: a worker without scidata answers, too, and says so.
     """
 
-    def call(version: str, name: str, *args: Any, dask_worker: Any = None) -> tuple[str, str | None, Any]:
+    def probe(version: str, run: str, check: bytes, dask_worker: Worker | None = None) -> tuple[str, str | None]:
         import importlib
         import socket
 
@@ -174,13 +147,9 @@ def remote() -> Remote:
         try:
             found = importlib.import_module("scidata").__version__
         except ImportError as e:
-            return where, f"it cannot import scidata ({e}); install scidata {version} where workers run", None
+            return where, f"it cannot import scidata ({e}); install scidata {version} where workers run"
         if found != version:
-            return where, f"it has scidata {found}, and the client {version}; install the same version on both", None
-        module = importlib.import_module("scidata.core.tasks.dask_worker")
-        try:
-            return where, None, getattr(module, name)(*args)
-        except module.UnfitError as e:
-            return where, str(e), None
+            return where, f"it has scidata {found}, and the client {version}; install the same version on both"
+        return where, importlib.import_module("scidata.core.tasks.dask_worker").unfit(run, check)
 
-    return call
+    return probe

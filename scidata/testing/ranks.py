@@ -195,6 +195,7 @@ def _rank_main(
             store = dist.FileStore(os.path.join(folder, "store"), num_ranks)  # type: ignore[attr-defined]
             limit = datetime.timedelta(seconds=timeout / 2)
             dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=limit)
+            dist.barrier()  # else a rank that is done may close a connection that another still sets up
         value = fn(rank, num_ranks, *args)
         if dist.is_initialized():
             dist.destroy_process_group()

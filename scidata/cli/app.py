@@ -119,7 +119,7 @@ def plan(
     if names_store(path):
         from scidata.cli.stores import run_plan
     else:
-        from scidata.cli.grids import run_plan
+        from scidata.cli.commands.plan import run_plan
     run_plan(path, axis_sizes, options, output)
 
 
@@ -164,7 +164,7 @@ def stats(
     }
     dims = parse.parse_names(by or ())
     name = parse.parse_dtype(dtype)
-    from scidata.cli.statistics import run_stats
+    from scidata.cli.commands.stats import run_stats
 
     run_stats(
         paths, options, dtype=name, by=dims, differences=not no_differences, stored=True if stored else None, jobs=jobs,
@@ -205,7 +205,7 @@ def stage(
     scidata stage s3://bucket/train.store /local/cache --domain 64 --rank 8-15 --halo 2
     """
     from scidata.cli import arguments as parse
-    from scidata.cli.staging import run_stage, run_stage_store
+    from scidata.cli.commands.stage import run_stage, run_stage_store
     from scidata.cli.stores import names_store
 
     axis_sizes = parse.parse_domain(domain)
@@ -257,7 +257,7 @@ def partition(
     scidata partition 'mesh_*.nc' train.store --dask tcp://node17:8786
     """
     from scidata.cli.arguments import parse_fields, parse_names, parse_rules, usage_error
-    from scidata.cli.partitioning import run_finalize, run_partition
+    from scidata.cli.commands.partition import run_finalize, run_partition
 
     if finalize:
         if part is not None or dry_run or overwrite or resume:
@@ -295,7 +295,7 @@ def verify(path: opt.Store, as_json: opt.Json = False, debug: opt.Debug = False)
     \b
     scidata verify train.store && sbatch train.slurm
     """
-    from scidata.cli.partitioning import run_verify
+    from scidata.cli.commands.partition import run_verify
 
     if not run_verify(path, as_json=as_json):
         raise typer.Exit(FAILED)
@@ -343,7 +343,7 @@ def demo(
     \b
     scidata demo --ranks 3 --keep demo
     """
-    from scidata.cli.demo import run_demo
+    from scidata.cli.commands.demo import run_demo
 
     if not run_demo(ranks=ranks, steps=steps, keep=keep, as_json=as_json):
         raise typer.Exit(FAILED)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scidata.cli.arguments import usage_error
-from scidata.cli.commands.plan_grid import DomainPlan
-from scidata.cli.commands.plan_store import StorePlan
 from scidata.cli.output import console, print_json
 from scidata.cli.tables import print_bullets
+from scidata.grids.plan import DomainPlan
+from scidata.store.plan import StorePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class PlanOutput:
     def check_picture(self) -> None:
         """Refuse a picture that cannot be drawn there, before the work is done."""
         if self.plot is not None:
-            from scidata.cli.commands.plot_grid import check_picture
+            from scidata.data.pictures.grid_parts import check_picture
 
             check_picture(self.plot, overwrite=self.overwrite)
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from scidata.cli.arguments import usage_error
-from scidata.cli.commands.plan_store import StorePlan
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.stores import print_store_plan
 from scidata.core.options import ReadOptions
 from scidata.plan.totals import FIGURES
+from scidata.store.plan import StorePlan
 from scidata.store.raw_points.reader import PointsReader
 
 

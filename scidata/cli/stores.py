@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from scidata.cli.arguments import usage_error
-from scidata.cli.commands.plan_store import StorePlan, describe_store, plan_store
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
@@ -18,6 +17,7 @@ from scidata.core.options import ReadOptions
 from scidata.meshes.hetero import rows_named
 from scidata.store.format.manifest import Number
 from scidata.store.format.places import folder_of, is_store
+from scidata.store.plan import StorePlan, describe_store, plan_store
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
 
@@ -163,7 +163,7 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
     about = describe_store(plan, weights=options.weights, dp=output.dp)
     notes: list[str] = []
     if output.plot is not None:
-        from scidata.cli.commands.plot_store import draw_sample
+        from scidata.data.pictures.store_parts import draw_sample
 
         ratios = [plan.figures(rank)["amplification"] for rank in range(plan.num_ranks)]
         overall = plan.figures()["amplification"]

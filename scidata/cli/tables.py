@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scidata.cli.commands.inspect import StoreReport
-from scidata.cli.commands.plan_grid import DomainPlan
 from scidata.cli.output import console, human_bytes, make_table, ratio
 from scidata.errors import visible
+from scidata.grids.plan import DomainPlan
 from scidata.plan.totals import RankReads
 
 if TYPE_CHECKING:

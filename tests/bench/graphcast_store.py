@@ -20,8 +20,8 @@ import numpy as np
 import xarray as xr
 
 import scidata
-from scidata.cli.commands.plan_store import plan_store
 from scidata.core.options import ReadOptions
+from scidata.store.plan import plan_store
 from scidata.store.reading.reader import StoreReader
 
 NODES = {"grid": "file", "mesh": "icosahedral:{level}"}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import zarr
 
-from scidata.cli import demo, tables
+from scidata.cli import tables
+from scidata.cli.commands import demo
 from scidata.errors import LauncherError
 from tests.docs.blocks import blocks_of, differs
 

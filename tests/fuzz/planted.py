@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 import scidata
-import scidata.cli.partitioning
+import scidata.cli.commands.partition
 import scidata.read.codecs
 import scidata.read.run_encoded
 from scidata.errors import CorruptDataError
@@ -120,7 +120,7 @@ def _other_values() -> Iterator[None]:
 @contextlib.contextmanager
 def _unverified() -> Iterator[None]:
     """``scidata verify`` finds everything sound."""
-    with mock.patch.object(scidata.cli.partitioning, "verify", return_value=None):
+    with mock.patch.object(scidata.cli.commands.partition, "verify", return_value=None):
         yield
 
 

@@ -1,163 +1,205 @@
-"""What one rank of ``scidata demo`` runs: a plain ViT, trained on shards, then compared with one process.
-
-Started by ``scidata demo`` through torchrun. The model and the loss know nothing of scidata.
-"""
+"""``scidata demo``: writes data, shows the plan, starts ranks with torchrun, and reports what they found."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import traceback
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from scidata.cli.arguments import usage_error
+from scidata.cli.commands.demo_data import NUM_LATITUDES, PATCH, READ, SPLIT, write_weather
+from scidata.cli.output import console, human_bytes, make_table, print_json
+from scidata.cli.progress import doing
+from scidata.cli.tables import print_plan
+from scidata.core.options import ReadOptions
+from scidata.errors import LauncherError, OutputError
+from scidata.grids.plan import DomainPlan, describe, plan_domain
+from scidata.grids.reader import GridReader
 
-import scidata
-from scidata.cli.commands.demo_data import FIELDS, PATCH, READ, SPLIT
-from scidata.data.sample import Sample
-
-_LEARNING_RATE = 0.05
-
-
-class _Block(nn.Module):
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
-        )
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + self.out(attended)
-        y: Tensor = x + self.mlp(self.norm_2(x))
-        return y
+TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
+_DEADLINE = 300.0  # seconds; a run takes a tenth of it
+_GRACE = 40.0  # torchrun itself gives its ranks 30 s to end
 
 
-class ViT(nn.Module):
-    """A small vision transformer that predicts the next state, ``(batch, channels, height, width)`` to the same."""
+def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool:
+    """Run the demo and print it; say whether the ranks agree with one process.
 
-    def __init__(self, channels: int, height: int, width: int, *, dim: int = 64, depth: int = 2, num_heads: int = 4):
-        super().__init__()
-        self.grid = (height // PATCH, width // PATCH)
-        self.embed = nn.Conv2d(channels, dim, PATCH, stride=PATCH)
-        self.position = nn.Parameter(0.02 * torch.randn(1, self.grid[0] * self.grid[1], dim))
-        self.blocks = nn.Sequential(*(_Block(dim, num_heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, channels * PATCH * PATCH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict the change and add it."""
-        tokens = self.embed(x).flatten(2).transpose(1, 2) + self.position
-        patches = self.head(self.norm(self.blocks(tokens)))
-        patches = patches.unflatten(1, self.grid).unflatten(-1, (-1, PATCH, PATCH))  # (batch, h, w, channel, p, p)
-        change: Tensor = patches.permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
-        return x + change
-
-
-def _state(batch: Sample, step: int) -> Tensor:
-    """Stack the normalised fields of one step as channels, ``(batch, channels, latitude, longitude)``."""
-    return torch.cat([(batch[name][:, step] - mean) / spread for name, (_, mean, spread) in FIELDS.items()], dim=1)
-
-
-def _train(model: nn.Module, batches: Iterator[Sample], num_steps: int) -> Iterator[tuple[Sample, float]]:
-    """Take gradient steps; the gradient of the last is left in the parameters."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
-    for _ in range(num_steps):
-        batch = next(batches)
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(_state(batch, 0)), _state(batch, 1))
-        torch.autograd.backward(loss)
-        optimizer.step()
-        yield batch, loss.item()
+    Raises
+    ------
+    ConfigError
+        ``keep`` exists.
+    LauncherError
+        A rank failed, or the run did not end.
+    """
+    if ranks > NUM_LATITUDES // PATCH:
+        raise usage_error("--ranks", f"{ranks}: there are {NUM_LATITUDES // PATCH} rows of patches to share.")
+    began = time.monotonic()
+    with _folder(keep) as folder:
+        path = os.path.join(folder, "weather.zarr")
+        write_weather(path)
+        plan, about = _plan(path, ranks)
+        if not as_json:
+            console().print(f"wrote synthetic weather: {human_bytes(_size(path))} in {path}", soft_wrap=True)
+            print_plan(plan, about, every_rank=True)
+            console().print()
+            console().print(f"training a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
+        doing("training")
+        results = _launch(path, folder, ranks, steps, echo=not as_json)
+    report = _report(plan, about, results, seconds=time.monotonic() - began)
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, keep)
+    return bool(report["agrees"])
 
 
-def _model(ds: scidata.ShardedDataset) -> ViT:
-    torch.manual_seed(0)
-    levels, height, width = ds.reader.global_shape("u")[-3:]
-    return ViT(len(FIELDS) * levels, height, width).double()
+@contextmanager
+def _folder(keep: str | None) -> Iterator[str]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="scidata-demo-") as folder:
+            yield folder
+        return
+    if os.path.exists(keep) and (not os.path.isdir(keep) or os.listdir(keep)):
+        raise OutputError(f"{keep}: exists and is not an empty folder; name another for --keep")
+    os.makedirs(keep, exist_ok=True)
+    yield keep
 
 
-def _gradient(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+def _size(folder: str) -> int:
+    return sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(folder) for name in names)
 
 
-def _run(path: str, out: str, num_ranks: int, num_steps: int) -> None:
-    mesh = scidata.init_mesh(domain=num_ranks, device="cpu", timeout=60)
-    rank = mesh.get_rank()
-    # bytes read are those of the samples, and of none read ahead
-    ds = scidata.open_dataset(path, mesh, **READ, **SPLIT, dtype=torch.float64, pool_bytes=0)
-    assert isinstance(ds, scidata.ShardedDataset)  # a grid, no store
-    loader = scidata.DataLoader(ds, batch_size=1, shuffle=True)
-    model = scidata.parallelize(_model(ds), mesh)
-    losses, order = [], []
-    for batch, loss in _train(model, _forever(loader), num_steps):
-        losses.append(loss)
-        order.append(_only_index(batch))
-        if rank == 0:
-            print(f"step {len(losses)}: sample {order[-1]}, loss {loss:.6f}", flush=True)
-    start, stop = ds.reader.partition.owned_rows("latitude", {"domain": mesh.get_local_rank("domain")})
-    report: dict[str, Any] = {"rank": rank, "rows": [start, stop]}
-    report["bytes_read"] = int(loader.stats()["bytes_fetched"])
-    report["samples_read"] = int(loader.stats()["samples"])
-    gradient = _gradient(model)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    if rank == 0:
-        report |= {"losses": losses, "order": order, **_compare(path, order, losses, gradient)}
-    with open(os.path.join(out, f"rank{rank}.json"), "w") as f:
-        json.dump(report, f)
+def _plan(path: str, ranks: int) -> tuple[DomainPlan, dict[str, Any]]:
+    options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
+    reader = GridReader(path, options, axis_sizes={"domain": ranks})
+    plan = plan_domain(reader)
+    return plan, describe(plan, path=path, dp=None) | {"suggestions": []}
 
 
-def _forever(loader: scidata.DataLoader) -> Iterator[Sample]:
-    epoch = 0
-    while True:
-        loader.set_epoch(epoch)
-        yield from loader
-        epoch += 1
+def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> list[dict[str, Any]]:
+    """Start the ranks, pass on what they print, and return what each left behind."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["-m", "scidata.cli.commands.demo_rank", path, folder, "--ranks", str(ranks), "--steps", str(steps)]
+    # one thread each: ranks share the machine, and torchrun warns at length where the number is not set
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    log_path = os.path.join(folder, "torchrun.log")
+    with (
+        open(log_path, "w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
+    ):
+        expired = threading.Event()
+
+        def end() -> None:
+            expired.set()
+            _stop(process)
+
+        def terminated(*_: object) -> None:
+            raise SystemExit(128 + signal.SIGTERM)  # so that the ranks are ended too
+
+        previous = signal.signal(signal.SIGTERM, terminated)
+        timer = threading.Timer(_DEADLINE, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if echo and line.startswith("step "):
+                    console().print(line.rstrip(), soft_wrap=True)
+            code = process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+        finally:
+            timer.cancel()
+            signal.signal(signal.SIGTERM, previous)
+    if expired.is_set():
+        raise LauncherError(f"the ranks did not end within {_DEADLINE:.0f} s and were stopped{_reason(folder)}")
+    if code != 0:
+        raise LauncherError(f"the ranks failed (exit code {code}){_reason(folder)}")
+    results = []
+    for rank in range(ranks):
+        with open(os.path.join(folder, f"rank{rank}.json")) as f:
+            results.append(json.load(f))
+    return results
 
 
-def _only_index(batch: Sample) -> int:
-    return batch.index[0] if isinstance(batch.index, list) else int(batch.index or 0)
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Let torchrun end its ranks; end it by force if it does not."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE)
+        return
+    process.kill()
 
 
-def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor) -> dict[str, Any]:
-    """Train again in this process alone on whole samples, in the same order; return relative differences."""
-    # as the ranks read: a step that two samples share is read for each
-    ds = scidata.open_dataset(path, None, **READ, dtype=torch.float64, pool_bytes=0)
-    assert isinstance(ds, scidata.ShardedDataset)
-    whole = scidata.DataLoader(ds, batch_size=1, sampler=order, num_workers=0)
-    model = _model(ds)
-    expected = [loss for _, loss in _train(model, iter(whole), len(order))]
-    reference = _gradient(model)
+def _reason(folder: str) -> str:
+    """Return the first rank's own error, or the last line of torchrun's report."""
+    errors = sorted(name for name in os.listdir(folder) if name.startswith("error"))
+    errors.sort(key=lambda name: os.path.getmtime(os.path.join(folder, name)))
+    for name in [*errors, "torchrun.log"]:
+        with open(os.path.join(folder, name)) as f:
+            lines = [line.strip() for line in f if line.strip()]
+        if lines:
+            return f": {lines[-1]}"
+    return ""
+
+
+def _report(
+    plan: DomainPlan, about: dict[str, Any], results: list[dict[str, Any]], *, seconds: float
+) -> dict[str, Any]:
+    first = results[0]
+    differences = {"loss": first["loss_difference"], "gradient": first["gradient_difference"]}
     return {
-        "bytes_whole": int(whole.stats()["bytes_fetched"]),
-        "loss_difference": max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)),
-        "gradient_difference": float((gradient - reference).norm() / reference.norm()),
+        "plan": about | {"totals": plan.totals(), "ranks": [plan.rank(r) for r in range(plan.num_ranks)]},
+        "samples": first["order"],
+        "losses": first["losses"],
+        "ranks": [{k: r[k] for k in ("rank", "rows", "bytes_read", "samples_read")} for r in results],
+        "bytes_whole": first["bytes_whole"],
+        "relative_difference": differences,
+        "tolerance": TOLERANCE,
+        "agrees": agrees(differences),
+        "seconds": round(seconds, 1),
     }
 
 
-def main() -> None:
-    """Run one rank; a failure is also left in a file, because torchrun's own report is long."""
-    parser = argparse.ArgumentParser(description="one rank of `scidata demo`")
-    parser.add_argument("path")
-    parser.add_argument("out")
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    given = parser.parse_args()
-    try:
-        _run(given.path, given.out, given.ranks, given.steps)
-    except BaseException:
-        with open(os.path.join(given.out, f"error{os.getpid()}.txt"), "w") as f:
-            f.write(traceback.format_exc())
-        raise
+def agrees(differences: Mapping[str, float]) -> bool:
+    """Say whether ranks and one process computed the same; NaN never does."""
+    return all(value <= TOLERANCE for value in differences.values())
 
 
-if __name__ == "__main__":
-    main()
+def _print(report: dict[str, Any], keep: str | None) -> None:
+    out = console()
+    out.print()
+    table = make_table(("rank", "latitude rows", "samples read", "bytes read", "whole samples hold", "share"))
+    whole = report["bytes_whole"]
+    steps = len(report["losses"])
+    for rank in report["ranks"]:
+        # reading ahead is not counted: a batch counts when it is handed out
+        table.add_row(
+            str(rank["rank"]),
+            "{}:{}".format(*rank["rows"]),
+            str(rank["samples_read"]),
+            human_bytes(rank["bytes_read"]),
+            human_bytes(whole),
+            f"{rank['bytes_read'] / whole:.1%}",
+        )
+    out.print(table)
+    difference = report["relative_difference"]
+    out.print()
+    out.print(f"against one process that reads whole samples, after {steps} steps, relative difference of the")
+    out.print(f"  loss      {difference['loss']:.1e}")
+    out.print(f"  gradient  {difference['gradient']:.1e}")
+    if report["agrees"]:
+        out.print(f"the same computation: both are below {TOLERANCE:.0e}", style="green")
+    else:
+        out.print(f"NOT the same computation: the limit is {TOLERANCE:.0e}", style="bold red")
+    if keep is not None:
+        out.print(f"data and results are kept in {keep}", soft_wrap=True)

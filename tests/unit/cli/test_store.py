@@ -15,9 +15,9 @@ from scipy.spatial import Delaunay, cKDTree
 from typer.testing import CliRunner
 
 from scidata.cli.app import app
-from scidata.cli.commands import plot_store
 from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
+from scidata.data.pictures import store_parts
 from scidata.data.pictures.mesh_shapes import outlines, unrolled
 from scidata.errors import UnsupportedFormatError
 from scidata.store.format.store import open_store
@@ -356,10 +356,10 @@ def colours_in(path: Path, num_ranks: int) -> list[float]:
     """Return the share of the map that has each rank's colour."""
     from matplotlib.image import imread
 
-    from scidata.cli.commands.plot_grid import colours_of
+    from scidata.data.pictures.grid_parts import colours_of
 
     image = imread(path)[:, : int(0.84 * imread(path).shape[1]), :3]  # without the legend
-    pale = plot_store._pale(np.array([colour[:3] for colour in colours_of(num_ranks)]))
+    pale = store_parts._pale(np.array([colour[:3] for colour in colours_of(num_ranks)]))
     shares = [float((np.abs(image - colour).max(axis=2) < 0.02).mean()) for colour in pale]
     return [share / sum(shares) if sum(shares) else 0.0 for share in shares]
 
@@ -412,8 +412,8 @@ def test_picture_of_points(cloud: Path, tmp_path: Path, monkeypatch: pytest.Monk
     found = run_json("plan", cloud, "--domain", "4", "--halo", "0.02", "--plot", out)
     assert found["plot_notes"] == []
     assert all(0.15 < share < 0.35 for share in colours_in(out, 4))
-    monkeypatch.setattr(plot_store, "MAX_POINTS", 400)
-    monkeypatch.setattr(plot_store, "_MAX_GHOSTS", 100)
+    monkeypatch.setattr(store_parts, "MAX_POINTS", 400)
+    monkeypatch.setattr(store_parts, "_MAX_GHOSTS", 100)
     thin = run_json("plan", cloud, "--domain", "4", "--halo", "0.02", "--plot", out, "--overwrite")
     num_ghosts = thin["totals"]["num_ghosts"]
     assert thin["plot_notes"] == [
@@ -448,7 +448,7 @@ def test_picture_of_a_graph_has_its_edges(ndim: int, tmp_path: Path, monkeypatch
     from matplotlib.image import imread
 
     drawn = imread(out)
-    monkeypatch.setattr(plot_store, "_MAX_EDGES", 5)
+    monkeypatch.setattr(store_parts, "_MAX_EDGES", 5)
     thin = run_json("plan", tmp_path / "store", "--domain", "2", "--plot", out, "--overwrite")
     assert thin["plot_notes"] == ["1 in 12 of 59 edges is drawn"]
     width = int(0.8 * drawn.shape[1])  # without the legend, which has a note more now
@@ -471,8 +471,8 @@ def test_picture_of_the_sphere_covers_it(source: str, mesh_file: str | None, num
     out = tmp_path / "sphere.png"
     assert run("plan", tmp_path / "store", "--domain", "4", "--plot", out).exit_code == 0
     assert min(colours_in(out, 4)) > 0.1
-    corners, cells = outlines(plot_store._shapes(open_store(tmp_path / "store"), 0))
-    places = plot_store._places(open_store(tmp_path / "store"), 0, "node")
+    corners, cells = outlines(store_parts._shapes(open_store(tmp_path / "store"), 0))
+    places = store_parts._places(open_store(tmp_path / "store"), 0, "node")
     polygons, owners = unrolled([places.xy[ids] for ids in corners], cells, 0.0)
     assert set(owners.tolist()) == set(range(num_cells))
     grid = np.stack(np.meshgrid(np.arange(0.31, 360, 3.717), np.arange(-89.73, 90, 3.717)), axis=-1).reshape(-1, 2)

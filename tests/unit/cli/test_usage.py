@@ -172,7 +172,7 @@ def test_labels_and_numbers_choose_the_same(folder, monkeypatch, tmp_path):
 
 def test_where_figures_cannot_be_written_is_said_before_they_are_gathered(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("scidata.cli.statistics.statistics", None)
+    monkeypatch.setattr("scidata.cli.commands.stats.statistics", None)
     for out, says in (("absent/x.json", "there is no folder absent"), (".", "is a folder; name a file in it")):
         result = run("stats", "era5.zarr", "--out", out)
         assert (result.exit_code, result.stdout) == (1, "")

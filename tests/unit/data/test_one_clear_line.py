@@ -13,9 +13,9 @@ import zarr
 
 import scidata
 from scidata.cli.commands.inspect import inspect_store
-from scidata.cli.commands.plan_grid import plan_domain, suggestions
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
+from scidata.grids.plan import plan_domain, suggestions
 from scidata.grids.reader import GridReader
 
 LON = np.arange(8) * 45.0

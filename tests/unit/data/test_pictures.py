@@ -220,7 +220,7 @@ def cut_between(reader, relation):
 def test_a_panel_for_each_node_set(sets, tmp_path):
     from matplotlib.collections import LineCollection
 
-    from scidata.cli.commands.plot_store import draw_sample
+    from scidata.data.pictures.store_parts import draw_sample
 
     reader = StoreReader(sets, num_parts=3)
     figure = draw_mesh(reader, 0, None, parts=True, path=str(tmp_path / "field.png"))

@@ -12,11 +12,11 @@ import torch
 import zarr
 
 import scidata
-from scidata.cli.commands.plan_grid import plan_domain
 from scidata.core.checks import allocate
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.plan import plan_domain
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
 

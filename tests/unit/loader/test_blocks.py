@@ -12,10 +12,10 @@ import pytest
 import zarr
 
 import scidata
-from scidata.cli.commands.plan_grid import plan_domain
 from scidata.core.cache import Cache
 from scidata.data.order import Order
 from scidata.errors import ConfigError
+from scidata.grids.plan import plan_domain
 from scidata.loader.waiting import WaitWatch
 from tests.unit.loader.test_resume import place
 from tests.unit.loader.test_resume_orders import Readable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scidata.cli.commands.plan_grid import describe, plan_domain, suggestions
 from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.tables import print_plan
 from scidata.core.options import ReadOptions
 from scidata.data.raw_kind import kind_of_raw
+from scidata.grids.plan import describe, plan_domain, suggestions
 from scidata.grids.reader import GridReader
 
 
@@ -28,7 +28,7 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
         found = plan_domain(reader, output.sample, tick=tick)
         about = describe(found, path=path, dp=output.dp) | {"suggestions": suggestions(found)}
     if output.plot is not None:
-        from scidata.cli.commands.plot_grid import draw_reader
+        from scidata.data.pictures.grid_parts import draw_reader
 
         ratios = [found.figures(rank)["amplification"] for rank in range(found.num_ranks)]
         draw_reader(reader, output.plot, ratios=ratios, overall=found.figures()["amplification"])

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.memory import available_memory
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.board import common_store
+from scidata.device_mesh.board import common_postings
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.blocks.on_node import NodeRanks
 
@@ -38,7 +38,7 @@ def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str]) -> NodeRanks | None
     if len(here) < 2:
         return None
     # other jobs of this user on the node are not to be taken for these ranks: the first to ask names the job
-    job = common_store().compare_set("job", "", uuid.uuid4().hex).decode()
+    job = common_postings().claim("job", uuid.uuid4().hex)
     ranks = [other for other, _ in here]
     return NodeRanks(
         name=repr((job, ranks)),

@@ -17,12 +17,13 @@ from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.sample import Sample
+from scidata.data.side_stream import SideStream
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.position import Position
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
-from scidata.loader.transform_stream import TransformStream
+from scidata.loader.transform_stream import tensors_of
 from scidata.loader.waiting import WaitWatch
 
 BatchT = TypeVar("BatchT", covariant=True)
@@ -43,7 +44,7 @@ class Batches(Iterator[BatchT]):
         device: torch.device | None,
         waiting: WaitWatch,
         draws: tuple[int, int] = (0, 0),
-        stream: TransformStream | None = None,
+        stream: SideStream | None = None,
         agreement: Agreement | None = None,
     ) -> None:
         self._agreement = agreement
@@ -66,13 +67,13 @@ class Batches(Iterator[BatchT]):
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
-            with nullcontext() if self._stream is None else self._stream.own():
+            with nullcontext() if self._stream is None else self._stream.current():
                 index, local = self._read()
                 arrived = time.perf_counter_ns()
                 with trace.span("transform", samples=index):
                     batch: BatchT = self._wrap(index, local)
             if self._stream is not None:
-                self._stream.hand_over(batch)
+                self._stream.hand_over(tensor for tensor in tensors_of(batch) if tensor.is_cuda)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished

@@ -21,6 +21,7 @@ from scidata.data.collate import collate
 from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
+from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
 from scidata.loader.agreed import facts_of_data, facts_of_loader, num_batches
 from scidata.loader.arguments import (
@@ -50,7 +51,6 @@ from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.read_paths import ReadPaths
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
-from scidata.loader.transform_stream import TransformStream
 from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room, warn_of_shared_blocks
 
 _VERSION = 1  # of the state
@@ -334,7 +334,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             device=device,
             waiting=waiting,
             draws=self._draws(),
-            stream=TransformStream(device) if self.transform_stream and device is not None else None,
+            stream=SideStream(device) if self.transform_stream and device is not None else None,
             agreement=agreement,
         )
 

@@ -11,9 +11,10 @@ import torch
 
 from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
+from scidata.data.side_stream import SideStream
 from scidata.loader.batches import part_reader
 from scidata.loader.prefetch.buffers import BufferRing, Ring
-from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, PartCopier, SideStream, Staging
+from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, Staging
 from scidata.loader.prefetch.readers import Fill
 from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.workers import WorkerPool, WorkerReader
@@ -72,7 +73,7 @@ class ReadPaths:
             self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available()),
             self.idle_rings,
         )
-        copier = HostCopier(ring) if device is None else DeviceCopier(ring, device)
+        copier = HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device))
         return ReadPath(
             ring=ring,
             fill=self._worker_reader(loader) or self._source.dataset.read_into,
@@ -87,7 +88,7 @@ class ReadPaths:
         if device is not None:
             if loader.pin_memory and self.staging is None:
                 self.staging = Staging()
-            options = {"copier": PartCopier(ring, SideStream(device), self.staging)}
+            options = {"copier": DeviceCopier(ring, SideStream(device), self.staging)}
         fill = self._worker_reader(loader) or part_reader(self._source, self.memory, ring)
         return ReadPath(ring=ring, fill=fill, options=options)
 

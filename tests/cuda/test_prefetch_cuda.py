@@ -15,9 +15,10 @@ import torch.utils.data
 import scidata
 from scidata.core.types import BufferSpec
 from scidata.data.sample import Sample
+from scidata.data.side_stream import SideStream
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.prefetch.buffers import BufferRing
-from scidata.loader.prefetch.copiers import DeviceCopier, SideStream, Staging
+from scidata.loader.prefetch.copiers import DeviceCopier, Staging
 from scidata.loader.prefetch.prefetcher import Prefetcher
 
 if not torch.cuda.is_available():
@@ -56,7 +57,9 @@ def test_batches_arrive_on_the_device(pin: bool, num_workers: int) -> None:
     ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
     items = [[2 * i, 2 * i + 1] for i in range(40)]
     seen = []
-    for item, tensors in Prefetcher(items, fill, ring, num_workers=num_workers, copier=DeviceCopier(ring, DEVICE)):
+    for item, tensors in Prefetcher(
+        items, fill, ring, num_workers=num_workers, copier=DeviceCopier(ring, SideStream(DEVICE))
+    ):
         assert all(t.device == DEVICE for t in tensors.values())
         seen.append((item, tensors["u"].amin((1, 2)), tensors["u"].amax((1, 2)), tensors["scalar"], tensors["mask"]))
     for item, low, high, scalar, mask in seen:
@@ -72,7 +75,7 @@ def test_a_slow_consumer_stream_reads_each_batch_before_it_is_reused(pin: bool) 
     """The compute stream lags: device memory must not be given to a later copy before it has read it."""
     ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
     sums, items = [], [[i] for i in range(1, 60)]
-    for _, tensors in Prefetcher(items, fill, ring, copier=DeviceCopier(ring, DEVICE)):
+    for _, tensors in Prefetcher(items, fill, ring, copier=DeviceCopier(ring, SideStream(DEVICE))):
         busy_gpu(2_000_000)
         sums.append(tensors["u"].double().mean())
         del tensors
@@ -82,7 +85,7 @@ def test_a_slow_consumer_stream_reads_each_batch_before_it_is_reused(pin: bool) 
 def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
     """The copy lags: host memory must not be written before the copy has read it, nor used on the device before."""
     ring = BufferRing(SPECS, capacity=2, pin_memory=True)
-    copier = DeviceCopier(ring, DEVICE)
+    copier = DeviceCopier(ring, SideStream(DEVICE))
     first = ring.acquire(1)
     fill(1, first.slot(0))
     copier._transfer._stream = torch.cuda.Stream(DEVICE)
@@ -104,7 +107,9 @@ def test_hand_over_on_another_stream() -> None:
     ring = BufferRing(SPECS, capacity=3, pin_memory=True)
     stream, means = torch.cuda.Stream(DEVICE), []
     with torch.cuda.stream(stream):
-        for _, tensors in Prefetcher([[i] for i in range(40)], fill, ring, copier=DeviceCopier(ring, DEVICE)):
+        for _, tensors in Prefetcher(
+            [[i] for i in range(40)], fill, ring, copier=DeviceCopier(ring, SideStream(DEVICE))
+        ):
             busy_gpu(1_000_000)
             means.append(tensors["u"].mean())
     stream.synchronize()
@@ -113,7 +118,7 @@ def test_hand_over_on_another_stream() -> None:
 
 def test_the_host_does_not_wait_for_the_computation() -> None:
     ring = BufferRing(SPECS, capacity=3, pin_memory=True)
-    prefetcher = Prefetcher([[i] for i in range(3)], fill, ring, copier=DeviceCopier(ring, DEVICE))
+    prefetcher = Prefetcher([[i] for i in range(3)], fill, ring, copier=DeviceCopier(ring, SideStream(DEVICE)))
     _, first = next(prefetcher)
     busy_gpu(1_000_000_000)
     computed = torch.cuda.Event()
@@ -129,7 +134,9 @@ def test_at_most_one_batch_is_copied_ahead() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(DEVICE)
     most = 0
-    for _, _tensors in Prefetcher([[i] for i in range(30)], fill, ring, prefetch=8, copier=DeviceCopier(ring, DEVICE)):
+    for _, _tensors in Prefetcher(
+        [[i] for i in range(30)], fill, ring, prefetch=8, copier=DeviceCopier(ring, SideStream(DEVICE))
+    ):
         most = max(most, torch.cuda.memory_allocated(DEVICE) - before)
     assert most <= 3 * (2 << 20) + (64 << 10)  # the loop's variable, the one in hand, the next
 
@@ -191,12 +198,13 @@ import numpy as np, torch
 import scidata
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.prefetch.buffers import BufferRing
-from scidata.loader.prefetch.copiers import DeviceCopier, SideStream, Staging
+from scidata.data.side_stream import SideStream
+from scidata.loader.prefetch.copiers import DeviceCopier, Staging
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.data.sample import Sample
 from scidata.core.types import BufferSpec
 ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)
-p = Prefetcher([[0]], lambda i, out: None, ring, copier=DeviceCopier(ring, torch.device("cuda", 0)))
+p = Prefetcher([[0]], lambda i, out: None, ring, copier=DeviceCopier(ring, SideStream(torch.device("cuda", 0))))
 assert not torch.cuda.is_initialized()
 next(p)
 assert torch.cuda.is_initialized()

@@ -125,17 +125,17 @@ def meets(rank, num_ranks, run):
     began = time.monotonic()
     with pytest.raises((IndexError, RuntimeError)) as caught:
         run(x)
-    store = board.common_store()
+    posts = board.common_postings()
     if rank == 1:
         assert not isinstance(caught.value, RankFailedError)
-        store.wait(["told/0", "told/2"])  # no sign of it but on the board
+        posts.wait(["told/0", "told/2"])  # no sign of it but on the board
         with pytest.raises(RankFailedError, match=f"rank 1 has met an error .*: {type(caught.value).__name__}: "):
             dist.barrier()
         return 0.0
     assert caught.type is RankFailedError, caught.value
     assert caught.value.rank == 1
     assert "rank 1 has met an error in an operation" in str(caught.value)
-    store.set(f"told/{rank}", "")
+    posts.post(f"told/{rank}")
     return time.monotonic() - began
 
 
@@ -171,11 +171,11 @@ def test_errors_that_all_ranks_meet_end_nothing():
 def ends(rank, num_ranks, how):
     mesh = scidata.init_mesh(domain=num_ranks)
     if rank == 1:
-        board.common_store().wait(["in/0", "in/2"])
+        board.common_postings().wait(["in/0", "in/2"])
         if how == "returns":
             return
         os.kill(os.getpid(), signal.SIGKILL)
-    board.common_store().set(f"in/{rank}", "")
+    board.common_postings().post(f"in/{rank}")
     word = (
         r"rank 1 \(process \d+ on \S+\) has died, without a word;"
         if how == "is killed"
@@ -199,10 +199,10 @@ def joins_a_group_with_nobody(rank, num_ranks, port):
     os.environ.update(dict(zip(names, map(str, (rank, rank, num_ranks, "127.0.0.1", port)), strict=True)))
     scidata.init_mesh(domain=num_ranks, device="cpu", timeout=60)
     if rank == 1:
-        board.common_store().wait(["in/0", "in/2"])
+        board.common_postings().wait(["in/0", "in/2"])
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    board.common_store().set(f"in/{rank}", "")
+    board.common_postings().post(f"in/{rank}")
     with pytest.raises(RankFailedError, match=r"rank 1 .* has died, without a word"):  # as soon as Python runs
         with contextlib.suppress(dist.DistError, RuntimeError):
             dist.new_group([0, 1, 2])

@@ -10,12 +10,10 @@ its time.
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.board import begin, call_with_timeout, common_store
+from scidata.device_mesh.board import Postings, begin, call_with_timeout
 from scidata.device_mesh.groups import break_group, explained
 from scidata.device_mesh.torch_internals import ROWS, timeout_of
 from scidata.errors import OutputError, RankFailedError, SciDataError
@@ -33,10 +31,11 @@ from scidata.errors import OutputError, RankFailedError, SciDataError
 _TAGS = 1 << 16
 #: Of rows: a rank that has died breaks its connections; one that has more to do than another may take its time.
 _PATIENCE = datetime.timedelta(days=1)
-_ASK_S = 0.5  # for a word in the store, between two looks at whether all ranks live
-_LOOK_S = 0.05
+_ASK_S = 0.5  # for an answer of the store
+_LOOK_S = 0.2  # between two looks at whether all ranks live
+_PAUSES = 0.001, 0.05  # s between two questions for what others post: at first, and in the end
 _SILENCE_S = 30.0  # of a store that does not answer
-_GOODBYE_S = 5.0  # for the others to have read the last word
+_GOODBYE_S, _GOODBYE_LOOK_S = 5.0, 0.01  # for the others to have read the last word, and between two looks
 
 
 class _Groups:
@@ -47,40 +46,23 @@ class _Groups:
     """
 
     def __init__(self) -> None:
-        self._of: Any = None
-        self._groups: dict[tuple[int, ...], Any] = {}
-        self._num_outputs: dict[tuple[int, ...], int] = {}
+        self._world: weakref.ref[dist.ProcessGroup] | None = None
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
-    def _look(self) -> None:
-        world = dist.group.WORLD
-        if self._of is None or self._of() is not world:
-            self._of, self._groups = weakref.ref(world), {}
-
-    def new_output(self, ranks: Sequence[int]) -> str:
-        """Return a name for one more output of some ranks, the same on all of them.
-
-        Also where a process group has followed another: the store may be the same, with words of before.
-        """
-        number = self._num_outputs[tuple(ranks)] = self._num_outputs.get(tuple(ranks), 0) + 1
-        digest = hashlib.sha256(json.dumps(list(ranks)).encode()).hexdigest()[:16]
-        return f"writer/{digest}/{number}"
-
-    def get(self, ranks: Sequence[int]) -> Any:
+    def get(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return the group of some ranks. Collective among them, where there is none yet."""
-        self._look()
-        found = self._groups.get(tuple(ranks))
-        if found is None:
-            found = self._groups[tuple(ranks)] = dist.new_group(
-                list(ranks),
-                timeout=timeout_of(dist.group.WORLD),
-                backend="gloo",
-                use_local_synchronization=True,
-                group_desc=ROWS,
+        world = dist.group.WORLD
+        assert world is not None
+        if self._world is None or self._world() is not world:
+            self._world, self._groups = weakref.ref(world), {}
+        if tuple(ranks) not in self._groups:
+            self._groups[tuple(ranks)] = dist.new_group(
+                list(ranks), timeout=timeout_of(world), backend="gloo", use_local_synchronization=True, group_desc=ROWS
             )
-        return found
+        return self._groups[tuple(ranks)]
 
-    def forget(self, group: Any) -> None:
-        """Have the next one of these ranks be another."""
+    def forget(self, group: dist.ProcessGroup) -> None:
+        """Have the next group of these ranks be another."""
         self._groups = {ranks: kept for ranks, kept in self._groups.items() if kept is not group}
 
 
@@ -108,13 +90,15 @@ class Ranks:
         self.part, self.parts = 0, tuple[int, ...]()
         self.group, self.num_groups = 0, 1
         self.is_first, self.run = True, uuid.uuid4().hex[:8]
-        self._group: Any = None
+        self._group: dist.ProcessGroup | None = None
         self._failed, self._tag, self.is_idle = False, 0, False
         self._name, self._num_shared, self._board = "", 0, begin()
         self._members, self._all, self._rank = [0], [0], 0
         if mesh is None or mesh.size() == 1:
             self.parts = tuple(1 for _ in axes)
             return
+        if self._board is None:
+            raise OutputError(f"ranks of backend {dist.get_backend()!r} have no store to agree through; use gloo")
         self._rank = dist.get_rank()
         others = [name for name in mesh.mesh_dim_names or () if name != dp_axis and name not in axes]
         self.is_idle = any(mesh.get_local_rank(name) for name in others)
@@ -126,7 +110,7 @@ class Ranks:
             self._members = [self._rank]
         self.part = self._members.index(self._rank)
         self.is_first = self._rank == self._all[0]
-        self._name = _groups.new_output(self._all)
+        self._name = self._board.name_for("writer", self._all)
         said = self.share({"run": self.run, "members": self._members})
         self._group = _groups.get(self._all)
         self.run = said[0]["run"]
@@ -139,50 +123,44 @@ class Ranks:
         """This run, domain and rank, for files of its own."""
         return f"{self.run}-{self.group}-{self.part}"
 
+    @property
+    def _posts(self) -> Postings | None:
+        """What the ranks say to each other; not kept, since the process that keeps the store would go on with that."""
+        return None if self._board is None or not self._name else self._board.base.below(self._name)
+
     def share(self, value: Any) -> list[Any]:
         """Return what each rank gives, in the order of the ranks. Collective; JSON."""
-        if not self._name:
+        if self._posts is None:
             return [value]
         self._num_shared += 1
-        keys = [self._key(f"said/{self._num_shared}/{rank}") for rank in self._all]
-        store, whole = common_store(), self._key(f"said/{self._num_shared}")
-        store.set(self._key(f"said/{self._num_shared}/{self._rank}"), json.dumps(value))
+        posts, whole = self._posts, f"said/{self._num_shared}"
+        posts.post(f"{whole}/{self._rank}", value)
         if not self.is_first:
-            self._await([whole])
-            found = json.loads(store.get(whole))
-            store.add(f"{whole}/read", 1)
+            self._await(posts, [whole])
+            found = posts.read(whole)
+            posts.count(f"{whole}/read")
         else:
-            self._await(keys)
-            found = [json.loads(store.get(key)) for key in keys]
-            self._forget(self._num_shared - 1)  # what all have read, since they have said more
-            store.set(whole, json.dumps(found))
+            keys = [f"{whole}/{rank}" for rank in self._all]
+            self._await(posts, keys)
+            found = [posts.read(key) for key in keys]
+            self._forget(posts, self._num_shared - 1)  # what all have read, since they have said more
+            posts.post(whole, found)
         return list(found)
 
-    def _await(self, keys: Sequence[str]) -> None:
-        """Wait until words are there. Raises as :meth:`check`."""
-        asked = [*keys]
+    def _await(self, posts: Postings, keys: Iterable[str]) -> None:
+        """Wait until others have posted, as long as they live. Raises as :meth:`check`."""
         heard = time.monotonic()
-        while (found := call_with_timeout(4 * _ASK_S, lambda: self._come(asked))) is not True:
+        while (
+            found := call_with_timeout(10 * _LOOK_S, lambda: posts.wait(keys, seconds=_LOOK_S, pauses=_PAUSES))
+        ) is not True:
             heard = heard if found is None else time.monotonic()
             self.check()
             if time.monotonic() - heard > _SILENCE_S:
                 raise RankFailedError("the rank that keeps the ranks' common store does not answer", 0)
 
-    def _come(self, keys: Sequence[str]) -> bool:
-        """Return whether words are there, in a moment at most; at once where a rank has failed."""
-        store, pause, deadline = common_store(), 0.001, time.monotonic() + _ASK_S
-        while not (there := bool(store.check(list(keys)))) and time.monotonic() < deadline:
-            if store.check([self._key("failed")]):
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, _LOOK_S)
-        return there
-
-    def _forget(self, number: int) -> None:
+    def _forget(self, posts: Postings, number: int) -> None:
         if number > 0:
-            store, name = common_store(), self._key(f"said/{number}")
-            for key in (*(f"{name}/{rank}" for rank in self._all), name, f"{name}/read"):
-                store.delete_key(key)
+            posts.remove(*(f"said/{number}/{rank}" for rank in self._all), f"said/{number}", f"said/{number}/read")
 
     def check(self) -> None:
         """Raise where another rank that writes here has failed, died, left or stopped.
@@ -237,17 +215,13 @@ class Ranks:
 
     # -- words ---------------------------------------------------------------------------------------------------
 
-    def _key(self, name: str) -> str:
-        return f"{self._name}/{name}"
-
     def tell(self, error: BaseException) -> None:
         """Tell the others that this rank writes no more; of what another has failed with, they hear as it has."""
         self._failed = True
-        if not self._name or isinstance(error, RankFailedError):
-            return
-        text = str(error).splitlines()[0] if str(error) else ""
-        said = json.dumps({"rank": self._rank, "text": f"{type(error).__name__}: {text}"})
-        call_with_timeout(_ASK_S, lambda: common_store().compare_set(self._key("failed"), "", said))
+        posts = self._posts
+        if posts is not None and not isinstance(error, RankFailedError):
+            text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            call_with_timeout(_ASK_S, lambda: posts.append("failed", [self._rank, text]))
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank writes no more, and break off what they wait for from it."""
@@ -259,43 +233,38 @@ class Ranks:
 
     def failure(self) -> SciDataError | None:
         """Return the failure of another rank, where there is one."""
-        found = None if not self._name else self._asked()
+        if not self._name or (posts := self._posts) is None:
+            return None
+        said = call_with_timeout(_ASK_S, lambda: posts.find("failed/0"))
+        rank, text = said or (self._rank, "")
+        found: SciDataError | None = None
+        if rank != self._rank:
+            found = RankFailedError(f"rank {rank} failed while writing: {text}", rank)
+        elif self._board is not None:
+            ends = (event for event in list(self._board.events) if event.is_last and event.rank in self._all)
+            found = next((RankFailedError(event.text, event.rank) for event in ends), None)
         self._failed |= found is not None
         return found
 
-    def _asked(self) -> SciDataError | None:
-        key = self._key("failed")
-        text = call_with_timeout(_ASK_S, lambda: common_store().get(key) if common_store().check([key]) else b"")
-        said = json.loads(text) if text else {"rank": self._rank}
-        if said["rank"] != self._rank:
-            return RankFailedError(f"rank {said['rank']} failed while writing: {said['text']}", said["rank"])
-        for event in () if self._board is None else list(self._board.events):
-            if event.is_last and event.rank in self._all:
-                return RankFailedError(event.text, event.rank)
-        return None
-
     def claim(self, what: str, said: str) -> str:
         """Return who was the first to claim something: this group's own word, or another's."""
-        if not self._name:
-            return said
-        first: bytes = common_store().compare_set(self._key(what), "", said)
-        return first.decode()
+        return said if self._posts is None else self._posts.claim(what, said)
 
     def close(self) -> None:
         """Let go of the process group, which stays for other outputs unless a rank has failed."""
+        posts = self._posts
         if self._group is not None and self._failed:
             _groups.forget(self._group)
-        if self._group is not None and self.is_first and not self._failed:
-            call_with_timeout(_GOODBYE_S, self._say_goodbye)
+        elif self._group is not None and self.is_first and posts is not None:
+            call_with_timeout(_GOODBYE_S, lambda: self._say_goodbye(posts))
         self._group, self._name = None, ""
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, posts: Postings) -> None:
         """Wait until the others have read the last word: the store may end with this process."""
-        store, read = common_store(), self._key(f"said/{self._num_shared}/read")
-        deadline = time.monotonic() + _GOODBYE_S
-        while store.add(read, 0) < len(self._all) - 1 and time.monotonic() < deadline:
-            time.sleep(_LOOK_S / 5)
-        self._forget(self._num_shared)
+        read, deadline = f"said/{self._num_shared}/read", time.monotonic() + _GOODBYE_S
+        while posts.count(read, 0) < len(self._all) - 1 and time.monotonic() < deadline:
+            time.sleep(_GOODBYE_LOOK_S)
+        self._forget(posts, self._num_shared)
 
     def check_alike(self, what: str, value: str) -> None:
         """Raise where the ranks were given different outputs. Collective."""

@@ -10,33 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
 
 
 class Staged:
     """A tensor's values, for the thread that writes."""
 
-    def __init__(self, host: torch.Tensor, ready: Any, check: Callable[[], None], free: Callable[[], None]) -> None:
-        self._host, self._ready, self._check, self._free = host, ready, check, free
+    def __init__(self, host: torch.Tensor, ready: torch.cuda.Event | None, release: Callable[[], None]) -> None:
+        self._host, self._ready = host, ready
+        #: Says that the values have been used; raises ConfigError if they were not copied, and have changed meanwhile.
+        self.release = release
 
     def values(self) -> npt.NDArray[Any]:
-        """Return them, when the copy is done: what NumPy has no dtype for as float32."""
+        """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
         if self._ready is not None:
             self._ready.synchronize()
         host = self._host.float() if self._host.dtype is torch.bfloat16 else self._host
         found: npt.NDArray[Any] = host.numpy()
         return found
-
-    def release(self) -> None:
-        """Say that the values have been used.
-
-        Raises
-        ------
-        ConfigError
-            The tensor, which was not copied, was changed in place meanwhile.
-        """
-        self._check()
-        self._free()
 
 
 class Staging:
@@ -52,8 +44,8 @@ class Staging:
     def __init__(self, *, copy: bool) -> None:
         self._copy = copy
         self._lock = threading.Lock()
-        self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
-        self._streams: dict[torch.device, Any] = {}
+        self._free: dict[tuple[tuple[int, ...], torch.dtype, bool], list[torch.Tensor]] = {}
+        self._streams: dict[torch.device, SideStream] = {}
 
     def take(self, tensor: torch.Tensor, what: str) -> Staged:
         """Begin to copy a tensor, and return its values to be."""
@@ -66,21 +58,17 @@ class Staging:
             return _kept(tensor, what)
         host = self._buffer(tensor, pinned=False)
         host.copy_(tensor)
-        return Staged(host, None, _nothing, lambda: self._give_back(host, pinned=False))
+        return Staged(host, None, lambda: self._give_back(host, pinned=False))
 
     def _from_cuda(self, tensor: torch.Tensor) -> Staged:
         """Copy on a stream of its own to pinned memory; the tensor's memory is not used again before."""
-        host, device = self._buffer(tensor, pinned=True), tensor.device
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        host = self._buffer(tensor, pinned=True)
+        side = self._streams.setdefault(tensor.device, SideStream(tensor.device))
+        with side.current(after=True) as stream:
             host.copy_(tensor, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
+            event = side.record()
         tensor.record_stream(stream)
-        return Staged(host, event, _nothing, lambda: self._give_back(host, pinned=True))
+        return Staged(host, event, lambda: self._give_back(host, pinned=True))
 
     def _buffer(self, tensor: torch.Tensor, *, pinned: bool) -> torch.Tensor:
         with self._lock:
@@ -103,14 +91,10 @@ def _kept(tensor: torch.Tensor, what: str) -> Staged:
                 f"{what} was changed in place before it was written; leave it as it is, or give create(copy=True)"
             )
 
-    return Staged(tensor, None, check, _nothing)
+    return Staged(tensor, None, check)
 
 
-def _nothing() -> None:
-    pass
-
-
-def as_tensor(value: Any, what: str) -> torch.Tensor:
+def as_tensor(value: object, what: str) -> torch.Tensor:
     """Return a tensor, or an array of NumPy as one.
 
     Raises

@@ -10,7 +10,7 @@ The protocol, below ``scidata/board<n>/``, where n counts the process groups tha
 ``process/<r>``, ``beat/<r>``
     The process of rank r; a count that goes up while it lives, once a second, and the loops over loaders that it is
     in. Only ``r`` writes them.
-``events``, ``event/<i>``
+``events``, ``events/<i>``
     A row of events that only grows: a rank adds 1 to ``events``, and writes its event under the number it got. A
     loop raises an event of its loader when it comes to the step of that (:mod:`scidata.loader.peers.session`).
 ``over/<i>``, ``broken/<i>``
@@ -46,9 +46,10 @@ from multiprocessing.util import Finalize
 
 from scidata.device_mesh import groups
 from scidata.device_mesh.board.board import Board
-from scidata.device_mesh.board.store import call_with_timeout, common_store, has_peers
+from scidata.device_mesh.board.leaving import leave, let_go
+from scidata.device_mesh.board.store import Postings, call_with_timeout, common_postings, has_peers
 
-__all__ = ["Board", "begin", "call_with_timeout", "common_store", "forget", "record_error"]
+__all__ = ["Board", "Postings", "begin", "call_with_timeout", "common_postings", "forget", "record_error"]
 
 
 @dataclass
@@ -91,7 +92,7 @@ def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
 def forget() -> None:
     """Let go of a board whose process groups were destroyed: the store that it keeps would be that of the next ones."""
     if _own.board is not None and _own.process == os.getpid():
-        _own.board.let_go()
+        let_go(_own.board)
         _own.board = None
 
 
@@ -109,4 +110,4 @@ def _reason() -> Exception | None:
 def _leave(process: int) -> None:
     if _own.board is not None and os.getpid() == process:
         error = groups.uncaught() or sys.exc_info()[1]  # of a child of multiprocessing
-        _own.board.leave(None if isinstance(error, SystemExit) else error)
+        leave(_own.board, None if isinstance(error, SystemExit) else error)

@@ -1,22 +1,161 @@
-"""The store that the process group was started with, in which ranks leave words for each other."""
+"""Values that ranks post for each other in the store that the process group was started with.
+
+This module alone talks to torch's store: it owns keys, encodings, waits and votes. Its users (the board, the agreement
+and the ballot of loaders, the writer's ranks, the notes of samples) say what they post and what they await.
+
+A vote of three ranks, of which rank 1 has found something::
+
+    rank 0: vote("step/5", 3)            None            wait(["step/5/result"]) ... read("step/5/result")
+    rank 1: vote("step/5", 3, "bad")     None            wait(["step/5/result"]) ... read("step/5/result")
+    rank 2: vote("step/5", 3)            ["bad"]         post("step/5/result", ...)
+
+Each rank sends a message or two, whatever the number of ranks. Whoever votes last learns all findings, and decides.
+
+Keys of an earlier run, or of process groups that were destroyed, stay in the store. So each user has a prefix with a
+number that all of its ranks count alike: ``board<n>`` of a process group, and in it ``loader<n>`` and ``writer<n>``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 _T = TypeVar("_T")
+#: Seconds between two questions of a wait: in the beginning, and in the end; pauses grow from one to the other.
+_PAUSES = 0.001, 0.02
 
-Store: TypeAlias = Any
+
+class Postings:
+    """Values by key below one prefix of torch's store, as JSON.
+
+    Parameters
+    ----------
+    store
+        One of torch's stores, which torch exports no type of.
+    prefix
+        What goes before all keys.
+    """
+
+    def __init__(self, store: Any, prefix: str = "") -> None:
+        self._store: Any = dist.PrefixStore(prefix, store) if prefix else store  # type: ignore[attr-defined]
+
+    def below(self, prefix: str) -> Postings:
+        """Return the values below a further prefix, over the same connection."""
+        return Postings(self._store, prefix)
+
+    def connect(self) -> Postings:
+        """Return the same values over a connection of their own."""
+        return Postings(self._store.clone())
+
+    def post(self, key: str, value: object = "") -> None:
+        """Post a value, in place of an earlier one."""
+        self._store.set(key, json.dumps(value))
+
+    def has(self, *keys: str) -> bool:
+        """Whether there is a value under each of the keys."""
+        return bool(self._store.check(list(keys)))
+
+    def read(self, key: str) -> Any:
+        """Return a value that is known to be there; torch waits for one that is not."""
+        return json.loads(self._store.get(key))
+
+    def find(self, key: str) -> Any:
+        """Return a value, or None where nothing was posted."""
+        return self.read(key) if self.has(key) else None
+
+    def claim(self, key: str, value: str) -> str:
+        """Post a value unless there is one; return the one that is there then."""
+        first: str = json.loads(self._store.compare_set(key, "", json.dumps(value)))
+        return first
+
+    def count(self, key: str, more: int = 1) -> int:
+        """Add to a counter, which begins with 0, and return it."""
+        return int(self._store.add(key, more))
+
+    def remove(self, *keys: str) -> None:
+        """Remove values and counters."""
+        for key in keys:
+            self._store.delete_key(key)
+
+    @property
+    def port(self) -> int | None:
+        """The port of the process that keeps the store, and ends it with its own end; None for a store in a file."""
+        store = self._store
+        while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
+            store = store.underlying_store
+        return store.port if isinstance(store, dist.TCPStore) else None  # type: ignore[attr-defined]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that torch waits for a value."""
+        return float(self._store.timeout.total_seconds())
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def append(self, row: str, value: object) -> int:
+        """Add a value to a row that only grows; return its number, from 0."""
+        number = self.count(row) - 1
+        self.post(f"{row}/{number}", value)
+        return number
+
+    def entries(self, row: str, first: int = 0) -> Iterator[Any]:
+        """Yield the values of a row, from a number on; a value whose rank has its number only ends them for now."""
+        while (value := self.find(f"{row}/{first}")) is not None:
+            yield value
+            first += 1
+
+    # -- waiting, and voting -----------------------------------------------------------------------------------------
+
+    def wait(
+        self, keys: Iterable[str], *, seconds: float = float("inf"), look: Callable[[float], object] | None = None,
+        pauses: tuple[float, float] = _PAUSES,
+    ) -> bool:  # fmt: skip
+        """Wait until all keys have values; return False where some have not after ``seconds``.
+
+        Parameters
+        ----------
+        look
+            Called with the seconds waited so far, between two questions; may raise what makes waiting vain.
+        pauses
+            Seconds between two questions, in the beginning and in the end: all ranks ask one process.
+        """
+        wanted, pause, began = list(keys), pauses[0], time.monotonic()
+        while not self.has(*wanted):
+            waited = time.monotonic() - began
+            if waited > seconds:
+                return False
+            if look is not None:
+                look(waited)
+            time.sleep(pause)
+            pause = min(2 * pause, pauses[1])
+        return True
+
+    def vote(self, key: str, num_voters: int, finding: object = None, *, most: int | None = None) -> list[Any] | None:
+        """Vote once, with a finding or without; return all findings to the last voter, and None to the others.
+
+        ``most``: findings that are read at most.
+        """
+        if finding is not None:
+            self.append(f"{key}/found", finding)
+        if self.count(f"{key}/votes") != num_voters:
+            return None
+        found = self.count(f"{key}/found", 0)
+        return [self.read(f"{key}/found/{number}") for number in range(found if most is None else min(found, most))]
+
+    def remove_vote(self, key: str) -> None:
+        """Remove a vote and its result, which all voters have read."""
+        self.remove(f"{key}/votes", f"{key}/found", f"{key}/result")
 
 
-def common_store() -> Store:
-    """Return the ranks' store, below a name of its own."""
-    return dist.PrefixStore("scidata", dist.group.WORLD.get_group_store())  # type: ignore[attr-defined, union-attr]
+def common_postings() -> Postings:
+    """Return the values that all ranks of the process group share, over the group's own connection."""
+    return Postings(dist.group.WORLD.get_group_store(), "scidata")  # type: ignore[union-attr]
 
 
 def has_peers() -> bool:
@@ -24,17 +163,10 @@ def has_peers() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() not in ("fake", "mpi")
 
 
-def port_of(store: Store) -> int | None:
-    """Return the port of the process that keeps the store, and ends it with its own end; None for one in a file."""
-    while isinstance(store, dist.PrefixStore):  # type: ignore[attr-defined]
-        store = store.underlying_store
-    return store.port if isinstance(store, dist.TCPStore) else None  # type: ignore[attr-defined]
-
-
 def call_with_timeout(seconds: float, ask: Callable[[], _T]) -> _T | None:
-    """Return what a conversation with the common store gives; None where nobody answers in time.
+    """Return the result of a conversation with the store; None where nobody answers in time.
 
-    The client waits for ever for a server that is stopped, and holds the connection meanwhile.
+    torch's client waits for ever for a server that is stopped, and holds the connection meanwhile.
     """
     answers: list[_T] = []
 

@@ -22,16 +22,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from scidata.device_mesh import groups
-from scidata.device_mesh.board.store import Store, call_with_timeout
+from scidata.device_mesh.board import Postings, call_with_timeout
 from scidata.errors import ConfigError, RankFailedError, SciDataError
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.shard.comm.agreement import differences
-from scidata.shard.comm.comparing import Comparison, Record, Report
+from scidata.shard.comm.comparing import Comparison, Record, Report, differing
 
 _log = logging.getLogger("scidata")
 
-_POLL = 0.0002, 0.02  # s, growing
+_PAUSES = 0.0002, 0.02  # s between two questions: at first, and in the end
 _RANKS_A_POLL = 64  # more ranks ask less often: one process answers them all
 _LOOK = 0.1  # s between two looks of the loop at what has become of other ranks
 _LOOKS = 10  # for why the store does not answer
@@ -98,7 +98,7 @@ class Agreement:
             self._wait(talk)
 
     def _talk(self, name: str) -> _Talk:
-        return _Talk(self._watch.agreeing, name, self._iteration, self._watch, self._session)
+        return _Talk(self._watch.talks, name, self._iteration, self._watch, self._session)
 
     def _wait(self, talk: _Talk, grace: float = float("inf")) -> None:
         """Wait for a talk in its thread, which the store may not answer, and look whether another rank has failed."""
@@ -129,17 +129,17 @@ class Agreement:
 class _Talk:
     """One exchange, of all ranks at the start of an iteration, of those that share their samples at its end."""
 
-    def __init__(self, store: Store, name: str, iteration: int, watch: Watch, session: Session) -> None:
-        self._store, self._iteration, self._watch, self._session = store, iteration, watch, session
+    def __init__(self, posts: Postings, name: str, iteration: int, watch: Watch, session: Session) -> None:
+        self._posts, self._iteration, self._watch, self._session = posts, iteration, watch, session
         self._ranks = watch.ranks if name == "start" else watch.sharing
         self._where = "the first batch of" if name == "start" else "the end of"
         key, past = (f"agree/{number}/{name}/{self._ranks[0]}" for number in (iteration, iteration - 1))
-        self._comparison = Comparison(store, key, watch.rank, self._ranks, past)
+        self._comparison = Comparison(posts, key, watch.rank, self._ranks, differing, past)
         self._is_alone = False  # the loop has gone on
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
 
-    def begin(self, record: Record) -> None:
+    def begin(self, record: Record[str]) -> None:
         """Begin to compare, in a thread."""
         self._thread = threading.Thread(target=self._run, args=(record,), name="scidata-agree", daemon=True)
         self._thread.start()
@@ -173,7 +173,7 @@ class _Talk:
         """Have nobody wait for this rank, which does not come here."""
         self._comparison.pass_by()
 
-    def _run(self, record: Record) -> None:
+    def _run(self, record: Record[str]) -> None:
         leaders = {"loader": self._ranks[0], "data": self._watch.leader}
         try:
             if reports := self._comparison.run(record, leaders, self._wait_for):
@@ -195,16 +195,18 @@ class _Talk:
         return self._session.has_ended or not self._session.is_aligned
 
     def _wait_for(self, key: str, whose: Sequence[int]) -> None:
-        told, pause, began = False, _POLL[0], time.monotonic()
-        while not self._store.check([key]):
-            waited = time.monotonic() - began
-            if waited > self._store.timeout.total_seconds() or self._is_of_no_use:
+        told = False
+
+        def look(waited: float) -> None:
+            nonlocal told
+            if waited > self._posts.timeout or self._is_of_no_use:
                 raise self._missing(whose)
             if not told and waited > _LATE_SECONDS and (self._iteration == 1 or not self._is_alone):
-                told, what = True, "goes on" if self._is_alone else "waits"
-                _log.warning("rank %d %s: %s", self._watch.rank, what, self._missing(whose))
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL[1] * max(1.0, len(self._ranks) / _RANKS_A_POLL))
+                told, how = True, "goes on" if self._is_alone else "waits"
+                _log.warning("rank %d %s: %s", self._watch.rank, how, self._missing(whose))
+
+        longest = _PAUSES[1] * max(1.0, len(self._ranks) / _RANKS_A_POLL)
+        self._posts.wait([key], look=look, pauses=(_PAUSES[0], longest))
         if not self._session.is_aligned:
             raise self._missing(whose)
 

@@ -8,18 +8,15 @@ result, which is there where reading runs ahead.
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 
 _log = logging.getLogger("scidata")
 
-_POLL = 0.001, 0.02  # s, growing: all ranks ask one process
 _KEPT = 512  # steps whose votes stay in the store; far more than can be in flight
 
 
@@ -52,49 +49,56 @@ class CommonBallot:
         self._rank, self._dp_rank, self._num_ranks = watch.rank, watch.dp_rank, len(watch.ranks)
         self._first = watch.rank == watch.ranks[0]
         self._session = session
-        self._voting, self._asking = watch.connect(), watch.connect()
-        self._prefix = f"ballot/{watch.iteration}"
+        self._posts = watch.talks.below(f"ballot/{watch.iteration}")
 
     def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
-        """Say which places could not be read here; the last rank to do so writes the result."""
-        store, key = self._voting, f"{self._prefix}/{step}"
+        """Say which places could not be read here; the last rank to do so posts the result."""
+        report: _Report | None = None
         if bad:
-            number = store.add(f"{key}/bad", 1)
-            places = {place: _text(error) for place, error in bad.items()}
-            report = {"dp": self._dp_rank, "rank": self._rank, "size": size, "places": places}
-            store.set(f"{key}/bad/{number}", json.dumps(report))
-        if store.add(f"{key}/votes", 1) == self._num_ranks:
-            count = store.add(f"{key}/bad", 0)
-            reports = [json.loads(store.get(f"{key}/bad/{number}")) for number in range(1, count + 1)]
-            store.set(f"{key}/result", json.dumps(_decide(reports)))
-            for old in ("votes", "bad", "result"):
-                store.delete_key(f"{self._prefix}/{step - _KEPT}/{old}")
+            texts = [_text(error) for error in bad.values()]
+            report = {"dp": self._dp_rank, "rank": self._rank, "size": size, "places": list(bad), "texts": texts}
+        reports = self._posts.vote(f"{step}", self._num_ranks, report)
+        if reports is not None:
+            self._posts.post(f"{step}/result", _decide(reports))
+            self._posts.remove_vote(f"{step - _KEPT}")
 
     def dropped(self, step: int, size: int) -> frozenset[int]:
         """Wait until all ranks have voted, and return the places that are left out here."""
-        key, pause = f"{self._prefix}/{step}/result", _POLL[0]
-        while not self._asking.check([key]):
-            self._session.check(step)
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL[1])
-        result = json.loads(self._asking.get(key))
+        self._posts.wait([f"{step}/result"], look=lambda _: self._session.check(step))
+        result: _Result = self._posts.read(f"{step}/result")
         for rank, text in result["texts"]:
             if self._first or rank == self._rank:
                 _log.warning("left out on all ranks: rank %d: %s", rank, text)
-        places = range(size) if result["whole"] else result["places"].get(str(self._dp_rank), [])
-        return frozenset(places)
+        return frozenset(range(size) if result["whole"] else result["places"].get(str(self._dp_rank), []))
 
 
-def _decide(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    places: dict[str, list[int]] = {}
-    texts, whole = [], False
+class _Report(TypedDict):
+    """What one rank could not read of a step."""
+
+    dp: int
+    rank: int
+    size: int
+    places: list[int]
+    texts: list[str]
+
+
+class _Result(TypedDict):
+    """What is left out of a step: ``places`` by dp rank, or the whole step."""
+
+    places: dict[str, list[int]]
+    whole: bool
+    texts: list[tuple[int, str]]
+
+
+def _decide(reports: Sequence[_Report]) -> _Result:
+    places: dict[str, set[int]] = {}
     for report in reports:
-        key = str(report["dp"])
-        bad = {int(place) for place in report["places"]}
-        places[key] = sorted(bad.union(places.get(key, [])))
-        texts += [(report["rank"], text) for text in report["places"].values()]
-        whole = whole or len(places[key]) == report["size"]
-    return {"places": places, "whole": whole, "texts": texts}
+        places.setdefault(str(report["dp"]), set()).update(report["places"])
+    return {
+        "places": {dp: sorted(bad) for dp, bad in places.items()},
+        "whole": any(len(places[str(report["dp"])]) == report["size"] for report in reports),
+        "texts": [(report["rank"], text) for report in reports for text in report["texts"]],
+    }
 
 
 def _text(error: BaseException) -> str:

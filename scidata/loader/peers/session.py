@@ -5,20 +5,34 @@ The protocol is told in :mod:`scidata.loader.peers.watch`.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypedDict
 
-from scidata.device_mesh.board.events import Event, in_words
+from scidata.device_mesh.board.events import Event, Place, in_words
 from scidata.loader.peers.watch import Watch
 
 _log = logging.getLogger("scidata")
 
 _REMEMBERED = 1024  # steps
 _SHOWN = 8  # samples of a step
+
+
+class _Reading(TypedDict):
+    """What a rank says of its reading: its latest step, with a checksum over all samples so far, and the first of them.
+
+    ``total`` is the number of steps, once the loop has come to their end.
+    """
+
+    iteration: int
+    step: int
+    checksum: int
+    indices: list[int]
+    data: str
+    name: str
+    total: int | None
 
 
 class Session:
@@ -58,11 +72,11 @@ class Session:
         self.is_agreed = False
         self._checksum = 0
         self._steps: dict[int, tuple[int, list[int]]] = {}
-        self._latest = (-1, 0, [])  # type: tuple[int, int, list[int]]
+        self._latest: tuple[int, int, list[int]] = (-1, 0, [])
         self._total: int | None = None  # steps, once the loop has come to their end
         self._at = -1  # the step that the loop is in
         self._alarmed = self._disagreed = False
-        self._leaders: Mapping[str, Any] | None = None
+        self._leaders: _Reading | None = None
         self._heard: Event | None = None
         self._reported: set[int] = set()
         self._state = "reading"
@@ -78,7 +92,7 @@ class Session:
         return max(0, self._at)
 
     @property
-    def place(self) -> tuple[int, int, str]:
+    def place(self) -> Place:
         """Iteration, step, and ``"reading"``, ``"done"``, or ``"left"`` in the middle."""
         return self._iteration, self.at, self._state
 
@@ -224,8 +238,8 @@ class Session:
                 watch.data = "", f"a data set that cannot be named ({type(e).__name__})"
         self._publish()
         compares = self._state == "reading" and watch.leader != watch.rank
-        if compares and (found := self._record(watch.leader)) is not None:
-            self._compare(found)
+        if compares and (leaders := watch.posts.find(f"rank/{watch.leader}")) is not None:
+            self._compare(leaders)
         if self._state == "left" or not self.is_aligned:
             self.leave()
         if self._state != "reading" and self._heard is not None:
@@ -234,18 +248,14 @@ class Session:
     def _publish(self) -> None:
         step, checksum, indices = self._latest
         iteration = self._iteration if self.is_aligned else 0
-        record = {"iteration": iteration, "step": step, "checksum": checksum, "indices": indices[:_SHOWN]}
-        record |= {"data": self._watch.data[0], "name": self._watch.data[1], "total": self._total}
-        self._watch.store.set(f"rank/{self._watch.rank}", json.dumps(record))
+        data, name = self._watch.data
+        record: _Reading = {
+            "iteration": iteration, "step": step, "checksum": checksum, "indices": indices[:_SHOWN], "data": data,
+            "name": name, "total": self._total,
+        }  # fmt: skip
+        self._watch.posts.post(f"rank/{self._watch.rank}", record)
 
-    def _record(self, rank: int) -> Mapping[str, Any] | None:
-        key = f"rank/{rank}"
-        found: Mapping[str, Any] | None = None
-        if self._watch.store.check([key]):
-            found = json.loads(self._watch.store.get(key))
-        return found
-
-    def _compare(self, leaders: Mapping[str, Any]) -> None:
+    def _compare(self, leaders: _Reading) -> None:
         """Compare with the first rank that reads the same samples, at a step that both have come to."""
         if leaders["iteration"] != self._iteration or self._disagreed or not self.is_agreed:
             return
@@ -263,11 +273,11 @@ class Session:
                 self._disagree(self._leaders, step)
             self._leaders = None
 
-    def _ends(self, leaders: Mapping[str, Any]) -> list[tuple[int | None, int]]:
+    def _ends(self, leaders: _Reading) -> list[tuple[int | None, int]]:
         """Return how many steps each of the two ranks has come to the end of, and the other's latest."""
         return [(leaders["total"], self._latest[0]), (self._total, leaders["step"])]
 
-    def _disagree(self, leaders: Mapping[str, Any], step: int) -> None:
+    def _disagree(self, leaders: _Reading, step: int) -> None:
         self._disagreed = True
         own, watch = self._steps.get(step, (0, []))[1], self._watch
         first = f"sample {leaders['indices']} of {leaders['name']} ({leaders['data']})"

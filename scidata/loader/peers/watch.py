@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.device_mesh.board import Board, begin
-from scidata.device_mesh.board.store import Store
 
 
 @dataclass
@@ -63,10 +61,9 @@ class Watch:
         self.data = ("", "")  # fingerprint and name of the data set, once the thread has asked for them
         self.iteration = 0
         self.meeting, self.is_aligned, self.has_left = Meeting(), True, False
-        self.name = board.new_loader(self.ranks)
-        self.store: Store = dist.PrefixStore(self.name, board.store)  # type: ignore[attr-defined]  # the thread's
-        # of what compares, before the first batch and at the end
-        self.agreeing: Store = dist.PrefixStore(self.name, board.talks)  # type: ignore[attr-defined]
+        self.name = board.name_for("loader", self.ranks)
+        self.posts = board.posts.below(self.name)  # over the connection of the board's thread
+        self.talks = board.talks.below(self.name)  # for all other threads
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:
@@ -78,10 +75,6 @@ class Watch:
     def is_over(self) -> bool:
         """Whether the process group, and the store with it, was destroyed since."""
         return self.board.is_over
-
-    def connect(self) -> Store:
-        """Return one more connection to the store, for another thread."""
-        return self.store.clone()  # type: ignore[attr-defined, unused-ignore]  # torch's stubs lag behind
 
     def begin(self) -> int:
         """Begin an iteration; return its number, from 1."""

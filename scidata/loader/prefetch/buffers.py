@@ -11,8 +11,8 @@ import queue
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,28 @@ from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 
 Array: TypeAlias = npt.NDArray[Any]
-SetT = TypeVar("SetT")
+#: What is handed out for an item: tensors by field, or samples' parts, one after another.
+Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
+
+
+class PlaceSet(Protocol):
+    """Places for the samples of one batch."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was read."""
+
+    def slot(self, row: int) -> object:
+        """Return the place of one sample."""
+
+    def host_tensors(self) -> list[torch.Tensor]:
+        """Return what is copied to a device."""
+
+    def batch_of(self, tensors: Sequence[torch.Tensor]) -> Batch:
+        """Return what is handed out, made of the copies of these."""
+
+
+SetT = TypeVar("SetT", bound=PlaceSet)
 
 
 class _Leased(np.ndarray[Any, np.dtype[Any]]):
@@ -55,7 +76,7 @@ class BufferSet:
 
     def __init__(self, specs: Mapping[str, BufferSpec], rows: int, *, pin: bool) -> None:
         self.rows = self.max_rows = rows
-        self.event: Any = None  # of the copy that last read from here
+        self.event: torch.cuda.Event | None = None  # of the copy that last read from here
         self._row_nbytes = sum(spec.nbytes for spec in specs.values())
         self._arrays: dict[str, Array] = {}
         self._pinned: dict[str, torch.Tensor] = {}
@@ -96,6 +117,14 @@ class BufferSet:
             view.lease = lease
             views[name] = torch.from_numpy(view)
         return views
+
+    def host_tensors(self) -> list[torch.Tensor]:
+        """Return the rows in use, field by field."""
+        return list(self.tensors().values())
+
+    def batch_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of the rows in use, by field."""
+        return dict(zip(self._arrays, tensors, strict=True))
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -138,11 +167,11 @@ class Ring(ABC, Generic[SetT]):
         """Return a set, now busy, if there may be one."""
 
     @abstractmethod
-    def hand_out(self, buffers: SetT) -> Any:
+    def hand_out(self, buffers: SetT) -> Batch:
         """Return what a set holds, to give away."""
 
     @abstractmethod
-    def give_back(self, buffers: SetT, event: Any = None) -> None:
+    def give_back(self, buffers: SetT, event: torch.cuda.Event | None = None) -> None:
         """Put a busy set back; it is written again only after ``event.synchronize()``."""
 
     @abstractmethod
@@ -240,7 +269,7 @@ class BufferRing(Ring[BufferSet]):
         self.wake()
         return tensors
 
-    def give_back(self, buffers: BufferSet, event: Any = None) -> None:
+    def give_back(self, buffers: BufferSet, event: torch.cuda.Event | None = None) -> None:
         """Put a busy set back; it is written again only after ``event.synchronize()``."""
         buffers.event = event
         self._put_back(buffers, self._busy)

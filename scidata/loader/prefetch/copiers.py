@@ -6,132 +6,55 @@ What comes back from a closed epoch comes from a finalizer, so nothing on the wa
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Generic, Protocol
 
 import torch
 from torch import Tensor
 
-from scidata.loader.prefetch.buffers import BufferRing, BufferSet, Ring, SetT
-from scidata.loader.prefetch.slots import HasArrays, SlotRing, SlotSet
+from scidata.loader.prefetch.buffers import Batch, Ring, SetT
 
 _ALIGN = 64  # bytes: of each array in a block, for any dtype
 
 
 class Transfer(Protocol):
-    """Copies to where tensors are used, beside other work; :class:`SideStream` is one."""
+    """Copies to where tensors are used, beside other work; :class:`~scidata.data.side_stream.SideStream` is one."""
 
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
         """Begin, on any thread; return the copies, and an event with ``synchronize()`` that waits for them."""
 
-    def hand_over(self, tensors: Sequence[Tensor], event: Any) -> None:
+    def hand_over(self, tensors: Sequence[Tensor], event: torch.cuda.Event) -> None:
         """Make the copies safe to use from here on, on the thread that uses them."""
 
 
-class SideStream:
-    """Copies to a CUDA device on a stream of its own, made at the first copy.
-
-    Parameters
-    ----------
-    device
-        CUDA device with its index: reader threads have a current device of their own.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: Any = None
-        self._lock = threading.Lock()
-
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        """Issue the copies and record their event; does not wait for it."""
-        with self._lock:
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            copies = [t.to(self._device, non_blocking=True) for t in tensors]
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        return copies, event
-
-    def hand_over(self, tensors: Sequence[Tensor], event: Any) -> None:
-        """Make the current stream, not the host, wait for the copies."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
-        for tensor in tensors:
-            tensor.record_stream(current)  # its memory belongs to the copy stream's pool
-
-
-class HostCopier:
+class HostCopier(Generic[SetT]):
     """Leaves a batch in the memory it was read into."""
 
     def __init__(self, ring: Ring[SetT]) -> None:
-        self._ring: Ring[Any] = ring
+        self._ring = ring
 
     def start(self, buffers: SetT) -> SetT:
         """Nothing to begin."""
         return buffers
 
-    def finish(self, ticket: Any) -> Any:
+    def finish(self, ticket: SetT) -> Batch:
         """Hand out what was read itself."""
         return self._ring.hand_out(ticket)
 
-    def abandon(self, ticket: Any) -> None:
+    def abandon(self, ticket: SetT) -> None:
         """Return the set to the ring."""
         self._ring.give_back(ticket)
 
 
-# -- samples of one size -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    buffers: BufferSet
-    tensors: dict[str, Tensor]
-    event: Any
-
-
-class DeviceCopier:
-    """Copies batches to a CUDA device on a stream of its own.
-
-    Parameters
-    ----------
-    ring
-        Where the host buffers go back to.
-    device
-        CUDA device with its index.
-    """
-
-    def __init__(self, ring: BufferRing, device: torch.device) -> None:
-        self._ring = ring
-        self._transfer = SideStream(device)
-
-    def start(self, buffers: BufferSet) -> _Copy:
-        """Issue the copy; does not wait for it."""
-        host = buffers.tensors()
-        copies, event = self._transfer.copy(list(host.values()))
-        return _Copy(buffers, dict(zip(host, copies, strict=True)), event)
-
-    def finish(self, ticket: _Copy) -> dict[str, Tensor]:
-        """Make the current stream wait for the copy; then hand over."""
-        self._transfer.hand_over(list(ticket.tensors.values()), ticket.event)
-        self._ring.give_back(ticket.buffers, ticket.event)
-        return ticket.tensors
-
-    def abandon(self, ticket: _Copy) -> None:
-        """Return the set to the ring; it waits for the copy there."""
-        self._ring.give_back(ticket.buffers, ticket.event)
-
-
-# -- samples that differ in size -----------------------------------------------------------------------------------
+# -- to a device -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Block:
     memory: Tensor
-    event: Any = None  # of the copy that last read from here
+    event: torch.cuda.Event | None = None  # of the copy that last read from here
 
 
 def _pinned(nbytes: int) -> Tensor:
@@ -163,7 +86,7 @@ class Staging:
             staged.append(room[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor))
         return block, staged
 
-    def give_back(self, block: _Block, event: Any) -> None:
+    def give_back(self, block: _Block, event: torch.cuda.Event) -> None:
         """Let a block be used again, after its event. No lock."""
         block.event = event
         self._free.append(block)
@@ -182,50 +105,43 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class _PartsCopy:
-    slots: SlotSet
-    names: list[tuple[str, ...]]  # of each part's arrays, which the tensors are, one part after another
+class _Copy(Generic[SetT]):
+    buffers: SetT
     tensors: list[Tensor]
-    event: Any
+    event: torch.cuda.Event
     block: _Block | None
 
 
-class PartCopier:
-    """Copies batches whose samples differ in size, ahead of their use.
-
-    Parts that are no :class:`HasArrays` are handed out as they are.
+class DeviceCopier(Generic[SetT]):
+    """Copies batches to a device, ahead of their use.
 
     Parameters
     ----------
+    ring
+        Where the host's memory goes back to.
     staging
         Memory to pass on the way; None copies from where samples were read to.
     """
 
-    def __init__(self, ring: SlotRing, transfer: Transfer, staging: Staging | None) -> None:
+    def __init__(self, ring: Ring[SetT], transfer: Transfer, staging: Staging | None = None) -> None:
         self._ring, self._transfer, self._staging = ring, transfer, staging
 
-    def start(self, buffers: SlotSet) -> _PartsCopy:
+    def start(self, buffers: SetT) -> _Copy[SetT]:
         """Begin the copy; does not wait for it."""
-        arrays = [slot.part.arrays() if isinstance(slot.part, HasArrays) else {} for slot in buffers.slots]
-        host = [torch.from_numpy(array) for part in arrays for array in part.values()]
-        block = None
+        block, host = None, buffers.host_tensors()
         if self._staging is not None:
             block, host = self._staging.put(host)
-        return _PartsCopy(buffers, [tuple(part) for part in arrays], *self._transfer.copy(host), block)
+        return _Copy(buffers, *self._transfer.copy(host), block)
 
-    def finish(self, ticket: _PartsCopy) -> list[Any]:
-        """Return the parts with tensors that are safe to use from here on."""
+    def finish(self, ticket: _Copy[SetT]) -> Batch:
+        """Return a batch with tensors that are safe to use from here on."""
         self._transfer.hand_over(ticket.tensors, ticket.event)
-        tensors = iter(ticket.tensors)
-        parts = [
-            slot.part.with_arrays({name: next(tensors) for name in names}) if names else slot.part
-            for slot, names in zip(ticket.slots.slots, ticket.names, strict=True)
-        ]
+        batch = ticket.buffers.batch_of(ticket.tensors)
         self.abandon(ticket)
-        return parts
+        return batch
 
-    def abandon(self, ticket: _PartsCopy) -> None:
-        """Return block and slots; the block waits for its copy where it is taken again."""
+    def abandon(self, ticket: _Copy[SetT]) -> None:
+        """Return block and set; they wait for the copy where they are taken again."""
         if self._staging is not None and ticket.block is not None:
             self._staging.give_back(ticket.block, ticket.event)
-        self._ring.give_back(ticket.slots)
+        self._ring.give_back(ticket.buffers, ticket.event)

@@ -1,7 +1,7 @@
 """Read ahead in threads into reused buffers, and copy to the GPU beside the computation. Knows no format.
 
 The parts, from the inside out: a :class:`BufferRing` owns the memory, a copier (:class:`HostCopier`,
-:class:`DeviceCopier`; :class:`PartCopier` for samples that differ in size) turns a filled buffer set into tensors, a
+:class:`DeviceCopier`) turns a filled buffer set into tensors, a
 :class:`Prefetcher` keeps reader threads filling sets ahead of the one that asks. They meet at four promises:
 
 * what the user keeps stays valid for ever: its memory leaves the ring and comes back when the last view of it dies;

@@ -6,8 +6,10 @@ The memory of large arrays comes from a :class:`~scidata.core.memory.ArrayPool`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from scidata.loader.prefetch.buffers import Ring
 
@@ -56,6 +58,21 @@ class SlotSet:
         """Return the place of one sample."""
         return self.slots[row]
 
+    def host_tensors(self) -> list[torch.Tensor]:
+        """Return the arrays of all parts, one part after another; of a part that is no :class:`HasArrays`, none."""
+        return [torch.from_numpy(array) for arrays in self._arrays() for array in arrays.values()]
+
+    def batch_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the parts, with these in place of their arrays."""
+        left = iter(tensors)
+        return [
+            slot.part.with_arrays({name: next(left) for name in arrays}) if arrays else slot.part
+            for slot, arrays in zip(self.slots, self._arrays(), strict=True)
+        ]
+
+    def _arrays(self) -> list[Mapping[str, Any]]:
+        return [slot.part.arrays() if isinstance(slot.part, HasArrays) else {} for slot in self.slots]
+
 
 class SlotRing(Ring[SlotSet]):
     """Bounds how many batches are being read, or wait for their turn, besides the one that the user works on."""
@@ -79,7 +96,7 @@ class SlotRing(Ring[SlotSet]):
         self.give_back(buffers)
         return parts
 
-    def give_back(self, buffers: SlotSet, event: Any = None) -> None:
+    def give_back(self, buffers: SlotSet, event: torch.cuda.Event | None = None) -> None:
         """Let go of a batch: handed out, or wanted by nobody."""
         self._busy.discard(buffers)
         self.wake()

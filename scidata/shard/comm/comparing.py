@@ -6,44 +6,58 @@ out, and raised on all ranks, that the next one would not fit.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeAlias, TypedDict, TypeVar
+
+from scidata.device_mesh.board import Postings
 
 _MAX_REPORTS = 8  # of ranks that differ, that are shown
 
+ValueT = TypeVar("ValueT")
+
 #: Values by name, in parts that are compared with different ranks.
-Record: TypeAlias = Mapping[str, Mapping[str, Any]]
-#: By part: the two ranks, and what each of them has of what differs, ``{name: [one's, the other's]}``.
-Report: TypeAlias = dict[str, dict[str, Any]]
+Record: TypeAlias = Mapping[str, Mapping[str, ValueT]]
+#: From a part of another rank's record, and this one's, to the values that differ.
+Differ: TypeAlias = Callable[[Mapping[str, ValueT], Mapping[str, ValueT]], dict[str, list[str]]]
 
 
-def differing(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what differs of what both ranks have."""
+class Difference(TypedDict):
+    """The two ranks, and what each of them has of what differs: ``{name: [one's, the other's]}``."""
+
+    ranks: list[int]
+    values: dict[str, list[str]]
+
+
+Report: TypeAlias = dict[str, Difference]  # by part
+
+
+def differing(theirs: Mapping[str, str], own: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the values that differ of those that both ranks have."""
     return {name: [theirs[name], own[name]] for name in theirs if name in own and theirs[name] != own[name]}
 
 
-class Comparison:
+class Comparison(Generic[ValueT]):
     """One comparison.
 
     Parameters
     ----------
-    store, key
+    posts, key
         Where ranks meet; ``past`` is the key of an earlier comparison of the same ranks, which is cleared away.
     rank, ranks
         This one's number, and all of them.
+    differ
+        Compares a part of a record with another rank's.
     """
 
-    def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int], past: str = "") -> None:
-        self._store, self._key, self._rank, self._ranks, self._past = store, key, rank, ranks, past
+    def __init__(
+        self, posts: Postings, key: str, rank: int, ranks: Sequence[int], differ: Differ[ValueT], past: str = ""
+    ) -> None:
+        self._posts, self._key, self._rank, self._ranks, self._past = posts, key, rank, ranks, past
+        self._differ = differ
         self.has_voted = self.is_last = False
 
     def run(
-        self,
-        record: Record,
-        leaders: Mapping[str, int],
-        wait: Callable[[str, Sequence[int]], None],
-        differ: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, list[Any]]] = differing,
+        self, record: Record[ValueT], leaders: Mapping[str, int], wait: Callable[[str, Sequence[int]], None]
     ) -> list[Report]:
         """Compare, and return what all ranks have found, the same on each.
 
@@ -55,19 +69,21 @@ class Comparison:
             By part: the rank that it is compared with, which has the same entry.
         wait
             Called with a key, and the ranks that are waited for; returns when it is there, or raises.
-        differ
-            From a part of another rank's record, and this one's, to what differs.
         """
-        store, key = self._store, self._key
-        store.set(f"{key}/{self._rank}", json.dumps(record))
+        own = f"{self._key}/{self._rank}"
+        self._posts.post(own, record)
         report: Report = {}
         for part, other in leaders.items():
-            theirs = None if other == self._rank else self._get(str(other), (other,), wait)
-            if theirs is not None and (found := differ(theirs[part], record[part])):
-                report[part] = {"ranks": [other, self._rank], "values": found}
+            if other == self._rank:
+                continue
+            wait(f"{self._key}/{other}", (other,))
+            theirs = self._posts.read(f"{self._key}/{other}")
+            if theirs is not None and (values := self._differ(theirs[part], record[part])):
+                report[part] = {"ranks": [other, self._rank], "values": values}
         self._vote(report)
-        reports: list[Report] = self._get("result", self._ranks, wait)
-        store.delete_key(f"{key}/{self._rank}")  # all who may read it have voted
+        wait(f"{self._key}/result", self._ranks)
+        reports: list[Report] = self._posts.read(f"{self._key}/result")
+        self._posts.remove(own)  # all who may read it have voted
         return reports
 
     def pass_by(self) -> None:
@@ -78,31 +94,21 @@ class Comparison:
 
     def blank(self) -> None:
         """Have nobody compare with this rank."""
-        self._store.set(f"{self._key}/{self._rank}", "null")
+        self._posts.post(f"{self._key}/{self._rank}", None)
 
     def withdraw(self) -> None:
         """Leave nothing behind that others could take for what this rank has later."""
-        self._store.delete_key(f"{self._key}/{self._rank}")
+        self._posts.remove(f"{self._key}/{self._rank}")
 
-    def missing(self, ranks: Sequence[int]) -> list[int]:
+    def missing(self, ranks: Iterable[int]) -> list[int]:
         """Return those of some ranks that have not come; all, if that cannot be told."""
-        return [rank for rank in ranks if not self._store.check([f"{self._key}/{rank}"])] or list(ranks)
-
-    def _get(self, name: str, whose: Sequence[int], wait: Callable[[str, Sequence[int]], None]) -> Any:
-        wait(f"{self._key}/{name}", whose)
-        return json.loads(self._store.get(f"{self._key}/{name}"))
+        return [rank for rank in ranks if not self._posts.has(f"{self._key}/{rank}")] or list(ranks)
 
     def _vote(self, report: Report) -> None:
-        """Say that this rank has compared, and what it has found; the last rank to do so writes the result."""
-        store, key = self._store, self._key
-        if report:
-            store.set(f"{key}/found/{store.add(f'{key}/found', 1)}", json.dumps(report))
-        votes = store.add(f"{key}/votes", 1)
-        self.has_voted = True
-        self.is_last = votes == len(self._ranks)
+        """Say that this rank has compared, and what it has found; the last rank to do so posts the result."""
+        reports = self._posts.vote(self._key, len(self._ranks), report or None, most=_MAX_REPORTS)
+        self.has_voted, self.is_last = True, reports is not None
         if self.is_last:
-            count = min(_MAX_REPORTS, store.add(f"{key}/found", 0))
-            reports = [json.loads(store.get(f"{key}/found/{number}")) for number in range(1, count + 1)]
-            for old in ("votes", "found", "result") if self._past else ():  # all have read them, and voted since
-                store.delete_key(f"{self._past}/{old}")
-            store.set(f"{key}/result", json.dumps(reports))
+            if self._past:  # all have read it, and voted since
+                self._posts.remove_vote(self._past)
+            self._posts.post(f"{self._key}/result", reports)

@@ -9,21 +9,19 @@ take part, and the others do not wait long for it.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch.distributed as dist
 
-from scidata.device_mesh.board import common_store
+from scidata.device_mesh.board import common_postings
 from scidata.errors import ConfigError
 from scidata.shard.comm.comparing import Comparison
 
 _KEPT = 64  # of the latest notes
 _SHOWN = 4
 _SECONDS = 2.0  # that a rank waits for others in one comparison
-_POLL = 0.0002, 0.01  # s, growing
+_PAUSES = 0.0002, 0.01  # s between two questions: at first, and in the end
 
 _noted: dict[str, deque[str]] = {}  # by name of the group
 _calls: Counter[str] = Counter()  # collectives of each group, as many on all of its ranks
@@ -40,7 +38,7 @@ def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
             _noted.setdefault(group.group_name, deque(maxlen=_KEPT)).append(sample)
 
 
-def compare(group: Any) -> None:
+def compare(group: dist.ProcessGroup | None) -> None:
     """Compare what was noted since the last time; every collective of scidata's calls it, before it begins.
 
     Raises
@@ -54,10 +52,15 @@ def compare(group: Any) -> None:
     if notes is None:
         return
     ranks = dist.get_process_group_ranks(group)
-    key = f"samples/{name}/{_calls[name]}"
-    comparison = Comparison(common_store(), key, dist.get_rank(), ranks)
+    posts = common_postings()
+    comparison = Comparison(posts, f"samples/{name}/{_calls[name]}", dist.get_rank(), ranks, _differ)
+
+    def wait(key: str, whose: Sequence[int]) -> None:
+        if not posts.wait([key], seconds=_SECONDS, pauses=_PAUSES):
+            raise _LateError
+
     try:
-        reports = comparison.run({"notes": {"": list(notes)}}, {"notes": ranks[0]}, _wait, _differ)
+        reports = comparison.run({"notes": {"": list(notes)}}, {"notes": ranks[0]}, wait)
     except _LateError:
         return
     if reports:
@@ -68,15 +71,6 @@ def compare(group: Any) -> None:
             f"rank {second} {other}; use scidata.DataLoader, or give torch's the same order on both ranks, such as "
             "sampler=scidata.DistributedSampler(ds, mesh)"
         )
-
-
-def _wait(key: str, whose: Sequence[int]) -> None:
-    store, pause, deadline = common_store(), _POLL[0], time.monotonic() + _SECONDS
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise _LateError
-        time.sleep(pause)
-        pause = min(2 * pause, _POLL[1])
 
 
 def _differ(theirs: Mapping[str, list[str]], own: Mapping[str, list[str]]) -> dict[str, list[str]]:

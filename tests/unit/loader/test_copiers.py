@@ -18,7 +18,7 @@ import torch
 import scidata
 from scidata.core.options import ReadOptions
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.copiers import PartCopier, Staging
+from scidata.loader.prefetch.copiers import DeviceCopier, Staging
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import SlotRing
 from scidata.store.reading.reader import StoreReader
@@ -106,7 +106,7 @@ def test_a_block_is_written_again_only_after_its_copy(num_workers: int, size: in
     items = [list(range(i, min(i + size, len(NUM_ROWS)))) for i in range(0, len(NUM_ROWS), size)] * 4
     kept = []
     for item, parts in Prefetcher(
-        items, read, ring, num_workers=num_workers, copier=PartCopier(ring, transfer, staging)
+        items, read, ring, num_workers=num_workers, copier=DeviceCopier(ring, transfer, staging)
     ):
         kept.append((item, parts))
     while staging._free:  # what the device would have done by itself
@@ -123,7 +123,7 @@ def test_a_block_is_written_again_only_after_its_copy(num_workers: int, size: in
 
 def test_without_staging_parts_are_copied_from_where_they_lie() -> None:
     transfer, ring = LateTransfer(), SlotRing(2)
-    prefetcher = Prefetcher([[5], [1], [2]], read, ring, copier=PartCopier(ring, transfer, None))
+    prefetcher = Prefetcher([[5], [1], [2]], read, ring, copier=DeviceCopier(ring, transfer, None))
     kept = []
     for (index,), (found,) in prefetcher:
         assert found.values["u"].shape == (NUM_ROWS[index], 3)
@@ -136,14 +136,14 @@ def test_parts_of_another_make_are_handed_out_as_they_are() -> None:
         out.part = index
 
     ring = SlotRing(2)
-    copier = PartCopier(ring, LateTransfer(), Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
+    copier = DeviceCopier(ring, LateTransfer(), Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
     assert [parts for _, parts in Prefetcher([[3, 4], [5]], plain, ring, copier=copier)] == [[3, 4], [5]]
 
 
 def test_leaving_early_returns_the_blocks() -> None:
     transfer, ring = LateTransfer(), SlotRing(3)
     staging = Staging(lambda n: torch.empty(n, dtype=torch.uint8))
-    prefetcher = Prefetcher([[i] for i in range(10)], read, ring, copier=PartCopier(ring, transfer, staging))
+    prefetcher = Prefetcher([[i] for i in range(10)], read, ring, copier=DeviceCopier(ring, transfer, staging))
     next(prefetcher)
     prefetcher.close()
     assert len(staging._free) == transfer.begun
@@ -174,7 +174,7 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
     assert torch.equal(sample.cells.connectivity, other.cells.connectivity)
     assert sample["u"].data_ptr() == tensors.fields["u"].data_ptr()
     ring, transfer = SlotRing(1), LateTransfer()
-    copier = PartCopier(ring, transfer, Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
+    copier = DeviceCopier(ring, transfer, Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
     for _ in range(2):  # edges and cells are shared by what is read, and by nothing that was copied
         slots = ring.acquire(1)
         slots.slot(0).part = ds.read_local(0)

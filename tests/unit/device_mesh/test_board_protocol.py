@@ -1,0 +1,223 @@
+"""What ranks post for each other, and how they wait for it, on a store of this process: no rank is started."""
+
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from scidata.device_mesh.board import processes
+from scidata.device_mesh.board.board import BoardState
+from scidata.device_mesh.board.events import Event, events_of, failed, left, post
+from scidata.device_mesh.board.store import Postings, call_with_timeout
+from scidata.errors import ConfigError, RankFailedError
+from scidata.shard.comm.comparing import Comparison, differing
+
+
+@pytest.fixture
+def posts() -> Postings:
+    return Postings(dist.HashStore(), "scidata")
+
+
+def boards(posts: Postings, num_ranks: int = 3) -> list[BoardState]:
+    """Return the boards of some ranks, as if each were in a process of its own."""
+    return [BoardState(posts.below("board1"), rank, range(num_ranks), 0) for rank in range(num_ranks)]
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_read_as_they_were_posted(posts):
+    posts.post("a", {"x": [1, "ö", None]})
+    assert posts.read("a") == posts.find("a") == {"x": [1, "ö", None]}
+    posts.post("a", 2)
+    assert posts.find("a") == 2
+    assert posts.find("b") is None
+    assert posts.has("a")
+    assert not posts.has("a", "b")
+    posts.remove("a", "never")
+    assert posts.find("a") is None
+
+
+def test_prefixes_and_connections_see_the_same_values(posts):
+    posts.below("of").post("a", 1)
+    assert posts.find("of/a") == posts.connect().find("of/a") == 1
+    assert posts.find("a") is None
+
+
+def test_the_first_claim_holds(posts):
+    assert [posts.claim("block", each) for each in ("one", "two")] == ["one", "one"]
+
+
+def test_rows_grow_and_are_read_from_a_number_on(posts):
+    assert [posts.append("events", each) for each in "abc"] == [0, 1, 2]
+    assert list(posts.entries("events")) == ["a", "b", "c"]
+    assert list(posts.entries("events", 2)) == ["c"]
+    posts.count("events")  # a rank has its number, and has not written yet
+    assert list(posts.entries("events", 2)) == ["c"]
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_ends_when_all_values_are_there(posts):
+    posts.post("a")
+    looks = []
+
+    def look(waited):
+        looks.append(waited)
+        if len(looks) == 3:
+            posts.post("b")
+
+    assert posts.wait(["a", "b"], look=look, pauses=(0.0001, 0.001))
+    assert looks == sorted(looks)
+    assert len(looks) == 3
+
+
+def test_a_wait_ends_at_its_deadline_and_with_what_a_look_raises(posts):
+    began = time.monotonic()
+    assert not posts.wait(["never"], seconds=0.05)
+    assert 0.05 <= time.monotonic() - began < 5
+
+    def look(waited):
+        raise RankFailedError("rank 1 failed", 1)
+
+    with pytest.raises(RankFailedError):
+        posts.wait(["never"], look=look)
+
+
+def test_a_store_that_does_not_answer_is_given_up():
+    answers = threading.Event()
+    assert call_with_timeout(0.05, answers.wait) is None
+    answers.set()
+    assert call_with_timeout(5, answers.wait) is True
+
+
+# -- votes -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_voter_learns_all_findings(posts):
+    assert posts.vote("step", 3) is None
+    assert posts.vote("step", 3, {"bad": 4}) is None
+    assert posts.vote("step", 3, "worse") == [{"bad": 4}, "worse"]
+    posts.post("step/result", 1)
+    posts.remove_vote("step")
+    assert not posts.has("step/result")
+    assert posts.vote("step", 1) == []
+
+
+def test_only_so_many_findings_are_read(posts):
+    assert [posts.vote("step", 3, each, most=2) for each in "abc"] == [None, None, ["a", "b"]]
+
+
+def compare(posts, records, key="start/1", past="start/0"):
+    """Compare records of ranks with the first one's; return the reports that each has."""
+    comparisons = [Comparison(posts, key, rank, range(len(records)), differing, past) for rank in range(len(records))]
+    found = {}
+
+    def run(rank):
+        found[rank] = comparisons[rank].run({"all": records[rank]}, {"all": 0}, lambda key, _: posts.wait([key]))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(records))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return [found[rank] for rank in range(len(records))]
+
+
+def test_ranks_that_differ_are_known_to_all(posts):
+    reports = compare(posts, [{"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"a": "1"}])
+    assert reports == [[{"all": {"ranks": [0, 1], "values": {"b": ["2", "3"]}}}]] * 3
+    assert compare(posts, [{"a": "1"}] * 3, "start/2", "start/1") == [[]] * 3
+    assert not posts.has("start/1/result")  # cleared away
+
+
+def test_a_rank_that_passes_by_is_not_waited_for(posts):
+    first, second = (Comparison(posts, "start/1", rank, range(2), differing) for rank in range(2))
+    assert first.missing(range(2)) == [0, 1]
+    first.pass_by()
+    assert second.missing(range(2)) == [1]
+    assert second.run({"all": {"a": "1"}}, {"all": 0}, lambda key, _: posts.wait([key])) == []
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_reaches_all_and_has_its_number(posts):
+    zero, one, two = boards(posts)
+    event = one.post(failed(1, {"loader1": (2, 7, "left")}, ValueError("bad")))
+    assert event.number == 0
+    heard = next(events_of(two.posts))
+    assert (heard.number, heard.rank, heard.is_last) == (0, 1, True)
+    assert heard.text == "rank 1 failed in step 7: ValueError: bad"
+    assert isinstance(heard.error(), RankFailedError)
+    assert isinstance(Event(kind="disagree", rank=1, text="").error(), ConfigError)
+    due = [heard.is_due("loader1", *place, over=0) for place in ((1, 9), (2, 6), (2, 7), (3, 0))]
+    assert due == [False, False, True, True]
+    assert not heard.is_due("loader2", 2, 7, over=0)
+    assert not heard.is_due("loader1", 2, 7, over=2)  # an error has ended that iteration here
+    assert not zero.peers.all_know(zero.posts, heard)
+    two.knows(heard)
+    assert zero.peers.all_know(zero.posts, heard)  # all but itself, and the rank that failed
+
+
+def test_a_rank_that_has_left_is_the_cause_only_of_collectives_that_it_had_not_begun(posts, monkeypatch):
+    zero, _, two = boards(posts)
+    monkeypatch.setattr("scidata.device_mesh.board.state.num_started", lambda other=None: {"world": 4})
+    for started, is_cause in ((3, True), (4, False)):
+        event = Event(**vars(left(1, {}, None)) | {"started": {"world": started}})
+        assert zero.is_cause(event) is is_cause
+    assert not zero.is_cause(left(0, {}, None))  # its own
+    failure = failed(1, {"loader1": (1, 3, "left")}, ValueError())
+    two.over["loader1"] = 1
+    assert two.is_cause(failure)  # its process has ended
+    assert not two.is_cause(Event(**vars(failure) | {"is_last": False}))  # raised here already
+
+
+def test_a_rank_that_died_is_told_apart_from_one_that_said_goodbye(posts, monkeypatch):
+    zero, one, two = boards(posts)
+    for board in (one, two):
+        process = processes.ProcessId.own().to_json()
+        board.posts.post(f"process/{board.rank}", {"process": process | {"pid": 2**22 + 1}, "shown": -1})
+    one.posts.post("beat/1", {"beat": 1, "loops": {"loader1": (1, 5, "reading")}})
+    two.posts.post("ended/2")
+    found = zero.peers.cause(zero.posts, zero.is_cause, time.monotonic() + 5)
+    assert found is not None
+    assert (found.rank, found.is_last, found.number) == (1, True, 0)
+    assert "rank 1 (process 4194305 on " in found.text
+    assert "has died, without a word, in step 5 or soon after it" in found.text
+    again = two.peers.cause(two.posts, two.is_cause, time.monotonic() + 5)
+    assert again is not None
+    assert (again.number, again.text) == (0, found.text)  # what one found, all know
+    one.posts.post("ended/1")
+    assert zero.peers.stopped(zero.posts, "now") is None
+
+
+def test_a_store_that_is_gone_is_not_asked(posts):
+    zero, _, two = boards(posts)
+    two.is_lost = True
+    event = Event(kind="failed", rank=2, text="")
+    assert two.post(event).number == -1
+    two.knows(post(zero.posts, event))
+    assert not zero.posts.has("knows/0/2")
+    assert not two.is_answered
+
+
+# -- keys of an earlier run ------------------------------------------------------------------------------------------
+
+
+def test_names_count_alike_and_differ_by_kind_and_ranks(posts):
+    names = [
+        [board.name_for(kind, ranks) for kind in ("loader", "writer") for ranks in (range(3), [0, 2], range(3))]
+        for board in boards(posts)
+    ]
+    assert names[0] == names[1] == names[2]
+    assert len(set(names[0])) == 6
+    assert [names[0][i] for i in (0, 2, 3, 5)] == ["loader1", "loader2", "writer1", "writer2"]
+
+
+def test_boards_of_later_process_groups_do_not_read_the_events_of_earlier_ones(posts):
+    post(posts.below("board1"), failed(1, {}, ValueError()))
+    assert not list(events_of(posts.below("board2")))
+    assert len(list(events_of(posts.below("board1")))) == 1

@@ -106,10 +106,14 @@ class ArrayPool:
         # copy(), for amid it no collection of garbage brings blocks back
         return sum(block.nbytes for block in self._free.copy())
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-        """Return an uninitialised array. Its memory is used again once no view of it is left, tensors included."""
+    def empty(self, shape: tuple[int, ...], dtype: Any, *, keep: int = 0) -> npt.NDArray[Any]:
+        """Return an uninitialised array. Its memory is used again once no view of it is left, tensors included.
+
+        ``keep``: so many arrays of this size may lie free from now on.
+        """
         kind = np.dtype(dtype)
         nbytes = math.prod(shape) * kind.itemsize
+        self.max_free = max(self.max_free, keep * nbytes)
         if nbytes < _SMALL:
             return empty(shape, kind)
         with self._lock:

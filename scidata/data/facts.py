@@ -76,7 +76,7 @@ def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, Any]:
         "sample_dim": reader.sample_dims,
         "steps": reader.field_steps.by_field or reader.field_steps.every,
         "decode": reader.options.decodes,
-        "decode by node": reader.pool.sizes.by_node,
+        "decode by node": reader.pool.worth.by_node,
         "shard": dict(cut.axis_of_dim),
         "halo": dict(cut.halo),
         "periodic": sorted(cut.periodic),

@@ -13,7 +13,7 @@ from scidata.core.memory import available_memory
 from scidata.device_mesh import domain_mesh
 from scidata.device_mesh.board import common_postings
 from scidata.device_mesh.launch import ranks_per_node
-from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.blocks.node_shares import NodeRanks
 
 _SHARE = 8  # a part of the memory that is available, for what is decoded
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from scidata.core.cache import Cache
 from scidata.core.types import Decoding, Segments
 from scidata.plan.family import PlanFamily
 from scidata.read import Job
@@ -23,16 +22,15 @@ class Field:
 
     dims: tuple[str, ...]  # of one sample, as the user sees them
     source_dims: tuple[str, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     decodings: tuple[Decoding | None, ...]  # one per file: packing differs from file to file
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """One rank's part of a sample: rows with halo of every dimension, and how many they are."""
+    """One rank's part of a sample: rows with halo of every dimension, and how many they are. Equal to itself alone."""
 
     position: tuple[int, ...]  # along the sharding axes
     segments: Mapping[str, Segments]
     shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
     families: Mapping[str, PlanFamily]  # of each field
-    jobs: Cache[Jobs]  # of samples that were read or planned

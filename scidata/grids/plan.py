@@ -15,8 +15,9 @@ from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
-from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.blocks.node_shares import NodeRanks
 from scidata.grids.blocks.sizes import KEPT_BLOCKS
+from scidata.grids.blocks.worth import is_worth_sharing
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
 from scidata.plan.totals import FIGURES, PlanSummary, summarize
@@ -176,15 +177,15 @@ def plan_domain(
             summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
             wanted = summaries[-1].bytes_wanted
             bytes_halo += wanted - wanted * owned // np.maximum(local, 1)
-    node = reader.shared_chunks(
+    shares = reader.node_shares(
         NodeRanks(
             name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
         )
     )
     source = reader.sources[0]
-    shared = [layout for layout in map(reader.layout, reader.fields) if node.is_worth_it(layout, source)]
+    shared = [layout for layout in map(reader.layout, reader.fields) if is_worth_sharing(shares, layout, source)]
     if shared:
-        times = max(node.times_decoded(layout, source) for layout in shared)
+        times = max(shares.times_decoded(layout, source) for layout in shared)
         notes["node"] = (
             f"ranks decode chunks up to {times:.1f} times over, because several need the same: those of a node do it "
             "for each other with open_dataset(decode='node')"
@@ -202,9 +203,9 @@ def plan_domain(
         notes["halo"] = wide
     block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
     if block_bytes:
-        sizes = reader.pool.sizes
-        in_order = max(sizes.bytes_in_order(reader.part_of(place)) for place in places_of)
-        steps, several = max(sizes.steps_per_block.values()), sizes.most_trajectories
+        sizes = reader.chain.sizes
+        in_order = max(sizes.of(reader.part_of(place)).bytes_in_order for place in places_of)
+        steps, several = max(sizes.layout.steps_per_block.values()), sizes.most_trajectories
         what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
         what += f" of {several} trajectories" if several > 1 else ""
         often = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, BufferSpec, Selection
 from scidata.core.urls import Url
 from scidata.grids.partition import GridPartition
 from scidata.grids.parts import Field, Jobs, Part
-from scidata.grids.sample_rows import SampleRows
+from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
-from scidata.grids.steps import FieldSteps, Places, Runs
+from scidata.grids.steps import FieldSteps
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
 from scidata.read import Job
 from scidata.sources.access.fetches import run_each
 
+_MAX_PARTS = 256  # that are kept: a rank reads one
+
 
 class Planner:
-    """What each rank of a domain reads of each sample. Thread-safe; pickles without what it has planned.
+    """What each rank of a domain reads of each sample. Thread-safe; pickles without its plans.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ class Planner:
     ) -> None:  # fmt: skip
         self._series, self._fields, self._partition = series, fields, partition
         self._steps, self._sample_rows, self._allow_missing = steps, sample_rows, allow_missing
-        self._last_part: Part | None = None
+        self._parts: Cache[Part] = Cache(_MAX_PARTS)
+        self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
     @functools.cached_property
     def is_remote(self) -> bool:
@@ -52,10 +54,7 @@ class Planner:
 
     def forget(self) -> None:
         """Drop what was planned: the files may be others when they are opened again."""
-        self._last_part = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last_part": None}
+        self._jobs.clear()
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -73,16 +72,14 @@ class Planner:
         }
 
     def part_of(self, coordinate: Mapping[str, int]) -> Part:
-        """Return the part of the rank at ``coordinate``; the last one asked for is kept, since a rank has one."""
+        """Return the part of the rank at ``coordinate``, the same object each time: a rank reads one."""
         position = tuple(map(coordinate.__getitem__, self._partition.axis_sizes))
-        part = self._last_part
-        if part is None or part.position != position:
-            part = self._last_part = self._make_part(position, coordinate)
-        return part
-
-    def parts_of(self, coordinates: Iterable[Mapping[str, int]]) -> list[Part]:
-        """Return the parts of several ranks, none of which is kept."""
-        return [self._make_part(tuple(map(at.__getitem__, self._partition.axis_sizes)), at) for at in coordinates]
+        part = self._parts.get(position)
+        return (
+            part
+            if part is not None
+            else self._parts.get_or_make(position, lambda: self._make_part(position, coordinate), once=True)
+        )
 
     def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
         numbers = {self._series.sample_dim, *self._series.outer}
@@ -93,7 +90,6 @@ class Planner:
             segments={d: self._partition.segments(d, coordinate) for d in dims},
             shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
             families={name: self._family(name, sizes) for name in self._fields},
-            jobs=Cache(MAX_PLAN_BYTES, "none"),
         )
 
     def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
@@ -134,30 +130,29 @@ class Planner:
             found.append((i, self._series.layout_in(i, name), tuple([rows if d == dim else space[d] for d in dims])))
         return found
 
-    def jobs_of(self, index: int, part: Part) -> Jobs:
-        """Plan all fields, or find what an earlier epoch planned."""
-        jobs = part.jobs.get(index)
+    def jobs_of(self, index: int, part: Part, names: tuple[str, ...]) -> Jobs:
+        """Plan some fields, or find what an earlier epoch planned."""
+        jobs = self._jobs.get((part, index, names))
         if jobs is None:
-            jobs = self.plan_fields(index, part, tuple(self._fields))
-            part.jobs.put(index, jobs, sum([job.plan.num_bytes for each in jobs.values() for job in each]))
+            jobs = self.plan_fields(index, part, names)
+            size = sum([job.plan.num_bytes for each in jobs.values() for job in each])
+            self._jobs.put((part, index, names), jobs, size)
         return jobs
 
     def plan_fields(self, index: int, part: Part, names: Sequence[str]) -> Jobs:
         """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        places, sources = self.places_of(index), self._series.sources
+        places = self.places_of(index)
 
         def plan(name: str) -> list[Job]:
-            field, family = self._fields[name], part.families[name]
-            return [
-                Job(
-                    family.plan(layout, selection, sources[i].locate),
-                    sources[i],
-                    field.decodings[i],
-                    allow_missing=self._allow_missing,
-                )
-                for i, layout, selection in self.selections(name, places, part)
-            ]
+            selections = self.selections(name, places, part)
+            return [self.job(name, i, part.families[name], layout, rows) for i, layout, rows in selections]
 
         if self.is_remote:
             return dict(zip(names, run_each([functools.partial(plan, n) for n in names]), strict=True))
         return {name: plan(name) for name in names}
+
+    def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:
+        """Plan a read of a field in the file of the ``i``-th member."""
+        source = self._series.sources[i]
+        plan = family.plan(layout, selection, source.locate)
+        return Job(plan, source, self._fields[name].decodings[i], allow_missing=self._allow_missing)

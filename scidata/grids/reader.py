@@ -19,23 +19,23 @@ from scidata.core.bounds import rows_of
 from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.grids.blocks.on_node import NodeDecoder, NodeRanks
-from scidata.grids.blocks.pool import BlockPool, BlockRead
-from scidata.grids.blocks.trajectories import Trajectories
+from scidata.grids.blocks.chain import make_chain
+from scidata.grids.blocks.key import SampleRead
+from scidata.grids.blocks.node_shares import NodeRanks, NodeShares
+from scidata.grids.blocks.pool import BlockRead
 from scidata.grids.choices import choose, choose_split, largest_chunks, row_weights, sizes_of
 from scidata.grids.fingerprint import fingerprint_of
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim
-from scidata.grids.parts import Field, Jobs, Part
+from scidata.grids.parts import Field, Part
 from scidata.grids.passes import GridPass
 from scidata.grids.planner import Planner
 from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
 from scidata.grids.steps import checked_steps
 from scidata.plan.totals import ReadPlan
-from scidata.read import read_plans
-from scidata.read.context import NO_READ, ReadStats
+from scidata.read.context import ReadStats
 from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
@@ -57,7 +57,7 @@ class GridReader:
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
     memory_bytes
         The most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it open, and no more
-        than those need: see :class:`~scidata.grids.blocks.pool.BlockPool`.
+        than those need: see :func:`~scidata.grids.blocks.chain.make_chain`.
     node
         The ranks that share the decoding of chunks; None: each decodes what it needs.
     first
@@ -107,19 +107,13 @@ class GridReader:
             self._series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=options.allow_missing,
         )  # fmt: skip
-        self.pool = BlockPool(
-            self._series,
-            self._fields,
-            steps=self.field_steps,
-            trajectories=Trajectories(self._series, self.partition.selected),
-            max_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
-            fits=options.pool_bytes is None,
-            threads=self._threads,
-            allow_missing=options.allow_missing,
-            disk=disk,
-            node=None if node is None else self.shared_chunks(node),
-            node_parts=functools.partial(self._planner.parts_of, () if node is None else node.coordinates),
-        )
+        self.chain = make_chain(
+            self._series, self._fields, self._planner, steps=self.field_steps, selected=self.partition.selected,
+            threads=self._threads, allow_missing=options.allow_missing,
+            pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
+            pool_fits=options.pool_bytes is None, disk=disk, shares=None if node is None else self.node_shares(node),
+        )  # fmt: skip
+        self.pool = self.chain.pool
 
     def _cut(
         self,
@@ -151,12 +145,9 @@ class GridReader:
         partition.check_halos()
         return partition
 
-    def shared_chunks(self, node: NodeRanks) -> NodeDecoder:
-        """Return what decodes chunks for several ranks of a node."""
-        return NodeDecoder(
-            self.partition, self.sample_dim, node, outer=self.sample_dims[:-1], threads=self._threads,
-            allow_missing=self.options.allow_missing,
-        )  # fmt: skip
+    def node_shares(self, node: NodeRanks) -> NodeShares:
+        """Return which chunks several ranks of a node share."""
+        return NodeShares(self.partition, self.sample_dim, node)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -213,11 +204,11 @@ class GridReader:
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
-        return self.pool.sizes.blocks_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+        return self.chain.sizes.blocks_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
 
     def stretches(self) -> IntArray:
         """Return which samples are of blocks in a row, ``(num_samples,)``: see :class:`scidata.data.ShardedDataset`."""
-        return self.pool.sizes.stretches_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+        return self.chain.sizes.stretches_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
 
     @property
     def _first_rows(self) -> IntArray:
@@ -228,8 +219,8 @@ class GridReader:
 
         0 where chunks hold one step.
         """
-        part = self.part_of(coordinate)
-        return self.pool.sizes.bytes_of_sample(part), self.pool.sizes.bytes_of_block(part)
+        sizes = self.chain.sizes.of(self.part_of(coordinate))
+        return sizes.bytes_of_sample, sizes.bytes_of_block
 
     @functools.cached_property
     def static_fields(self) -> tuple[str, ...]:
@@ -284,7 +275,7 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        jobs = self._planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)))
+        jobs = self._planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
         fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -297,41 +288,12 @@ class GridReader:
 
         ``once``: what is the same in other samples is not kept in memory for them; the caller keeps it.
         """
-        planner, pool = self._planner, self.pool
-        part, remote = planner.part_of(coordinate), planner.is_remote
-        reads = pool.reads_of(part, index, planner.places_of) if pool.is_of_use(part) else {}
-        fixed = () if once else pool.fixed_of(part, out)
-        shared = pool.fields_of(part, reads, out) if reads else ()
-        kept = pool.kept.fields_of(part, out, shared + fixed)
-        stats = NO_READ
-        if shared:
-            stats += pool.read_into(shared, reads, part, out, side_by_side=remote)
-        if fixed or kept:
-            places = planner.places_of(index)
-            stats += pool.read_fixed(fixed, places, part, out)
-            stats += pool.kept.read_into(kept, places, part, out, side_by_side=remote)
-        done = {*fixed, *shared, *kept}
-        others = [name for name in self.fields if name in out and name not in done]
-        if not others:
-            return stats
-        jobs = planner.plan_fields(index, part, others) if shared or kept else planner.jobs_of(index, part)
-        return stats + self._read(jobs, others, part, out)
+        part = self._planner.part_of(coordinate)
+        return self.pool.read_into(SampleRead(part, index, out, once), [name for name in self.fields if name in out])
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
         """Return the blocks that one rank's part of a sample shares with others; none where there is no room."""
-        part = self.part_of(coordinate)
-        if not self.pool.is_of_use(part):
-            return []
-        return [read for reads in self.pool.reads_of(part, index, self._planner.places_of).values() for read in reads]
-
-    def _read(self, planned: Jobs, names: Sequence[str], part: Part, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
-        reads = []
-        for name in names:
-            values = out[name]
-            fits = values.shape == part.shapes[name]
-            for job in planned[name]:  # a dimension that the sample dropped has one row in the source
-                reads.append((job, values.reshape(job.plan.out_shape) if fits else values))
-        return read_plans(reads, executor=self._threads.executor())
+        return self.pool.shared_reads(self.part_of(coordinate), index)
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> GridPass:
         """Return what goes over all rows of a field that some samples have, of one rank's own part."""
@@ -346,7 +308,6 @@ class GridReader:
         self._threads.close()
         self.pool.clear()
         self._series.close()
-        self._planner.forget()
 
 
 def _check(options: ReadOptions) -> None:

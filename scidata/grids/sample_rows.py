@@ -6,14 +6,18 @@ import bisect
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.types import IntArray, Segments
+from scidata.core.types import IntArray, Segment, Segments
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
+
+#: Rows of a sample in members of a series (files, or trajectories in one), by their numbers.
+Runs: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
 
 
 class SampleRows:
@@ -149,3 +153,49 @@ def _first_rows(series: Series, trajectories: Sequence[IntArray]) -> IntArray:
     sizes = [math.prod(others[k:]) for k in range(len(others) + 1)]
     numbers: IntArray = functools.reduce(np.add.outer, [n * size for n, size in zip(trajectories, sizes, strict=True)])
     return series.row_bounds[numbers.reshape(-1)]
+
+
+class Places:
+    """Where the rows of one sample lie, by field."""
+
+    __slots__ = ("_by_steps", "_row_at", "_series", "_steps")
+
+    def __init__(self, series: Series, steps: FieldSteps, sample_rows: SampleRows, index: int) -> None:
+        self._series, self._steps = series, steps
+        self._row_at = sample_rows.start_of(index)
+        self._by_steps: dict[tuple[int, ...], Runs] = {}
+
+    @property
+    def member(self) -> int:
+        """The member of the series that a sample lies in, the first where it lies in several."""
+        return self._series.place_of(self._row_at(self._steps.every[0]))[0]
+
+    def of(self, name: str) -> Runs:
+        """Return the rows of a field along the sample dimension."""
+        steps = self._steps.of(name)
+        found = self._by_steps.get(steps)
+        if found is None:
+            found = self._by_steps[steps] = self._find(list(map(self._row_at, steps)))
+        return found
+
+    def _find(self, rows: Sequence[int]) -> Runs:
+        if len(rows) == 1:
+            i, first = self._series.place_of(rows[0])
+            return [(i, (Segment(start=rows[0] - first, count=1),))]
+        by_member: dict[int, list[Segment]] = {}
+        for offset, row in enumerate(rows):
+            i, first = self._series.place_of(row)
+            by_member.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
+        return [(i, joined(segments)) for i, segments in by_member.items()]
+
+
+def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Merge single rows that follow each other in the source and in the destination."""
+    runs: list[Segment] = []
+    for segment in segments:
+        last = runs[-1] if runs else None
+        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
+            runs[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
+        else:
+            runs.append(segment)
+    return tuple(runs)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 
 from scidata.core.bounds import rows_of, segments_of_slice
-from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, OutputError, SourceChangedError
-from scidata.grids.blocks.on_disk import Rows
+from scidata.grids.blocks.key import BlockKey, Rows
+from scidata.grids.blocks.on_disk import DiskBlocks
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily
-from scidata.read.context import ReadStats
+from scidata.read.context import NO_READ, ReadStats
 
 #: Of a block of several ranks' parts, which is read at once so that chunks that ranks share are decoded once.
 MAX_SHARED_BYTES = 256 << 20
-
-#: Field, member, first row.
-_Block: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,28 +59,42 @@ class Staging:
     """
 
     def __init__(self, reader: GridReader, ranks: Sequence[int]) -> None:
-        kept = reader.pool.kept
-        if kept.disk is None:
+        self._reader, self._layout, self._sizes = reader, reader.chain.layout, reader.chain.sizes
+        if reader.chain.disk is None:
             raise ConfigError("staging needs a reader with a disk to stage to")
-        self._reader, self._disk = reader, kept.disk
-        places = [reader.partition.coordinate(rank) for rank in ranks]
-        self._parts = [reader.part_of(place) for place in places]
-        self._itemsizes = {name: spec.dtype.itemsize for name, spec in reader.buffer_specs(places[0]).items()}
-        self._blocks = list(_blocks_of(reader))
+        self._disk = reader.chain.disk
+        self._parts = [reader.part_of(reader.partition.coordinate(rank)) for rank in ranks]
+        self._unions: dict[tuple[Part, ...], Part] = {}
+        self._blocks = list(self._find_blocks(self._disk))
         sizes = np.array([self._bytes_of(block) for block in self._blocks], np.int64).reshape(-1, len(self._parts))
         sums = sizes.sum(axis=1)
-        fitting = int(np.searchsorted(np.cumsum(sums), kept.disk.max_bytes, side="right"))
+        fitting = int(np.searchsorted(np.cumsum(sums), self._disk.disk.max_bytes, side="right"))
         self.num_parts, self.num_bytes = int((sizes > 0).sum()), int(sums.sum())
         self.num_left, self.bytes_left = int((sizes[fitting:] > 0).sum()), int(sums[fitting:].sum())
         self._blocks = self._blocks[:fitting]
 
-    def _bytes_of(self, block: _Block) -> list[int]:
+    def _find_blocks(self, disk: DiskBlocks) -> Iterator[BlockKey]:
+        """Yield each block that a sample needs, of the first rank, in the order of the samples."""
+        reader, part = self._reader, self._parts[0]
+        moves = set(reader.sample_dims)
+        names = [name for name in reader.fields if name in disk.fields]
+        moving = [name for name in names if moves & set(reader.layout(name).dims)]
+        yield from (BlockKey(part, name, 0, 1, 0) for name in names if name not in moving)
+        steps = {name: reader.field_steps.of(name) for name in moving}
+        rows = {n: np.unique(np.concatenate([reader.sample_rows.at(step) for step in steps[n]])) for n in moving}
+        found = [key for name in moving for key in self._layout.alone(name, rows[name], part)]
+        yield from sorted(found, key=lambda key: (key.member, key.start))  # stable: fields in their order
+
+    def _itemsize(self, key: BlockKey) -> int:
+        return self._layout.fields[key.name].dtype.itemsize
+
+    def _bytes_of(self, block: BlockKey) -> list[int]:
         """Return the bytes on disk of each rank's part of a block."""
-        name, found = block[0], []
+        found = []
         for part in self._parts:
-            shape = self._reader.pool.kept.shape_of(*block, part)
-            row_nbytes = math.prod(shape[1:]) * self._itemsizes[name]
-            found.append(self._disk.entry_nbytes(shape[0], row_nbytes) if row_nbytes * shape[0] else 0)
+            steps, *shape = self._layout.shape_of(block._replace(part=part))
+            row_nbytes = math.prod(shape) * self._itemsize(block)
+            found.append(self._disk.disk.entry_nbytes(steps, row_nbytes) if row_nbytes * steps else 0)
         return found
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> Staged:
@@ -116,79 +126,84 @@ class Staging:
                     future.cancel()
                 raise
 
-    def _groups(self) -> list[list[_Block]]:
+    def _groups(self) -> list[list[BlockKey]]:
         """Return the blocks of trajectories that lie in the same chunks together, in the order of the first."""
-        union, groups = _union(self._reader, self._parts), dict[_Block, list[_Block]]()
-        for name, i, start in self._blocks:
-            first = self._reader.pool.reader.members_at_once(name, i, union)[0]
-            groups.setdefault((name, first, start), []).append((name, i, start))
+        sizes, groups = self._sizes.of(self._union(self._parts)), dict[tuple[str, int, int], list[BlockKey]]()
+        for key in self._blocks:
+            first = sizes.at_once(key.name, key.member).member
+            groups.setdefault((key.name, first, key.start), []).append(key)
         return list(groups.values())
 
-    def _stage(self, blocks: Sequence[_Block]) -> Staged:
+    def _stage(self, blocks: Sequence[BlockKey]) -> Staged:
         """Keep all parts of some blocks, each chunk decoded once for all of them where that fits into memory."""
-        kept, done = self._reader.pool.kept, Staged()
-        wanted: dict[_Block, list[Part]] = {}
+        done, ready = Staged(), list[BlockKey]()
         for block in blocks:
-            sizes = {k: nbytes for k, nbytes in enumerate(self._bytes_of(block)) if nbytes}
-            there = [k for k in sizes if kept.is_there(*block, self._parts[k])]
-            missing = {k: self._parts[k] for k in sizes if k not in there}
-            ready = {k: part for k, part in missing.items() if kept.is_ready(*block, part, waits=True)}
-            done += Staged(
-                there=len(there), bytes_there=sum(sizes[k] for k in there), unknown=len(missing) - len(ready),
-                written=len(ready), bytes_written=sum(sizes[k] for k in ready),
-            )  # fmt: skip
-            if ready:
-                wanted[block] = list(ready.values())
-        return done + Staged(stats=self._fill(wanted)) if wanted else done
-
-    def _fill(self, wanted: Mapping[_Block, Sequence[Part]]) -> ReadStats:
-        """Read some ranks' parts of blocks that lie in the same chunks, and keep them."""
-        pool, (name, i, start) = self._reader.pool, next(iter(wanted))
-        union = _union(self._reader, [part for parts in wanted.values() for part in parts])
-        nbytes = math.prod(pool.kept.shape_of(name, i, start, union)) * self._itemsizes[name]
-        stats, found = ReadStats(), dict[int, Rows]()
-        if len(wanted) > 1:
-            found, stats = pool.reader.read_blocks(name, i, start, union)
-        elif len(wanted[name, i, start]) > 1 and nbytes <= MAX_SHARED_BYTES:
-            found[i], stats = pool.reader.read_block(name, i, start, union)
-        dims = [dim for dim in self._reader.layout(name).dims if dim != self._reader.sample_dim]
-        for block, parts in wanted.items():
-            for part in parts:
-                if found:
-                    values = _cut(pool.kept.rows_first(name, found[block[1]]), dims, union, part)
+            for part, nbytes in zip(self._parts, self._bytes_of(block), strict=True):
+                key = block._replace(part=part)
+                if not nbytes:
+                    continue
+                if self._disk.is_there(key):
+                    done += Staged(there=1, bytes_there=nbytes)
+                elif self._disk.is_ready(key, waits=True):
+                    done += Staged(written=1, bytes_written=nbytes)
+                    ready.append(key)
                 else:
-                    read, took = pool.reader.read_block(*block, part)
-                    values, stats = pool.kept.rows_first(name, read), stats + took
-                self._keep(block, part, values)
+                    done += Staged(unknown=1)
+        return done + Staged(stats=self._fill(ready)) if ready else done
+
+    def _fill(self, wanted: Sequence[BlockKey]) -> ReadStats:
+        """Read some ranks' parts of blocks that lie in the same chunks, and keep them.
+
+        Example: ranks 0 and 1 need rows of the same chunks. The block of both parts' rows is read, each chunk decoded
+        once; then each rank's rows are cut out of it.
+        """
+        first, source, layout = wanted[0], self._reader.chain.source, self._layout
+        union = self._union([key.part for key in wanted])
+        together = self._sizes.of(union).at_once(first.name, first.member)
+        several = len({key.member for key in wanted}) > 1
+        whole = None
+        if several:
+            whole = first._replace(part=union, member=together.member, num=together.num)
+        elif len(wanted) > 1:
+            alone = first._replace(part=union)
+            nbytes = math.prod(layout.shape_of(alone)) * self._itemsize(alone)
+            whole = alone if nbytes <= MAX_SHARED_BYTES else None
+        values, stats = (None, NO_READ) if whole is None else source.block(whole)
+        for key in wanted:
+            if values is None or whole is None:
+                rows, took = source.block(key)
+                rows, stats = layout.rows_first(key.name, rows), stats + took
+            else:
+                inside = layout.place_in(key.name, key.member, layout.together(whole))
+                rows = self._cut(layout.rows_first(key.name, values[inside]), union, key)
+            self._keep(key, rows)
         return stats
 
-    def _keep(self, block: _Block, part: Part, values: Rows) -> None:
-        if self._reader.pool.kept.keep(*block, part, np.ascontiguousarray(values)):
+    def _keep(self, key: BlockKey, values: Rows) -> None:
+        if self._disk.keep(key, np.ascontiguousarray(values)):
             return
-        if self._disk.failure:
-            raise OutputError(self._disk.failure)
-        path = self._reader.sources[block[1]].path
+        if self._disk.disk.failure:
+            raise OutputError(self._disk.disk.failure)
+        path = self._reader.sources[key.member].path
         raise SourceChangedError(f"{path}: was changed while it was read; stage it again once it changes no more")
 
+    def _union(self, parts: Sequence[Part]) -> Part:
+        """Return the smallest part that holds all of these, the same object each time."""
+        some = tuple(dict.fromkeys(parts))
+        return self._unions.get(some) or self._unions.setdefault(some, _union(self._reader, some))
 
-def _blocks_of(reader: GridReader) -> Iterator[_Block]:
-    """Yield field, file and first row of each block that a sample needs, in the order of the samples."""
-    moves = set(reader.sample_dims)
-    names = [name for name in reader.fields if name in reader.pool.kept.fields]
-    moving = [name for name in names if moves & set(reader.layout(name).dims)]
-    yield from ((name, 0, 0) for name in names if name not in moving)
-    if not moving:
-        return
-    starts = [reader.pool.kept.starts(name, _rows_of(reader, name)) for name in moving]
-    tables = [np.column_stack([found, np.full(len(found), k)]) for k, found in enumerate(starts)]
-    for i, start, k in np.unique(np.concatenate(tables), axis=0).tolist():
-        yield moving[k], i, start
-
-
-def _rows_of(reader: GridReader, name: str) -> IntArray:
-    """Return the rows that any sample has of a field, in the numbering of all members."""
-    found: IntArray = np.unique(np.concatenate([reader.sample_rows.at(step) for step in reader.field_steps.of(name)]))
-    return found
+    def _cut(self, values: Rows, union: Part, key: BlockKey) -> Rows:
+        """Cut a part out of a block of the union of several, whose steps come first."""
+        dims = [dim for dim in self._reader.layout(key.name).dims if dim != self._reader.sample_dim]
+        for axis, dim in enumerate(dims, start=1):
+            if dim not in key.part.segments:
+                continue  # a trajectory's own row
+            at: IntArray = np.searchsorted(rows_of(union.segments[dim]), rows_of(key.part.segments[dim]))
+            if len(at) and (np.diff(at) == 1).all():
+                values = values[(slice(None),) * axis + (slice(int(at[0]), int(at[-1]) + 1),)]
+            else:
+                values = np.take(values, at, axis=axis)
+        return values
 
 
 def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
@@ -200,18 +215,4 @@ def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
     for name in reader.fields:
         sizes[reader.sample_dim] = reader.field_steps.num(name)
         families[name] = PlanFamily((), tuple([sizes.get(d, 1) for d in reader.layout(name).dims]))
-    position = (-1, *(at for part in parts for at in part.position))  # nobody's, and another one for others
-    return Part(position=position, segments=segments, shapes={}, families=families, jobs=Cache(0, "none"))
-
-
-def _cut(values: Rows, dims: Sequence[str], union: Part, part: Part) -> Rows:
-    """Cut a part out of a block of the union of several, whose steps come first."""
-    for axis, dim in enumerate(dims, start=1):
-        if dim not in part.segments:
-            continue  # a trajectory's own row
-        at: IntArray = np.searchsorted(rows_of(union.segments[dim]), rows_of(part.segments[dim]))
-        if len(at) and (np.diff(at) == 1).all():
-            values = values[(slice(None),) * axis + (slice(int(at[0]), int(at[-1]) + 1),)]
-        else:
-            values = np.take(values, at, axis=axis)
-    return values
+    return Part(position=(-1,), segments=segments, shapes={}, families=families)  # nobody's position

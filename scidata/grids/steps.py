@@ -1,21 +1,12 @@
-"""Which steps a sample has of each field, and where its rows lie: in which files, and in which rows there."""
+"""Which steps a sample has of each field."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 from scidata.core.checks import check_steps
-from scidata.core.types import Segment
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-
-if TYPE_CHECKING:
-    from scidata.grids.sample_rows import SampleRows
-    from scidata.grids.series import Series
-
-#: Rows of a sample in members of a series (files, or trajectories in one), by their numbers.
-Runs: TypeAlias = Sequence[tuple[int, tuple[Segment, ...]]]
 
 #: The key of the steps of all fields that ``steps`` does not name.
 OTHERS = "*"
@@ -99,49 +90,3 @@ def checked_steps(
     if len(alike := set(moving.values())) < 2:
         return FieldSteps(every=alike.pop() if alike else (0,), by_field={})
     return FieldSteps(every=tuple(sorted(set().union(*moving.values()))), by_field=moving)
-
-
-class Places:
-    """Where the rows of one sample lie, by field."""
-
-    __slots__ = ("_by_steps", "_row_at", "_series", "_steps")
-
-    def __init__(self, series: Series, steps: FieldSteps, sample_rows: SampleRows, index: int) -> None:
-        self._series, self._steps = series, steps
-        self._row_at = sample_rows.start_of(index)
-        self._by_steps: dict[tuple[int, ...], Runs] = {}
-
-    @property
-    def member(self) -> int:
-        """The member of the series that a sample lies in, the first where it lies in several."""
-        return self._series.place_of(self._row_at(self._steps.every[0]))[0]
-
-    def of(self, name: str) -> Runs:
-        """Return the rows of a field along the sample dimension."""
-        steps = self._steps.of(name)
-        found = self._by_steps.get(steps)
-        if found is None:
-            found = self._by_steps[steps] = self._find(list(map(self._row_at, steps)))
-        return found
-
-    def _find(self, rows: Sequence[int]) -> Runs:
-        if len(rows) == 1:
-            i, first = self._series.place_of(rows[0])
-            return [(i, (Segment(start=rows[0] - first, count=1),))]
-        by_member: dict[int, list[Segment]] = {}
-        for offset, row in enumerate(rows):
-            i, first = self._series.place_of(row)
-            by_member.setdefault(i, []).append(Segment(start=row - first, count=1, offset=offset))
-        return [(i, joined(segments)) for i, segments in by_member.items()]
-
-
-def joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Merge single rows that follow each other in the source and in the destination."""
-    runs: list[Segment] = []
-    for segment in segments:
-        last = runs[-1] if runs else None
-        if last and segment.start == last.start + last.count and segment.offset == last.offset + last.count:
-            runs[-1] = Segment(start=last.start, count=last.count + 1, offset=last.offset)
-        else:
-            runs.append(segment)
-    return tuple(runs)

@@ -212,7 +212,7 @@ _RANK = """
 import os, signal, sys
 import numpy as np
 from scidata.core.options import ReadOptions
-from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.blocks.node_shares import NodeRanks
 from scidata.grids.reader import GridReader
 path, me, count, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 ranks = NodeRanks(

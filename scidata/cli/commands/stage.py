@@ -38,7 +38,7 @@ def run_stage(
             )
         with progress("staging", staging.num_parts - staging.num_left) as tick:
             staged = staging.run(jobs=jobs, tick=tick)
-        names = sorted(set(reader.fields) - reader.pool.kept.fields)
+        names = sorted(set(reader.fields) - reader.pool.worth.on_disk)
     finally:
         reader.close()
     report = _describe(staging, staged) | {

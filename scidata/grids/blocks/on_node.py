@@ -1,323 +1,192 @@
-"""Chunks that several ranks of one node need: decoded by one of them, for all."""
+"""The stage of blocks that ranks of a node share: each chunk is decoded by one of them, for all.
+
+A block's chunks fall into *shares*, by the ranks that need them (:mod:`scidata.grids.blocks.shares`). Who needs a share
+first decodes it into an array that the others copy their rows from (:mod:`scidata.grids.blocks.shared_arrays`).
+
+Example: 3 ranks split 18 rows, chunks have 4 rows. Chunk 0 is rank 0's alone, so rank 0 reads it by itself. Chunk 1
+(rows 4 to 7) is shared by ranks 0 and 1: one of them decodes it, rank 0 copies rows 4 and 5, rank 1 rows 6 and 7.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, Decoding, Files, IntArray, Segments, Selection, Source
-from scidata.core.urls import is_url
-from scidata.errors import CorruptDataError
+from scidata.core.memory import ArrayPool
+from scidata.core.types import ArrayLayout, Files, IntArray, Segments, Selection
+from scidata.grids.blocks.key import BlockKey, BlockStage, BusyError, Rows, SampleRead
+from scidata.grids.blocks.layout import BlockLayout
+from scidata.grids.blocks.node_shares import NodeShares
 from scidata.grids.blocks.shared_arrays import SharedArrays
-from scidata.grids.blocks.shares import NodeCut, Share, cut_by_ranks, touched_blocks
-from scidata.grids.partition import GridPartition
+from scidata.grids.blocks.shares import NodeCut, Share
+from scidata.grids.blocks.worth import BlockWorth
+from scidata.grids.planner import Planner
 from scidata.plan.array import MAX_PLAN_BYTES
 from scidata.plan.family import PlanFamily
-from scidata.read import Job, blosc, read_plans
-from scidata.read.context import ReadStats
-from scidata.read.run_encoded import decodes_whole
+from scidata.read import Job, read_plans
+from scidata.read.context import NO_READ, ReadStats
 from scidata.read.threads import ReaderThreads
-from scidata.sources.access.files import files
 from scidata.sources.access.validators import Validators
 
-_WORTH = 1.1  # times the whole that the ranks of a node would decode, each by itself
 _MAX_FILES = 1 << 14  # shares whose files are kept by name
-_MAX_LOOKED_AT = 64  # chunks of a field, to tell how much of them ranks decode
 
 
-class BusyError(Exception):
-    """Another rank makes all that is wanted right now."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block that is read here: where it lies, and which ranks need what of it."""
 
+    key: BlockKey
+    layout: ArrayLayout
+    axis: int  # of samples
+    samples: Segments
+    cut: NodeCut
+    out: Rows
 
-def decodes_in_parts(layout: ArrayLayout) -> bool:
-    """Whether a part of a chunk can be decoded alone: Blosc's blocks."""
-    return len(layout.codecs) == 1 and layout.codecs[0].name == "blosc"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRanks:
-    """The ranks of a domain that share a node.
-
-    Attributes
-    ----------
-    name
-        What they have in common, and no other processes of the node.
-    coordinates
-        Of each its position along the axes of the domain.
-    me
-        Which of them this one is.
-    max_bytes
-        Of chunks that wait to be taken.
-    """
-
-    name: str
-    coordinates: tuple[Mapping[str, int], ...]
-    me: int
-    max_bytes: int
+    def with_samples(self, rows: Selection) -> Selection:
+        """Return a selection of chunks with the block's samples."""
+        return (*rows[: self.axis], self.samples, *rows[self.axis + 1 :])
 
 
 class NodeDecoder:
-    """Reads a rank's part of blocks of samples, of which each chunk is decoded by one rank of the node. Thread-safe.
+    """Decodes the chunks of blocks together with the other ranks of the node. Thread-safe.
 
     Parameters
     ----------
-    partition, sample_dim, outer
-        How the grid is cut, and the dimensions that are not: of steps, and those that number trajectories.
-    ranks
-        Those who share.
+    following
+        The next stage, for blocks that ranks do not share.
+    layout, worth, planner, threads, memory
+        The chain's.
+    shares
+        Which chunks the ranks share.
     """
 
     def __init__(
-        self,
-        partition: GridPartition,
-        sample_dim: str | None,
-        ranks: NodeRanks,
-        *,
-        outer: Sequence[str] = (),
-        threads: ReaderThreads,
-        allow_missing: bool,
-    ) -> None:
-        self._partition, self._sample_dim, self._ranks, self._outer = partition, sample_dim, ranks, tuple(outer)
-        self._threads, self._allow_missing = threads, allow_missing
-        self._arrays = SharedArrays(ranks.name, ranks.me, ranks.max_bytes)
+        self, following: BlockStage, layout: BlockLayout, worth: BlockWorth, planner: Planner, shares: NodeShares, *,
+        threads: ReaderThreads, memory: ArrayPool,
+    ) -> None:  # fmt: skip
+        self._next, self._layout, self._worth, self._planner, self._shares = following, layout, worth, planner, shares
+        self._series, self._threads, self._memory = layout.series, threads, memory
+        self._arrays = SharedArrays(shares.ranks.name, shares.ranks.me, shares.ranks.max_bytes)
         self._validators: dict[str, Validators] = {}
         self._families: Cache[PlanFamily] = Cache(1024)
-        self._keys: Cache[bytes] = Cache(1024)
-        self._cuts: Cache[NodeCut] = Cache(256)
-        self._rows: Cache[list[IntArray]] = Cache(256)
+        self._contents: Cache[bytes] = Cache(1024)
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
         self._files: Cache[tuple[Files | None]] = Cache(_MAX_FILES, "none")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_validators": {}}
 
-    @property
-    def me(self) -> int:
-        """This rank's number among those of the node."""
-        return self._ranks.me
+    def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
+        """Pass fields on: single rows are not worth handing over."""
+        return self._next.read_into(sample, names)
 
-    def is_mine(self, position: tuple[int, ...]) -> bool:
-        """Whether a position along the axes of the domain is this rank's."""
-        mine = self._ranks.coordinates[self._ranks.me]
-        return position == tuple(map(mine.__getitem__, self._partition.axis_sizes))
+    def clear(self) -> None:
+        """Forget plans; arrays that other ranks may wait for stay."""
+        self._jobs.clear()
+        self._files.clear()
+        self._next.clear()
 
-    # -- whether it is worth it --------------------------------------------------------------------------------------
+    def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
+        """Return a block, each chunk of it decoded by one rank of the node, and what was read here, for others too.
 
-    def is_worth_it(self, layout: ArrayLayout, source: Source) -> bool:
-        """Whether ranks would decode the same of a field more than once."""
-        if self._sample_dim not in layout.dims or not (layout.codecs or layout.fallback):
-            return False
-        return self.times_decoded(layout, source) > _WORTH
-
-    def times_decoded(self, layout: ArrayLayout, source: Source) -> float:
-        """Return how many times as much as is needed these ranks decode of a field, each by itself.
-
-        Of Blosc chunks, only some blocks of which are decoded where few are needed, a chunk's header is read.
-        """
-        apart = together = 0.0
-        rows = self._rows_of_ranks(layout)
-        if not decodes_in_parts(layout) or is_url(source.path):  # a URL's chunks are fetched whole
-            touched = [None if each is None else [np.unique(r // c) for r in each] for c, each in self._by_dim(layout)]
-            known = [each for each in touched if each is not None]
-            apart = sum(math.prod(len(each[k]) for each in known) for k in range(len(self._ranks.coordinates)))
-            together = math.prod(len(np.unique(np.concatenate(each))) for each in known)
-        else:
-            header = self._some_header(layout, source)
-            for chunk in self._some_chunks(layout):
-                inside = [
-                    None if each is None else [r[r // size == at] - at * size for r in each]
-                    for at, size, each in zip(chunk, layout.chunks, rows, strict=True)
-                ]
-                each_ranks = [
-                    [np.arange(c) if r is None else np.unique(r[k]) for c, r in zip(layout.chunks, inside, strict=True)]
-                    for k in range(len(self._ranks.coordinates))
-                ]
-                of_any = [np.unique(np.concatenate(r)) for r in zip(*each_ranks, strict=True)]
-                apart += sum(_part_decoded(layout, r, header) for r in each_ranks)
-                together += _part_decoded(layout, of_any, header)
-        return apart / together if together else 1.0
-
-    def _by_dim(self, layout: ArrayLayout) -> list[tuple[int, list[IntArray] | None]]:
-        return list(zip(layout.chunks, self._rows_of_ranks(layout), strict=True))
-
-    def _rows_of_ranks(
-        self, layout: ArrayLayout, trajectories: Mapping[str, Segments] | None = None
-    ) -> list[list[IntArray] | None]:
-        """Return the rows of each rank along each dimension but that of samples; of some trajectories, or of all."""
-        partition, coordinates = self._partition, self._ranks.coordinates
-
-        def rows_along(dim: str) -> list[IntArray]:
-            if trajectories is not None and dim in trajectories:
-                return [rows_of(trajectories[dim])] * len(coordinates)
-            return self._rows.get_or_make(dim, lambda: [rows_of(partition.segments(dim, at)) for at in coordinates])
-
-        return [None if dim == self._sample_dim else rows_along(dim) for dim in layout.dims]
-
-    def _some_chunks(self, layout: ArrayLayout) -> list[tuple[int, ...]]:
-        """Return some chunks that any rank needs, of the first samples."""
-        ids = [
-            [0] if each is None else np.unique(np.concatenate(each) // size).tolist()
-            for size, each in self._by_dim(layout)
-        ]
-        count = math.prod(map(len, ids))
-        if not count:
-            return []
-        picked = np.unique(np.linspace(0, count - 1, min(count, _MAX_LOOKED_AT)).astype(np.int64))
-        return [
-            tuple(each[int(at)] for each, at in zip(ids, place, strict=True))
-            for place in zip(*np.unravel_index(picked, tuple(map(len, ids))), strict=True)
-        ]
-
-    def _some_header(self, layout: ArrayLayout, source: Source) -> blosc.ChunkHeader | None:
-        """Return what a chunk says of its blocks; None where none is there."""
-        try:
-            refs = source.locate(layout, np.array(self._some_chunks(layout), np.int64))
-            at = int(np.flatnonzero(refs.path_index >= 0)[0])
-            data = np.empty(blosc.HEADER_NBYTES, np.uint8)
-            files().read_into(refs.paths[refs.path_index[at]], int(refs.offset[at]), [data])
-            return blosc.read_header(data, None, encoded=int(refs.nbytes[at]))
-        except (OSError, IndexError, CorruptDataError):  # whoever reads it says so
-            return None
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def read(
-        self,
-        layout: ArrayLayout,
-        selection: Selection,
-        source: Source,
-        decoding: Decoding | None,
-        out: npt.NDArray[Any],
-        *,
-        wait: bool = True,
-    ) -> ReadStats:
-        """Read this rank's part of some samples into ``out``; return what was read for it, for others too.
-
-        What another rank decodes right now comes last.
+        Shares that another rank decodes right now come last.
 
         Raises
         ------
         BusyError
             All of it is being made by others, and ``wait`` is false.
         """
-        axis = layout.dims.index(str(self._sample_dim))
-        trajectories = {dim: selection[k] for k, dim in enumerate(layout.dims) if dim in self._outer}
-        part = repr([(s.start, s.count) for (s,) in trajectories.values()]) if trajectories else ""
-        place = layout.geometry, layout.dims, part
-        cut = self._cuts.get_or_make(
-            place, lambda: cut_by_ranks(layout.chunks, self._rows_of_ranks(layout, trajectories), self._ranks.me)
-        )
-        stats, busy = ReadStats(), []
-        first = self._ranks.me * len(cut.shares) // len(self._ranks.coordinates)  # each begins with another one
-        numbers = range(len(cut.shares))
-        for k in itertools.chain(numbers[first:], numbers[:first]):
-            took = self._take(layout, selection[axis], source, decoding, out, cut.shares[k], f"{part}{k}", wait=False)
+        if key.name not in self._worth.by_node or not self._shares.is_mine(key.part.position):
+            return self._next.block(key, wait=wait)
+        block = self._opened(key)
+        if not block.out.size:
+            return self._next.block(key, wait=wait)
+        shares, alone = block.cut.shares, block.cut.alone
+        stats, busy = NO_READ, []
+        first = self._shares.me * len(shares) // len(self._shares.ranks.coordinates)  # each begins with another one
+        for k in itertools.chain(range(first, len(shares)), range(first)):
+            took = self._take(block, k, wait=False)
             if took is None:
                 busy.append(k)
             else:
                 stats += took
-        if busy and len(busy) == len(cut.shares) and not cut.alone and not wait:
+        if busy and len(busy) == len(shares) and not alone and not wait:
             raise BusyError
-        if cut.alone:
-            jobs = [
-                (
-                    self._job(
-                        layout,
-                        (*rows[:axis], selection[axis], *rows[axis + 1 :]),
-                        axis,
-                        out.shape,
-                        source,
-                        decoding,
-                        f"alone {part}{k}",
-                    ),
-                    out,
-                )
-                for k, rows in enumerate(cut.alone)
-            ]
+        if alone:
+            jobs = [(self._job(block, ("alone", k), rows, block.out.shape), block.out) for k, rows in enumerate(alone)]
             stats += read_plans(jobs, executor=self._threads.executor())
         for k in busy:
-            took = self._take(layout, selection[axis], source, decoding, out, cut.shares[k], f"{part}{k}", wait=True)
-            stats += took or ReadStats()
-        return stats
+            stats += self._take(block, k, wait=True) or NO_READ
+        return block.out, stats
 
-    def _job(
-        self,
-        layout: ArrayLayout,
-        rows: Selection,
-        axis: int,
-        shape: tuple[int, ...],
-        source: Source,
-        decoding: Decoding | None,
-        part: str,
-    ) -> Job:
-        """Plan a read of some samples, or find what an earlier epoch planned."""
-        place = layout.store, layout.name, layout.geometry, rows[axis], part
-        job = self._jobs.get(place)
+    def _opened(self, key: BlockKey) -> _Block:
+        layout, selection, shape = self._layout.selection_of(key)
+        axis = self._layout.axis_of(key.name)
+        assert axis is not None  # fields without steps are not shared
+        trajectories = {dim: selection[k] for k, dim in enumerate(layout.dims) if dim in self._series.outer}
+        out = self._memory.empty(shape, self._layout.fields[key.name].dtype, keep=2)
+        return _Block(key, layout, axis, selection[axis], self._shares.cut(layout, trajectories), out)
+
+    def _job(self, block: _Block, number: tuple[str, int], rows: Selection, shape: tuple[int, ...]) -> Job:
+        """Plan a read of some chunks, or find what an earlier epoch planned."""
+        job = self._jobs.get((block.key, number))
         if job is None:
+            name, layout = block.key.name, block.layout
+            moving = self._series.moving(layout.dims)
             family = self._families.get_or_make(
-                (layout.geometry, layout.dims, shape, part), lambda: PlanFamily((axis,), shape)
+                (name, layout.geometry, number, shape), lambda: PlanFamily(moving, shape)
             )
-            plan = family.plan(layout, rows, source.locate)
-            job = Job(plan, source, decoding, allow_missing=self._allow_missing)
-            self._jobs.put(place, job, plan.num_bytes)
+            job = self._planner.job(name, block.key.member, family, layout, block.with_samples(rows))
+            self._jobs.put((block.key, number), job, job.plan.num_bytes)
         return job
 
-    def _take(
-        self,
-        layout: ArrayLayout,
-        samples: Segments,
-        source: Source,
-        decoding: Decoding | None,
-        out: npt.NDArray[Any],
-        share: Share,
-        number: str,
-        *,
-        wait: bool,
-    ) -> ReadStats | None:
-        """Copy what this rank needs of a share; return what was read for it, None where another rank makes it."""
-        axis = layout.dims.index(str(self._sample_dim))
-        rows = (*share.rows[:axis], samples, *share.rows[axis + 1 :])
-        shape = tuple(sum(s.count for s in each) for each in rows)
+    def _take(self, block: _Block, k: int, *, wait: bool) -> ReadStats | None:
+        """Copy this rank's rows of a share; return what was read for it, None where another rank makes it now."""
+        share = block.cut.shares[k]
+        shape = tuple([sum(s.count for s in each) for each in block.with_samples(share.rows)])
 
-        def make(values: npt.NDArray[Any]) -> ReadStats:
-            job = self._job(layout, rows, axis, shape, source, decoding, f"share {number}")
+        def make(values: Rows) -> ReadStats:
+            job = self._job(block, ("share", k), share.rows, shape)
             return read_plans([(job, values)], executor=self._threads.executor())
 
-        def use(values: npt.NDArray[Any]) -> None:
+        def use(values: Rows) -> None:
             for to, where in share.copies:
-                out[to] = values[where]
+                block.out[to] = values[where]
 
-        version = self._version(source, layout, share, number, samples)
-        takers = share.takers if version is not None else (self._ranks.me,)
-        trajectories = [rows[k] for k, dim in enumerate(layout.dims) if dim in self._outer]  # chunks may hold others
-        content = layout.store, layout.name, layout.geometry, trajectories
-        always = self._keys.get_or_make(
-            (layout.store, layout.name, layout.geometry, number, decoding, out.dtype),
-            lambda: repr((*content, decoding, out.dtype, share.as_text())).encode(),
-        )
-        key = hashlib.blake2b(always + repr((samples, version)).encode(), digest_size=16).digest()
-        used, made = self._arrays.take(key, shape, out.dtype, make, use, takers=takers, wait=wait)
-        return (made or ReadStats()) if used else None
+        version = self._version(block, share, k)
+        takers = share.takers if version is not None else (self._shares.me,)
+        name = hashlib.blake2b(
+            self._content(block, share, k) + repr((block.samples, version)).encode(), digest_size=16
+        ).digest()
+        used, made = self._arrays.take(name, shape, block.out.dtype, make, use, takers=takers, wait=wait)
+        return (made or NO_READ) if used else None
 
-    def _version(
-        self, source: Source, layout: ArrayLayout, share: Share, number: str, samples: Segments
-    ) -> bytes | None:
-        """Return what changes where a file of the chunks is written anew: another rank may have read it before.
+    def _content(self, block: _Block, share: Share, k: int) -> bytes:
+        """Return what decides the values of a share but for samples and files, the same text on all ranks."""
+        key, layout = block.key, block.layout
+
+        def find() -> bytes:
+            rows = [share.rows[at] for at, dim in enumerate(layout.dims) if dim in self._series.outer]
+            decoding = self._layout.fields[key.name].decodings[key.member]
+            content = layout.store, layout.name, layout.geometry, rows, decoding, block.out.dtype, share.as_text()
+            return repr(content).encode()
+
+        return self._contents.get_or_make((key.name, key.member, key.num, k), find)
+
+    def _version(self, block: _Block, share: Share, k: int) -> bytes | None:
+        """Return a digest that changes where a file of the chunks is written anew: other ranks may have read it before.
 
         None where nobody knows: such chunks are not handed on.
         """
-        place = layout.store, layout.name, layout.geometry, number, samples
+        source = self._series.sources[block.key.member]
         (files,) = self._files.get_or_make(
-            place, lambda: (source.files_of(layout, _chunks_of(layout, share, samples)),)
+            (block.key, k), lambda: (source.files_of(block.layout, _chunks_of(block, share)),)
         )
         if files is None:
             return None
@@ -327,23 +196,12 @@ class NodeDecoder:
         return validators.of(*files).digest
 
 
-def _chunks_of(layout: ArrayLayout, share: Share, samples: Segments) -> IntArray:
+def _chunks_of(block: _Block, share: Share) -> IntArray:
     """Return the coordinates of the chunks that hold some samples of a share, ``(num, ndim)``."""
-    rows = rows_of(samples)
+    rows = rows_of(block.samples)
     ids = [
         np.unique(rows // size) if each is None else each
-        for size, each in zip(layout.chunks, share.chunks, strict=True)
+        for size, each in zip(block.layout.chunks, share.chunks, strict=True)
     ]
     found: IntArray = np.stack(np.meshgrid(*ids, indexing="ij"), axis=-1).reshape(-1, len(ids)).astype(np.int64)
     return found
-
-
-def _part_decoded(layout: ArrayLayout, rows: Sequence[IntArray], header: blosc.ChunkHeader | None) -> float:
-    """Return which part of a Blosc chunk is decoded for some of its rows."""
-    wanted = math.prod(map(len, rows))
-    if not wanted or header is None or decodes_whole(wanted * layout.dtype.itemsize, layout.chunk_nbytes):
-        return float(wanted > 0)
-    item, blocks = layout.dtype.itemsize, (header.blocksize, header.num_blocks)
-    needed = touched_blocks(layout.chunks, layout.axis_order, rows, item, *blocks)
-    blosc.add_neighbour(needed, header)
-    return min(1.0, float(needed.sum()) * header.blocksize / layout.chunk_nbytes)

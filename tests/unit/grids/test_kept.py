@@ -355,14 +355,14 @@ def test_what_changes_while_it_is_read_is_not_kept(tmp_path: Path, monkeypatch: 
     store, cache = tmp_path / "store", tmp_path / "cache"
     write(store)
     reader = opened(store, cache, fields="u")
-    real = reader.pool.reader.read_blocks
+    real = reader.chain.source.block
 
     def changing(*args: Any) -> Any:
         found = real(*args)
         settle(store, 1000.0)
         return found
 
-    monkeypatch.setattr(reader.pool.reader, "read_blocks", changing)
+    monkeypatch.setattr(reader.chain.source, "block", changing)
     read(reader, 0, 0)
     assert not parts(cache)
 

@@ -93,7 +93,7 @@ def test_a_file_that_a_set_refers_to_is_written_again(tmp_path: Path) -> None:
     assert np.array_equal(values, PLAIN[::-1])
     assert fetched > 0
     assert read(opened(path, cache))[1] == 0
-    before.pool.kept.forget()
+    before.chain.disk.clear()
     with pytest.raises(SourceChangedError, match=r"data\.bin"):
         read(before)
     write(tmp_path, PLAIN, age=0.0)  # just now: could be written once more within the same tick
@@ -116,7 +116,7 @@ def test_parquet_and_raw_chunks(tmp_path: Path) -> None:
     settle(tmp_path / "data.bin")
     path = parquet_set(tmp_path, ROWS)
     reader = opened(path, tmp_path / "cache")
-    assert not reader.pool.kept.fields  # raw, on a local disk: nothing to gain
+    assert not reader.chain.disk.fields  # raw, on a local disk: nothing to gain
     assert np.array_equal(read(reader)[0], PLAIN)
     assert not (tmp_path / "cache").exists()
 

@@ -15,7 +15,7 @@ import scidata
 from scidata.core.checks import allocate
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
-from scidata.grids.blocks.on_node import NodeRanks
+from scidata.grids.blocks.node_shares import NodeRanks
 from scidata.grids.plan import plan_domain
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging

@@ -237,5 +237,5 @@ def test_the_loop_copies_rows_of_blocks_itself_while_threads_decode_and_once_all
 
 def test_where_ranks_decode_for_each_other_threads_wait_for_them(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = scidata.DataLoader(scidata.open_dataset(path), None)
-    monkeypatch.setitem(loader.dataset.reader.pool.sizes.__dict__, "by_node", frozenset({"u"}))
+    monkeypatch.setitem(loader.dataset.reader.pool.worth.__dict__, "by_node", frozenset({"u"}))
     assert not loader._may_read(None)

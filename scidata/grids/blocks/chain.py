@@ -1,0 +1,86 @@
+"""Puts the stages of blocks in a row: memory, local disk, ranks of the node, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scidata.core.memory import ArrayPool
+from scidata.core.types import Segments
+from scidata.grids.blocks.from_source import SourceBlocks
+from scidata.grids.blocks.key import BlockStage
+from scidata.grids.blocks.layout import BlockLayout
+from scidata.grids.blocks.node_shares import NodeShares
+from scidata.grids.blocks.on_disk import DiskBlocks
+from scidata.grids.blocks.on_node import NodeDecoder
+from scidata.grids.blocks.pool import BlockPool
+from scidata.grids.blocks.sizes import BlockSizes
+from scidata.grids.blocks.trajectories import Trajectories
+from scidata.grids.blocks.worth import BlockWorth
+from scidata.grids.parts import Field
+from scidata.grids.planner import Planner
+from scidata.grids.series import Series
+from scidata.grids.steps import FieldSteps
+from scidata.read.disk_cache import DiskCache
+from scidata.read.threads import ReaderThreads
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockChain:
+    """The stages of a reader.
+
+    Attributes
+    ----------
+    pool
+        The first stage, which reads samples.
+    disk
+        The stage on disk; None without one.
+    source
+        The stage behind that.
+    layout, sizes
+        How fields are cut into blocks, and how large these are.
+    """
+
+    pool: BlockPool
+    disk: DiskBlocks | None
+    source: BlockStage
+    layout: BlockLayout
+    sizes: BlockSizes
+
+
+def make_chain(
+    series: Series, fields: Mapping[str, Field], planner: Planner, *, steps: FieldSteps,
+    selected: Mapping[str, Segments], threads: ReaderThreads, allow_missing: bool, pool_bytes: int, pool_fits: bool,
+    shares: NodeShares | None, disk: DiskCache | None,
+) -> BlockChain:  # fmt: skip
+    """Return the stages of a reader; those that it has no use for are left out.
+
+    Parameters
+    ----------
+    selected
+        Rows along each dimension that the crop leaves.
+    pool_bytes, pool_fits
+        Of all blocks that are kept in memory; 0 keeps none. ``pool_fits``: and no more than samples in stored order,
+        or of ``shuffle="blocks"``, need.
+    shares
+        Which chunks are decoded together with the other ranks of the node; None: none.
+    disk
+        Where blocks are kept for other epochs and runs, too; None: nowhere.
+    """
+    layout, memory = BlockLayout(series, fields, Trajectories(series, selected)), ArrayPool()
+    worth = BlockWorth(layout, steps, has_disk=disk is not None, shares=shares)
+    sharers = () if shares is None else shares.ranks.coordinates
+    sizes = BlockSizes(
+        layout, worth, steps=steps, max_bytes=pool_bytes, fits=pool_fits, planner=planner, sharers=sharers
+    )
+    source: BlockStage = SourceBlocks(layout, planner, threads=threads, memory=memory)
+    if shares is not None:
+        source = NodeDecoder(source, layout, worth, planner, shares, threads=threads, memory=memory)
+    stage, on_disk = source, None
+    if disk is not None:
+        stage = on_disk = DiskBlocks(
+            source, layout, sizes, disk=disk, memory=memory, allow_missing=allow_missing,
+            side_by_side=planner.is_remote,
+        )  # fmt: skip
+    pool = BlockPool(stage, layout, sizes, places_of=planner.places_of, side_by_side=planner.is_remote)
+    return BlockChain(pool=pool, disk=on_disk, source=source, layout=layout, sizes=sizes)

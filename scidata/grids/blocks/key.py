@@ -1,0 +1,114 @@
+"""What names a block of decoded rows, what a sample needs of blocks, and what each stage of the chain promises.
+
+A *block* is what one rank needs of the chunks that hold the same steps of a field: all its rows there, halo included,
+decoded. Stages stand in a row, each of which knows the next one only::
+
+    memory (pool) -> local disk (on_disk) -> ranks of the node (on_node) -> files (from_source)
+
+Example: chunks hold 8 steps, and a sample is steps 6 and 9 of field "t". It needs row 6 of the block that begins at
+step 0, and row 1 of the one that begins at step 8. The pool copies both rows if it has the blocks. If not, and keeping
+them is worth it, it asks the next stage for whole blocks; else it passes the field on: a later stage reads the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.grids.parts import Part
+from scidata.read.context import ReadStats
+
+#: Decoded values of any dtype.
+Rows: TypeAlias = npt.NDArray[np.generic]
+
+
+class BlockKey(NamedTuple):
+    """The one name of a block, in every stage.
+
+    Attributes
+    ----------
+    part
+        Whose rows it holds; compared by identity.
+    name
+        The field.
+    member, num
+        The first trajectory that it holds, and how many trajectories.
+    start
+        Its first row along the dimension of samples, in the file of ``member``; 0 of a field without that dimension.
+    """
+
+    part: Part
+    name: str
+    member: int
+    num: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """A block that a sample needs, and which of its rows.
+
+    Attributes
+    ----------
+    nbytes
+        Of the block.
+    inside
+        Where the sample's trajectory lies in a block that holds several; None in a block of one.
+    rows
+        Pairs: a row of the block, and its place in the field of the sample.
+    """
+
+    key: BlockKey
+    nbytes: int
+    inside: tuple[slice, ...] | None
+    rows: tuple[tuple[int, int], ...]
+
+
+class SampleRead(NamedTuple):
+    """One rank's part of a sample, and the buffers that it is read into.
+
+    Attributes
+    ----------
+    number
+        Which sample.
+    out
+        Buffers by field.
+    once
+        Whether the caller keeps the fields that are the same in other samples, so that no stage needs to.
+    wanted
+        The blocks of each field that is cut into blocks; the first stage finds them.
+    """
+
+    part: Part
+    number: int
+    out: Mapping[str, Rows]
+    once: bool
+    wanted: Mapping[str, Sequence[Wanted]] = MappingProxyType({})
+
+
+class BusyError(Exception):
+    """Another rank makes all that is wanted right now."""
+
+
+class BlockStage(Protocol):
+    """One place that rows come from. What it lacks it takes from the next stage. Thread-safe."""
+
+    def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
+        """Return a block, its dims in the source's order, and what had to be read for it.
+
+        Raises
+        ------
+        BusyError
+            Another rank of the node decodes it right now, and ``wait`` is false.
+        """
+
+    def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
+        """Read some fields of a sample into its buffers; return what had to be read for it."""
+
+    def clear(self) -> None:
+        """Forget what is kept in memory: rows, plans, and what files are known by; in the next stages, too."""

@@ -1,0 +1,116 @@
+"""How fields are cut into blocks: which rows of which file each holds. Counts only, nothing is read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.grids.blocks.key import BlockKey, Rows
+from scidata.grids.blocks.trajectories import Together, Trajectories
+from scidata.grids.parts import Field, Part
+from scidata.grids.sample_rows import Places
+from scidata.grids.series import Series
+
+
+def must_decode(layout: ArrayLayout) -> bool:
+    """Whether the chunks of an array have to be decoded."""
+    return bool(layout.codecs or layout.fallback)
+
+
+class BlockLayout:
+    """Where blocks lie in the files of a series.
+
+    Parameters
+    ----------
+    series, fields
+        The reader's.
+    trajectories
+        Which of them chunks hold together.
+    """
+
+    def __init__(self, series: Series, fields: Mapping[str, Field], trajectories: Trajectories) -> None:
+        self.series, self.fields, self.trajectories = series, fields, trajectories
+
+    @functools.cached_property
+    def steps_per_block(self) -> dict[str, int]:
+        """Steps of a block of each field; 1 where chunks share no decoding."""
+        return {name: max(self._steps_in(i, name) for i in self.series.firsts) for name in self.fields}
+
+    def _steps_in(self, i: int, name: str) -> int:
+        layout, axis = self.series.layout_in(i, name), self.axis_of(name)
+        return 1 if axis is None or not must_decode(layout) else min(layout.chunks[axis], layout.shape[axis])
+
+    def axis_of(self, name: str) -> int | None:
+        """Return which dimension of a field is that of samples; None of a field that is without it."""
+        dims, dim = self.fields[name].source_dims, self.series.sample_dim
+        return dims.index(dim) if dim in dims else None
+
+    def rows_first(self, name: str, values: Rows) -> Rows:
+        """View a field's values, dims in the source's order, with the steps first; a field without steps has one."""
+        axis = self.axis_of(name)
+        return values[None] if axis is None else values if axis == 0 else np.moveaxis(values, axis, 0)
+
+    def rows_back(self, name: str, values: Rows) -> Rows:
+        """View values with the steps first as the source has them."""
+        axis = self.axis_of(name)
+        return values[0] if axis is None else np.moveaxis(values, 0, axis)
+
+    def together(self, key: BlockKey) -> Together:
+        """Return the trajectories that a block holds."""
+        return self.trajectories.of(key.name, key.member, alone=key.num == 1)
+
+    def place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
+        """Return where a trajectory lies in blocks that hold several."""
+        at = self.series.trajectory_of(i)
+        first = {dim: at[dim] - segment.start for dim, (segment,) in together.segments.items()}
+        dims = self.fields[name].source_dims
+        return tuple([slice(first[dim], first[dim] + 1) if dim in first else slice(None) for dim in dims])
+
+    def selection_of(self, key: BlockKey) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
+        """Return the array that a block is of, its selection there, and its shape."""
+        part, name, i, _, start = key
+        dims, layout, axis = self.fields[name].source_dims, self.series.layout_in(i, name), self.axis_of(name)
+        runs = self.together(key).segments
+        shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
+        space = {**part.segments, **runs}
+        if axis is None:
+            return layout, tuple(space[d] for d in dims), tuple(shape)
+        shape[axis] = count = min(self.steps_per_block[name], layout.shape[axis] - start)
+        rows = (Segment(start=start, count=count),)
+        return layout, tuple(rows if k == axis else space[d] for k, d in enumerate(dims)), tuple(shape)
+
+    def shape_of(self, key: BlockKey) -> tuple[int, ...]:
+        """Return the shape of a block with its steps first."""
+        return self.steps_first(key.name, self.selection_of(key)[2])
+
+    def steps_first(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a shape, dims in the source's order, with the steps first; a field without steps has one."""
+        axis = self.axis_of(name)
+        return (1, *shape) if axis is None else (shape[axis], *shape[:axis], *shape[axis + 1 :])
+
+    def rows_of(self, name: str, places: Places) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """Return which rows of which blocks a sample needs.
+
+        By member and first row of the block: pairs of a row there and its place in the field of the sample. Steps 6
+        and 9, of chunks of 8, are ``{(0, 0): [(6, 0)], (0, 8): [(1, 1)]}``.
+        """
+        if self.axis_of(name) is None:
+            return {(places.member if self.series.outer else 0, 0): [(0, 0)]}
+        size, found = self.steps_per_block[name], dict[tuple[int, int], list[tuple[int, int]]]()
+        for i, segments in places.of(name):
+            for row, place in [(s.start + k * s.step, s.offset + k) for s in segments for k in range(s.count)]:
+                found.setdefault((i, row - row % size), []).append((row % size, place))
+        return found
+
+    def alone(self, name: str, rows: IntArray, part: Part) -> list[BlockKey]:
+        """Return the blocks of one trajectory each that rows of all members lie in, sorted by member and first row."""
+        bounds, size = self.series.row_bounds, self.steps_per_block[name]
+        members = np.searchsorted(bounds, rows, side="right") - 1
+        starts = rows - bounds[members]
+        starts -= starts if self.axis_of(name) is None else starts % size
+        known = np.array([self.trajectories.of(name, i, alone=True).member for i in range(len(bounds) - 1)])
+        pairs: Sequence[tuple[int, int]] = np.unique(np.stack([known[members], starts], axis=1), axis=0).tolist()
+        return [BlockKey(part, name, i, 1, start) for i, start in pairs]

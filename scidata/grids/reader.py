@@ -200,7 +200,15 @@ class GridReader:
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: see :mod:`scidata.grids.fingerprint`."""
-        return fingerprint_of(self)
+        return fingerprint_of(
+            self._series.files,
+            {name: (self.global_shape(name), str(self.dtype(name))) for name in self.fields},
+            sample_dims=self.sample_dims,
+            num_samples=self.num_samples,
+            steps=self.field_steps,
+            labels=None if self.sample_dim is None else self.coordinate(self.sample_dim),
+            selected=self.partition.selected,
+        )
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""

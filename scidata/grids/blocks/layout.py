@@ -29,10 +29,17 @@ class BlockLayout:
         The reader's.
     trajectories
         Which of them chunks hold together.
+
+    Attributes
+    ----------
+    axes
+        Which dimension of each field is that of samples; None of a field that is without it.
     """
 
     def __init__(self, series: Series, fields: Mapping[str, Field], trajectories: Trajectories) -> None:
         self.series, self.fields, self.trajectories = series, fields, trajectories
+        dims, dim = {name: field.source_dims for name, field in fields.items()}, series.sample_dim
+        self.axes = {name: own.index(dim) if dim in own else None for name, own in dims.items()}
 
     @functools.cached_property
     def steps_per_block(self) -> dict[str, int]:
@@ -40,22 +47,17 @@ class BlockLayout:
         return {name: max(self._steps_in(i, name) for i in self.series.firsts) for name in self.fields}
 
     def _steps_in(self, i: int, name: str) -> int:
-        layout, axis = self.series.layout_in(i, name), self.axis_of(name)
+        layout, axis = self.series.layout_in(i, name), self.axes[name]
         return 1 if axis is None or not must_decode(layout) else min(layout.chunks[axis], layout.shape[axis])
-
-    def axis_of(self, name: str) -> int | None:
-        """Return which dimension of a field is that of samples; None of a field that is without it."""
-        dims, dim = self.fields[name].source_dims, self.series.sample_dim
-        return dims.index(dim) if dim in dims else None
 
     def rows_first(self, name: str, values: Rows) -> Rows:
         """View a field's values, dims in the source's order, with the steps first; a field without steps has one."""
-        axis = self.axis_of(name)
+        axis = self.axes[name]
         return values[None] if axis is None else values if axis == 0 else np.moveaxis(values, axis, 0)
 
     def rows_back(self, name: str, values: Rows) -> Rows:
         """View values with the steps first as the source has them."""
-        axis = self.axis_of(name)
+        axis = self.axes[name]
         return values[0] if axis is None else np.moveaxis(values, 0, axis)
 
     def together(self, key: BlockKey) -> Together:
@@ -72,7 +74,7 @@ class BlockLayout:
     def selection_of(self, key: BlockKey) -> tuple[ArrayLayout, Selection, tuple[int, ...]]:
         """Return the array that a block is of, its selection there, and its shape."""
         part, name, i, _, start = key
-        dims, layout, axis = self.fields[name].source_dims, self.series.layout_in(i, name), self.axis_of(name)
+        dims, layout, axis = self.fields[name].source_dims, self.series.layout_in(i, name), self.axes[name]
         runs = self.together(key).segments
         shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
         space = {**part.segments, **runs}
@@ -88,7 +90,7 @@ class BlockLayout:
 
     def steps_first(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return a shape, dims in the source's order, with the steps first; a field without steps has one."""
-        axis = self.axis_of(name)
+        axis = self.axes[name]
         return (1, *shape) if axis is None else (shape[axis], *shape[:axis], *shape[axis + 1 :])
 
     def rows_of(self, name: str, places: Places) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -97,7 +99,7 @@ class BlockLayout:
         By member and first row of the block: pairs of a row there and its place in the field of the sample. Steps 6
         and 9, of chunks of 8, are ``{(0, 0): [(6, 0)], (0, 8): [(1, 1)]}``.
         """
-        if self.axis_of(name) is None:
+        if self.axes[name] is None:
             return {(places.member if self.series.outer else 0, 0): [(0, 0)]}
         size, found = self.steps_per_block[name], dict[tuple[int, int], list[tuple[int, int]]]()
         for i, segments in places.of(name):
@@ -110,7 +112,7 @@ class BlockLayout:
         bounds, size = self.series.row_bounds, self.steps_per_block[name]
         members = np.searchsorted(bounds, rows, side="right") - 1
         starts = rows - bounds[members]
-        starts -= starts if self.axis_of(name) is None else starts % size
+        starts -= starts if self.axes[name] is None else starts % size
         known = np.array([self.trajectories.of(name, i, alone=True).member for i in range(len(bounds) - 1)])
         pairs: Sequence[tuple[int, int]] = np.unique(np.stack([known[members], starts], axis=1), axis=0).tolist()
         return [BlockKey(part, name, i, 1, start) for i, start in pairs]

@@ -127,7 +127,7 @@ class NodeDecoder:
 
     def _opened(self, key: BlockKey) -> _Block:
         layout, selection, shape = self._layout.selection_of(key)
-        axis = self._layout.axis_of(key.name)
+        axis = self._layout.axes[key.name]
         assert axis is not None  # fields without steps are not shared
         trajectories = {dim: selection[k] for k, dim in enumerate(layout.dims) if dim in self._series.outer}
         out = self._memory.empty(shape, self._layout.fields[key.name].dtype, keep=2)

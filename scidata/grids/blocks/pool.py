@@ -20,7 +20,7 @@ from typing import TypeAlias
 from scidata.core.cache import Cache, lock
 from scidata.grids.blocks.key import BlockKey, BlockStage, BusyError, Rows, SampleRead, Wanted
 from scidata.grids.blocks.layout import BlockLayout
-from scidata.grids.blocks.sizes import BlockSizes
+from scidata.grids.blocks.sizes import BlockSizes, KeptFields
 from scidata.grids.parts import Part
 from scidata.grids.sample_rows import Places
 from scidata.read.context import NO_READ, ReadStats
@@ -193,7 +193,7 @@ class BlockPool:
         reads = self.reads_of(sample.part, sample.number)
         mine, stats = [], NO_READ
         for name in reads:
-            if name in names and self._is_mine(name, reads[name], sample):
+            if name in names and self._is_mine(name, reads[name], sample, kept):
                 mine.append(functools.partial(self._copy, name, reads[name], sample))
         if mine:
             found = run_each(mine) if self._side_by_side else [copy() for copy in mine]
@@ -202,8 +202,8 @@ class BlockPool:
         others = [name for name in names if name not in done]
         return stats + self._next.read_into(sample._replace(wanted=reads), others) if others else stats
 
-    def _is_mine(self, name: str, reads: Sequence[BlockRead], sample: SampleRead) -> bool:
-        out, (shared, fixed) = sample.out[name], self.sizes.of(sample.part).kept_fields
+    def _is_mine(self, name: str, reads: Sequence[BlockRead], sample: SampleRead, kept: KeptFields) -> bool:
+        out, (shared, fixed) = sample.out[name], kept
         if out.shape != sample.part.shapes[name]:
             return False
         if name in shared:

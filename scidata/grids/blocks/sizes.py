@@ -158,6 +158,8 @@ class PartSizes:
     @functools.cached_property
     def kept_fields(self) -> KeptFields:
         """The fields of which the blocks of one sample fit into memory."""
+        if not (self._worth.shared_steps or self._worth.fixed):
+            return KeptFields(frozenset(), frozenset())
         sample, fixed = self.bytes_of_sample, self._bytes_of_fixed(self._num_together)
         most = self._sizes.max_bytes(self._part)
         return KeptFields(
@@ -250,5 +252,5 @@ class PartSizes:
 
     def bytes_of_step(self, name: str) -> int:
         """Return the bytes of one step of a field, of one trajectory."""
-        steps = 1 if self._layout.axis_of(name) is None else self._steps.num(name)
+        steps = 1 if self._layout.axes[name] is None else self._steps.num(name)
         return math.prod(self._part.families[name].out_shape) // steps * self._layout.fields[name].dtype.itemsize

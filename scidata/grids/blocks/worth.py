@@ -81,14 +81,14 @@ class BlockWorth:
     def _is_shared(self, name: str, size: int) -> bool:
         if size > 1 or name in self.by_node or (self.most[name] > 1 and name not in self.fixed):
             return True
-        return self._layout.axis_of(name) is not None and self._steps.num(name) > 1 and self._takes_time(name)
+        return self._layout.axes[name] is not None and self._steps.num(name) > 1 and self._takes_time(name)
 
     @functools.cached_property
     def fixed(self) -> frozenset[str]:
         """Fields that are the same in all samples, or in all of a trajectory, and take fetching or decoding."""
         if self._series.sample_dim is None:
             return frozenset()
-        return frozenset(n for n in self._layout.fields if self._layout.axis_of(n) is None and self._takes_time(n))
+        return frozenset(n for n in self._layout.fields if self._layout.axes[n] is None and self._takes_time(n))
 
     @functools.cached_property
     def on_disk(self) -> frozenset[str]:

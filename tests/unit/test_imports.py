@@ -17,8 +17,6 @@ LEFT = {
     ("scidata.loader.described", "scidata.loader.data_loader"),  # board
     ("scidata.sources.groups", "scidata.sources"),  # objects
     ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
-    ("scidata.grids.steps", "scidata.grids.sample_rows"),  # blocks
-    ("scidata.grids.fingerprint", "scidata.grids.reader"),  # blocks
     ("scidata.data.channels", "scidata.data.sample"),  # graphs
     ("scidata.data.figures_json", "scidata.data.figures"),  # tasks
 }

@@ -268,8 +268,8 @@ def test_what_is_the_same_in_all_samples_is_decoded_once(tmp_path):
             name, data=values, chunks=chunks, dimension_names=("time", "y", "x")[3 - values.ndim :],
             compressors=zarr.codecs.ZstdCodec(),
         )  # fmt: skip
-    for options, times in (({"pool_bytes": 1 << 20, "pool_fits": True}, 1), ({"pool_bytes": 0}, 6)):
-        reader = GridReader(path, ReadOptions(shard={"y": "domain"}, **options), axis_sizes={"domain": 3})
+    for memory, times in ((1 << 20, 1), (0, 6)):
+        reader = GridReader(path, ReadOptions(shard={"y": "domain"}), axis_sizes={"domain": 3}, memory_bytes=memory)
         here = reader.partition.coordinate(1)
         decoded = 0
         for i in range(6):

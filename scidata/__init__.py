@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from scidata.data.combine import mix as mix
     from scidata.data.combine import subset as subset
     from scidata.data.combined_dataset import CombinedDataset as CombinedDataset
-    from scidata.data.figures import Statistics as Statistics
     from scidata.data.grid_dataset import ShardedDataset as ShardedDataset
     from scidata.data.hetero_sample import HeteroSample as HeteroSample
     from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from scidata.data.output.writer import Writer as Writer
     from scidata.data.sample import Sample as Sample
     from scidata.data.statistics import statistics as statistics
+    from scidata.data.statistics_table import Statistics as Statistics
     from scidata.device_mesh import init_mesh as init_mesh
     from scidata.interop.dtensor import from_dtensor as from_dtensor
     from scidata.interop.dtensor import to_dtensor as to_dtensor
@@ -68,7 +68,7 @@ _NAMES = {
     "scidata.data.collate": ("collate",),
     "scidata.data.combine": ("concat", "mix", "subset"),
     "scidata.data.combined_dataset": ("CombinedDataset",),
-    "scidata.data.figures": ("Statistics",),
+    "scidata.data.statistics_table": ("Statistics",),
     "scidata.data.grid_dataset": ("ShardedDataset",),
     "scidata.data.irregular_dataset": ("IrregularDataset",),
     "scidata.data.hetero_sample": ("HeteroSample",),

@@ -13,7 +13,7 @@ from scidata.cli.plan_output import PlanOutput
 from scidata.cli.progress import progress
 from scidata.cli.stores import print_store_plan
 from scidata.core.options import ReadOptions
-from scidata.plan.totals import FIGURES
+from scidata.plan.totals import TOTALS
 from scidata.store.plan import StorePlan
 from scidata.store.raw_points.reader import PointsReader
 
@@ -24,12 +24,12 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
         raise usage_error("--plot", f"draws grids and stores; write one: scidata partition {path} OUT --kind points.")
     reader = PointsReader(path, options, num_parts=math.prod(axis_sizes.values()))
     output.check_sample(reader.num_samples)
-    sums = np.zeros((len(FIGURES), reader.num_parts), np.int64)
+    sums = np.zeros((len(TOTALS), reader.num_parts), np.int64)
     exact = True
     with progress("planning", reader.num_parts) as tick:
         for rank in range(reader.num_parts):
             plan = reader.plan(output.sample, rank)
-            sums[:, rank] = [getattr(plan, name) for name in FIGURES]
+            sums[:, rank] = [getattr(plan, name) for name in TOTALS]
             exact &= plan.exact
             tick()
     found = StorePlan(
@@ -40,7 +40,7 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
         num_cut_edges=None,
         num_neighbours=np.zeros(reader.num_parts, np.int64),
         by_relation={},
-        **dict(zip(FIGURES, sums, strict=True)),
+        **dict(zip(TOTALS, sums, strict=True)),
         exact=exact,
     )
     output.show(found, _described(found, weights=options.weights, dp=output.dp), print_store_plan, [])

@@ -165,8 +165,8 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
     if output.plot is not None:
         from scidata.data.pictures.store_parts import draw_sample
 
-        ratios = [plan.figures(rank)["amplification"] for rank in range(plan.num_ranks)]
-        overall = plan.figures()["amplification"]
+        ratios = [plan.sums(rank)["amplification"] for rank in range(plan.num_ranks)]
+        overall = plan.sums()["amplification"]
         notes = draw_sample(reader.store, plan.cut, plan.ghosts, output.plot, ratios=ratios, overall=overall)
     output.show(plan, about, print_store_plan, notes)
 

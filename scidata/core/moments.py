@@ -160,11 +160,11 @@ class Moments:
             setattr(made, f"_{name}", [int(text, 16) for text in state[name]])
         return made
 
-    def result(self) -> Figures:
+    def result(self) -> RoundedMoments:
         """Return the figures; NaN where there is no finite number."""
         some = self.count > 0
         cells = list(zip(self.count.tolist(), self._sums, self._squares, strict=True))
-        return Figures(
+        return RoundedMoments(
             count=self.count.copy(),
             missing=self.missing.copy(),
             infinite=self.infinite.copy(),
@@ -176,7 +176,7 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Figures:
+class RoundedMoments:
     """Moments rounded to float64: counts int64, the others float64, all of one shape; ``std`` is the population's."""
 
     count: npt.NDArray[np.int64]
@@ -187,9 +187,11 @@ class Figures:
     min: Floats
     max: Floats
 
-    def reshaped(self, shape: tuple[int, ...]) -> Figures:
+    def reshaped(self, shape: tuple[int, ...]) -> RoundedMoments:
         """Return them in another shape."""
-        return Figures(**{part.name: getattr(self, part.name).reshape(shape) for part in dataclasses.fields(self)})
+        return RoundedMoments(
+            **{part.name: getattr(self, part.name).reshape(shape) for part in dataclasses.fields(self)}
+        )
 
 
 def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.NDArray[np.bool_] | None]:

@@ -21,11 +21,11 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
-from scidata.data.figures import Statistics
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import Mixture
 from scidata.data.sample import Sample
 from scidata.data.scaling import alike
+from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError
 
 

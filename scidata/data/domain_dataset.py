@@ -18,10 +18,10 @@ from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
-from scidata.data.figures import Statistics
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.data.scaling import Scale, scales_of
+from scidata.data.statistics_table import Statistics
 from scidata.device_mesh import domain_mesh
 from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan

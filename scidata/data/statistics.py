@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import check_flag, names_of
 from scidata.core.keywords import checked_keywords
-from scidata.core.moments import Figures, Moments
+from scidata.core.moments import Moments, RoundedMoments
 from scidata.core.passes import FieldPass
 from scidata.core.tasks.executors import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
@@ -25,8 +25,8 @@ from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_evenly, gather_one
-from scidata.data.figures import FieldStatistics, Labels, Statistics
-from scidata.data.stored_figures import figures_of_anemoi, figures_of_store, period_of_anemoi
+from scidata.data.statistics_table import FieldStatistics, Labels, Statistics
+from scidata.data.stored_statistics import period_of_anemoi, statistics_of_anemoi, statistics_of_store
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
 from scidata.shard.comm.agreement import gather_bytes
 
@@ -200,11 +200,11 @@ def _stored(
     for name in names if len(leaves) == 1 else ():
         if hasattr(reader, "store"):
             samples, steps = leaves[0].samples, differences and not only
-            own = figures_of_store(reader, name, samples, by, differences=steps, exactly=not only)
+            own = statistics_of_store(reader, name, samples, by, differences=steps, exactly=not only)
             if own is not None:
                 found[name] = own, None
         elif only and hasattr(reader, "series") and list(by) in ([], ["variable"]):
-            known = figures_of_anemoi(reader, name)
+            known = statistics_of_anemoi(reader, name)
             if known is not None:
                 found[name] = known
     if only and len(found) < len(names):
@@ -329,7 +329,7 @@ def _field(
     )
 
 
-def _shaped(moments: Moments, shape: tuple[int, ...]) -> Figures:
+def _shaped(moments: Moments, shape: tuple[int, ...]) -> RoundedMoments:
     return moments.result().reshaped(shape)
 
 

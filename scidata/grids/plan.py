@@ -20,7 +20,7 @@ from scidata.grids.blocks.sizes import KEPT_BLOCKS
 from scidata.grids.blocks.worth import is_worth_sharing
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
-from scidata.plan.totals import FIGURES, PlanSummary, summarize
+from scidata.plan.totals import TOTALS, PlanSummary, summarize
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
@@ -64,7 +64,7 @@ class DomainPlan(PlanSummary):
     @property
     def cost(self) -> float:
         """The larger of the two amplifications."""
-        sums = self.figures()
+        sums = self.sums()
         return float(max(sums["amplification"] or 1.0, sums["decode_amplification"] or 1.0))
 
     def rank(self, rank: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class DomainPlan(PlanSummary):
             "local_shape": {name: list(spec.shape) for name, spec in reader.buffer_specs(at).items()},
             "bytes_memory": int(self.bytes_memory[rank]),
             **self._owned_and_halo(self.bytes_wanted[rank], self.bytes_halo[rank]),
-            **self.figures(rank),
+            **self.sums(rank),
         }
 
     @staticmethod
@@ -94,7 +94,7 @@ class DomainPlan(PlanSummary):
         return {
             "bytes_memory": int(self.bytes_memory.sum()),
             **self._owned_and_halo(self.bytes_wanted.sum(), self.bytes_halo.sum()),
-            **self.figures(),
+            **self.sums(),
             "shared_chunks": self.shared_chunks,
             "balance": self.balance,
         }
@@ -218,7 +218,7 @@ def plan_domain(
     return DomainPlan(
         reader=reader,
         sample=sample,
-        **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in FIGURES},
+        **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in TOTALS},
         bytes_memory=_memory(reader, places_of),
         bytes_halo=bytes_halo,
         num_owned=_num_owned(reader, places_of),

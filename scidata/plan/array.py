@@ -16,10 +16,10 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.core.urls import is_url
 from scidata.plan import as_json
+from scidata.plan.chunk_tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
 from scidata.plan.cut import Cut, Origin, find_cut, within_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans
-from scidata.plan.tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
 
 #: Of plans that are kept for the next epoch: of samples of 1 MB, several thousand.
 MAX_PLAN_BYTES = 32 << 20

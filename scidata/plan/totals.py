@@ -13,7 +13,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
 #: What is counted of each rank's plan; see :class:`RankReads`.
-FIGURES = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks")
+TOTALS = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class ReadPlan:
 
 def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
     """Return the figures of a field as a notebook shows them."""
-    wanted, fetched, decoded, chunks = (sum(int(getattr(plan, figure)) for plan in plans) for figure in FIGURES)
+    wanted, fetched, decoded, chunks = (sum(int(getattr(plan, figure)) for plan in plans) for figure in TOTALS)
     ratio = f"{fetched / wanted:.2f}" if wanted else "-"
     return (name, *map(nbytes, (wanted, fetched, decoded)), ratio, chunks)
 
@@ -127,13 +127,13 @@ class RankReads:
         """Ranks of the domain."""
         return len(self.bytes_wanted)
 
-    def figures(self, rank: int | None = None) -> dict[str, Any]:
+    def sums(self, rank: int | None = None) -> dict[str, Any]:
         """Return the sums of one rank, default of all, and how many times over what is wanted they read and decode.
 
         The two amplifications are None where nothing is wanted.
         """
         of = slice(None) if rank is None else slice(rank, rank + 1)
-        sums: dict[str, Any] = {name: int(getattr(self, name)[of].sum()) for name in FIGURES}
+        sums: dict[str, Any] = {name: int(getattr(self, name)[of].sum()) for name in TOTALS}
         wanted = sums["bytes_wanted"]
         for name, count in (("amplification", "bytes_fetched"), ("decode_amplification", "bytes_decoded")):
             sums[name] = sums[count] / wanted if wanted else None
@@ -172,9 +172,9 @@ def summarize(
         selection = selection_of_rank(rank)
         shape = tuple(max((s.offset + s.count for s in dim), default=0) for dim in selection)
         plan = plan_array(layout, selection, locate, out_shape=shape)
-        sums[:, rank] = [getattr(plan, name) for name in FIGURES]
+        sums[:, rank] = [getattr(plan, name) for name in TOTALS]
         if plan.num_chunks:
             touched = np.ix_(*(p.chunks for p in plan.pieces))
             readers[touched] = np.minimum(readers[touched] + 1, 2)
     shared = int(np.count_nonzero(readers == 2))
-    return PlanSummary(**dict(zip(FIGURES, sums, strict=True)), shared_chunks=shared, exact=exact)
+    return PlanSummary(**dict(zip(TOTALS, sums, strict=True)), shared_chunks=shared, exact=exact)

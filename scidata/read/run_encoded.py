@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, CorruptDataError
+from scidata.plan.chunk_tables import EncodedChunks
 from scidata.plan.spans import Reads, dest_strides
-from scidata.plan.tables import EncodedChunks
 from scidata.read import blosc
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
 from scidata.read.context import COPY, DECODE, READ, Context, Tally, Target, thread_scratch

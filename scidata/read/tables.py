@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
-from scidata.plan.tables import Pattern
+from scidata.plan.chunk_tables import Pattern
 from scidata.read.copies import Copies
 
 #: A unit of work: ``"raw"`` or ``"encoded"`` read, or ``"box"`` of an array that only its own library reads; its row.

@@ -10,14 +10,14 @@ import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.meshes.hetero import relation_parts
-from scidata.plan.totals import FIGURES, RankReads
+from scidata.plan.totals import TOTALS, RankReads
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.reader import StoreReader
 
 Tick = Callable[[], None]
 #: What a plan says of each relation and rank.
-RELATION_FIGURES = ("num_ghosts", "num_cut_edges", "num_ghost_edges")
+RELATION_TOTALS = ("num_ghosts", "num_cut_edges", "num_ghost_edges")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +70,7 @@ class StorePlan(RankReads):
             "num_ghosts": len(self.ghosts[rank]),
             "num_neighbours": int(self.num_neighbours[rank]),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges[rank]),
-            **self.figures(rank),
+            **self.sums(rank),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -79,9 +79,9 @@ class StorePlan(RankReads):
             "num_owned": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
             "num_ghosts": sum(map(len, self.ghosts)),
             "num_cut_edges": None if self.num_cut_edges is None else int(self.num_cut_edges.sum()),
-            **self.figures(),
+            **self.sums(),
             "relations": {
-                name: dict(zip(RELATION_FIGURES, each.sum(axis=1).tolist(), strict=True))
+                name: dict(zip(RELATION_TOTALS, each.sum(axis=1).tolist(), strict=True))
                 for name, each in self.by_relation.items()
             },
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
@@ -107,7 +107,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
     ghosts, exact, cut = [], True, reader.partition_of(sample)
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
-        sums[:, rank] = [getattr(plan, name) for name in FIGURES]
+        sums[:, rank] = [getattr(plan, name) for name in TOTALS]
         exact &= plan.exact
         local = topology.read(cut.index, rank)
         maps = [local.index_maps[reader.entity]]
@@ -135,7 +135,7 @@ def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, t
         num_cut_edges=cut_edges if "edge" in reader.entities or by_relation else None,
         by_relation=by_relation,
         num_neighbours=neighbours,
-        **dict(zip(FIGURES, sums, strict=True)),
+        **dict(zip(TOTALS, sums, strict=True)),
         exact=exact,
     )
 

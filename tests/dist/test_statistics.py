@@ -10,7 +10,7 @@ import scidata
 from scidata.errors import ConfigError, CorruptDataError, RankFailedError
 from scidata.testing import make_grid, run_ranks
 
-FIGURES = ("count", "missing", "mean", "std", "min", "max")
+NAMES = ("count", "missing", "mean", "std", "min", "max")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def bits_of(stats):
             (values.tobytes().hex(), values.shape)
             for figures in (found.values, found.differences)
             if figures is not None
-            for values in (getattr(figures, figure) for figure in FIGURES)
+            for values in (getattr(figures, figure) for figure in NAMES)
         ]
         for name, found in stats.items()
     }

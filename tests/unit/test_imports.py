@@ -18,7 +18,7 @@ LEFT = {
     ("scidata.sources.groups", "scidata.sources"),  # objects
     ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
     ("scidata.data.channels", "scidata.data.sample"),  # graphs
-    ("scidata.data.figures_json", "scidata.data.figures"),  # tasks
+    ("scidata.data.statistics_json", "scidata.data.statistics_table"),  # tasks
 }
 
 

@@ -30,6 +30,6 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
     if output.plot is not None:
         from scidata.data.pictures.grid_parts import draw_reader
 
-        ratios = [found.figures(rank)["amplification"] for rank in range(found.num_ranks)]
-        draw_reader(reader, output.plot, ratios=ratios, overall=found.figures()["amplification"])
+        ratios = [found.sums(rank)["amplification"] for rank in range(found.num_ranks)]
+        draw_reader(reader, output.plot, ratios=ratios, overall=found.sums()["amplification"])
     output.show(found, about, print_plan, [])

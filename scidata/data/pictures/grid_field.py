@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.data.pictures.figures import LEGEND_RANKS, new_figure, save_picture
+from scidata.data.pictures.canvas import LEGEND_RANKS, new_figure, save_picture
 from scidata.data.pictures.maps import MapAxes, map_axes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader

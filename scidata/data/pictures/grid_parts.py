@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
-from scidata.data.pictures.figures import (
+from scidata.data.pictures.canvas import (
     LEGEND_RANKS,
     amplification_text,
     colours_of,

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
+from scidata.data.pictures.canvas import colours_of, new_figure, rank_handles, save_picture
 from scidata.data.pictures.drawing import Drawing
-from scidata.data.pictures.figures import colours_of, new_figure, rank_handles, save_picture
 from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError, UnknownNameError, near_matches

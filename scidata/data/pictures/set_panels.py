@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
+from scidata.data.pictures.canvas import LEGEND_RANKS, colours_of, new_figure, rank_handles, text_handle
 from scidata.data.pictures.drawing import Drawing
-from scidata.data.pictures.figures import LEGEND_RANKS, colours_of, new_figure, rank_handles, text_handle
 from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
 from scidata.errors import ConfigError
 from scidata.store.format.node_sets import relations_of, sets_of

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
-from scidata.data.pictures.figures import (
+from scidata.data.pictures.canvas import (
     LEGEND_RANKS,
     amplification_text,
     colours_of,

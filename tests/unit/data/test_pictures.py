@@ -8,7 +8,7 @@ import pytest
 
 import scidata
 from scidata.core.options import ReadOptions
-from scidata.data.pictures.figures import LEGEND_RANKS, amplification_text, colours_of, rank_groups
+from scidata.data.pictures.canvas import LEGEND_RANKS, amplification_text, colours_of, rank_groups
 from scidata.data.pictures.grid_field import draw_grid
 from scidata.data.pictures.maps import map_axes
 from scidata.data.pictures.mesh_field import draw_mesh
@@ -184,7 +184,7 @@ def test_centres_of_cells():
 
 def test_a_map_where_cartopy_is_installed(folder):
     pytest.importorskip("cartopy", reason="maps need cartopy")
-    from scidata.data.pictures.figures import new_figure
+    from scidata.data.pictures.canvas import new_figure
 
     found = map_axes(new_figure(4, 3), (1, 1, 1), 0, 360)
     assert found is not None

@@ -32,7 +32,7 @@ from tests.writers import triangulation, write_hdf5
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 AXES = {(): (0, 1, 2, 3), ("level",): (0, 2, 3), ("latitude", "level"): (0, 3), ("longitude",): (0, 1, 2)}
-FIGURES = {"mean": np.nanmean, "std": np.nanstd, "min": np.nanmin, "max": np.nanmax}
+TOTALS = {"mean": np.nanmean, "std": np.nanstd, "min": np.nanmin, "max": np.nanmax}
 
 
 def check(found: Any, values: npt.NDArray[Any], axis: Any, *, steps: npt.NDArray[Any] | None = None) -> None:
@@ -40,11 +40,11 @@ def check(found: Any, values: npt.NDArray[Any], axis: Any, *, steps: npt.NDArray
     values = values.astype("f8")
     np.testing.assert_array_equal(found.count, np.isfinite(values).sum(axis=axis).T)
     np.testing.assert_array_equal(found.missing, np.isnan(values).sum(axis=axis).T)
-    for name, function in FIGURES.items():
+    for name, function in TOTALS.items():
         np.testing.assert_allclose(getattr(found, name), function(values, axis=axis).T, rtol=1e-12, atol=1e-13)
     if steps is not None:
         np.testing.assert_array_equal(found.difference_count, np.isfinite(steps).sum(axis=axis).T)
-        for name, function in FIGURES.items():
+        for name, function in TOTALS.items():
             wanted = function(steps, axis=axis).T
             np.testing.assert_allclose(getattr(found, f"difference_{name}"), wanted, rtol=1e-12, atol=1e-13)
 
@@ -252,7 +252,7 @@ def test_hard_numbers(tmp_path: Path) -> None:
     check(stats["some"], fields["some"], None, steps=np.diff(fields["some"], axis=0))
     assert stats["none"].count == 0
     assert stats["none"].missing == fields["none"].size
-    assert all(np.isnan(getattr(stats["none"], name)) for name in FIGURES)
+    assert all(np.isnan(getattr(stats["none"], name)) for name in TOTALS)
     finite = fields["endless"][np.isfinite(fields["endless"])]
     assert (stats["endless"].infinite, stats["endless"].missing) == (240 - len(finite), 0)
     np.testing.assert_allclose(stats["endless"].std, finite.std(), rtol=1e-12)

@@ -351,9 +351,9 @@ def test_summary_equals_the_ranks_own_plans_and_counts_shared_chunks():
     shared = sum(1 for c in range(8) if sum(c in r for r in rows) > 1)
     assert found.shared_chunks == shared * 37 * 8
     assert not found.exact
-    assert found.figures()["amplification"] > 1
+    assert found.sums()["amplification"] > 1
     for rank, plan in enumerate(plans):
-        figures = found.figures(rank)
+        figures = found.sums(rank)
         assert (figures["bytes_fetched"], figures["num_chunks"]) == (plan.bytes_fetched, plan.num_chunks)
         assert figures["amplification"] == plan.bytes_fetched / plan.bytes_wanted
         assert figures["decode_amplification"] == plan.bytes_decoded / plan.bytes_wanted
@@ -366,11 +366,11 @@ def test_a_rank_of_no_rows_reads_nothing():
     layout = layout_of((37, 20), (1, 10))
     found = summarize(layout, lambda rank: (full((37,))[0], () if rank else full((20,))[0]), 2)
     assert found.num_chunks.tolist() == [74, 0]
-    assert found.figures(1) == {
+    assert found.sums(1) == {
         "bytes_wanted": 0, "bytes_fetched": 0, "bytes_decoded": 0, "num_chunks": 0,
         "amplification": None, "decode_amplification": None,
     }  # fmt: skip
-    assert found.figures() == found.figures(0)
+    assert found.sums() == found.sums(0)
 
 
 def refs_for(layout, chunks):

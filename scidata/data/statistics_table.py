@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.html import card
-from scidata.core.moments import Figures
+from scidata.core.moments import RoundedMoments
 from scidata.errors import UnknownNameError, near_matches
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -43,8 +43,8 @@ class FieldStatistics:
     """
 
     dims: tuple[str, ...]
-    values: Figures
-    differences: Figures | None = None
+    values: RoundedMoments
+    differences: RoundedMoments | None = None
     skipped: int = 0
     units: str | None = None
     dtype: str | None = None
@@ -177,7 +177,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         OutputError
             The file is there already, and is not to be overwritten.
         """
-        from scidata.data.figures_json import save
+        from scidata.data.statistics_json import save
 
         save(self, os.fspath(path), overwrite=overwrite)
 
@@ -192,7 +192,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         UnsupportedFormatError
             It is no JSON of statistics, or of a later version; the place of the fault is named.
         """
-        from scidata.data.figures_json import load
+        from scidata.data.statistics_json import load
 
         return load(os.fspath(path))
 
@@ -229,7 +229,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         return card("Statistics", {"path": self.path} | dict(self.period), columns, rows)
 
 
-def _numbers(figures: Figures, place: Sequence[int]) -> dict[str, Any]:
+def _numbers(figures: RoundedMoments, place: Sequence[int]) -> dict[str, Any]:
     return {part.name: getattr(figures, part.name)[tuple(place)].item() for part in dataclasses.fields(figures)}
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.moments import Figures
+from scidata.core.moments import RoundedMoments
 from scidata.core.types import IntArray
-from scidata.data.figures import FieldStatistics
+from scidata.data.statistics_table import FieldStatistics
 from scidata.grids.labels import labels_of
 from scidata.read.whole import read_array
 
@@ -26,7 +26,7 @@ _LARGEST_MEAN = 100  # in deviations
 _ANEMOI = {"mean": "mean", "std": "stdev", "min": "minimum", "max": "maximum"}
 
 
-def figures_of_store(
+def statistics_of_store(
     reader: StoreReader, name: str, samples: IntArray, by: Sequence[str], *, differences: bool, exactly: bool
 ) -> FieldStatistics | None:
     """Return what a store's manifest has of a field, if that is what is asked for; else None.
@@ -64,7 +64,7 @@ def figures_of_store(
     return FieldStatistics(dims=kept_by, values=figures, units=info.units, dtype=str(reader.dtype(name)))
 
 
-def _is_precise(means: Array, figures: Figures) -> bool:
+def _is_precise(means: Array, figures: RoundedMoments) -> bool:
     """Whether figures that were merged, each rounded before, are those of all values to 1e-12.
 
     The rounding of the means enters the deviation: of values around 1e6 that differ by 1, it was 5e-12.
@@ -72,7 +72,7 @@ def _is_precise(means: Array, figures: Figures) -> bool:
     return bool(figures.count.all() and np.nanmax(np.abs(means), initial=0.0) <= _LARGEST_MEAN * figures.std.min())
 
 
-def _merged(parts: dict[str, Array], size: Array) -> Figures:
+def _merged(parts: dict[str, Array], size: Array) -> RoundedMoments:
     """Merge figures along the last axis (Chan, Golub, LeVeque 1983); ``size`` are all values, finite or not."""
     count = parts["count"].astype(np.int64)
     some, total = count > 0, count.sum(axis=-1)
@@ -84,7 +84,7 @@ def _merged(parts: dict[str, Array], size: Array) -> Figures:
     low = np.where(some, parts["min"], np.inf).min(axis=-1, initial=np.inf)
     high = np.where(some, parts["max"], -np.inf).max(axis=-1, initial=-np.inf)
     known = total > 0
-    return Figures(
+    return RoundedMoments(
         count=np.asarray(total),
         missing=np.asarray(size - total, np.int64),
         infinite=np.zeros(total.shape, np.int64),
@@ -95,7 +95,7 @@ def _merged(parts: dict[str, Array], size: Array) -> Figures:
     )
 
 
-def figures_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, tuple[Any, ...] | None] | None:
+def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, tuple[Any, ...] | None] | None:
     """Return what anemoi-datasets stored of each variable of a field, and what labels them; None where it has not.
 
     They are of the period that whoever made the data chose, and do not say how many values went in, unless there is an
@@ -115,7 +115,7 @@ def figures_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, t
     else:
         count = np.full(len(rows), math.prod(layout.shape) // max(1, size))
     nothing = np.zeros(len(rows), np.int64)
-    figures = Figures(count=count, missing=nothing, infinite=nothing.copy(), **values)
+    figures = RoundedMoments(count=count, missing=nothing, infinite=nothing.copy(), **values)
     labels = labels_of(reader.series, dim)
     found = FieldStatistics(dims=(dim,), values=figures, dtype=str(layout.dtype.newbyteorder("=")))
     return found, None if labels is None else tuple(str(label) for label in labels[rows])

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from scidata.core.apart import check_apart
-from scidata.core.moments import Figures
+from scidata.core.moments import RoundedMoments
 from scidata.core.own_files import write_whole
 from scidata.core.urls import public_text
-from scidata.data.figures import FieldStatistics, Labels, Statistics
+from scidata.data.statistics_table import FieldStatistics, Labels, Statistics
 from scidata.errors import OutputError, UnsupportedFormatError
 
 _FORMAT, _VERSION = "scidata statistics", 1
 _MAX_BYTES = 256 << 20
 _COUNTS = ("count", "missing", "infinite")
-_NAMES = tuple(part.name for part in dataclasses.fields(Figures))
+_NAMES = tuple(part.name for part in dataclasses.fields(RoundedMoments))
 
 
 def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
@@ -71,7 +71,7 @@ def _plain_field(found: FieldStatistics) -> dict[str, Any]:
     return about | {"values": _plain_figures(found.values), "differences": differences}
 
 
-def _plain_figures(figures: Figures) -> dict[str, Any]:
+def _plain_figures(figures: RoundedMoments) -> dict[str, Any]:
     return {name: _without_nan(getattr(figures, name).tolist()) for name in _NAMES}
 
 
@@ -181,7 +181,7 @@ class _Reading:
             dtype=self._get(data, "dtype", (str, type(None)), where),
         )
 
-    def _figures(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> Figures:
+    def _figures(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> RoundedMoments:
         arrays = {}
         for name in _NAMES:
             kind: Any = np.int64 if name in _COUNTS else np.float64
@@ -196,7 +196,7 @@ class _Reading:
             if name in _COUNTS and (array < 0).any():
                 raise self._fail(f"{where}{name}", "no negative number", data.get(name))
             arrays[name] = array
-        return Figures(**arrays)
+        return RoundedMoments(**arrays)
 
 
 _WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer", type(None): "null"}

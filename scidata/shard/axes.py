@@ -29,14 +29,13 @@ class MeshAxis(NamedTuple):
 class OfMesh:
     """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
 
-    __slots__ = ("axes", "beside", "specs")
+    __slots__ = ("axes", "specs")
 
     def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
         self.axes = axes
-        self.specs: Cache[Any] = Cache(KEPT)
-        self.beside: dict[DeviceMesh, Any] = {}
+        self.specs: Cache[Any] = Cache(KEPT)  # whatever kept_spec() is asked to make
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse
 
 
@@ -66,14 +65,9 @@ def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
 
 
 def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
-    """Return the spec that was made for this key before, else make it."""
+    """Return the value that was made for this key and mesh before, else make it: specs, and meshes joined with it."""
     found: _T = of_mesh(mesh).specs.get_or_make(key, make)
     return found
-
-
-def kept_beside(mesh: DeviceMesh) -> dict[DeviceMesh, Any]:
-    """Return what was found out about this mesh together with others, to be added to."""
-    return of_mesh(mesh).beside
 
 
 def by_axis(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.gathering import Gathering
-from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, handler_of_operator, op_name
+from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 
@@ -43,7 +43,7 @@ class Explanation:
     """All operations in order, and the result of the model; ``str`` makes a table of it."""
 
     ops: tuple[ExplainedOp, ...]
-    result: Any
+    result: object
 
     @property
     def bytes_sent(self) -> int:
@@ -71,7 +71,7 @@ class Explanation:
         return "\n".join([*lines, end])
 
 
-def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
     """Run a model once, and list each operation on sharded tensors.
 
     Operations without a rule run on gathered tensors, as in a block of :func:`scidata.gather`. Collective.
@@ -124,7 +124,9 @@ class _Named(Gathering):
         super().__init__(quiet=True)
         self.calls = 0
 
-    def __call__(self, func: Any, args: Any, kwargs: Any, error: Any) -> Any:
+    def __call__(
+        self, func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object], error: UnsupportedShardOp
+    ) -> object:
         self.calls += 1
         return super().__call__(func, args, kwargs, error)
 
@@ -135,7 +137,13 @@ def _recorded(ops: list[ExplainedOp], gathering: _Named) -> Iterator[None]:
     usual = ShardTensor.__dict__["__torch_function__"]
     inside = [False]
 
-    def record(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def record(
+        cls: type[ShardTensor],
+        func: TorchFunction,
+        types: Types,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         run = usual.__get__(None, cls)
         handler = HANDLERS.get(func) or handler_of_operator(func)
         if inside[0] or handler in OF_THE_WHOLE:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from torch.autograd import Function
 from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.memory import UNKNOWN, laid_out
-from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, op_name
+from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, TorchFunction, op_name
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
@@ -71,9 +70,11 @@ class Gathering:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.seen: set[Any] = set()
+        self.seen: set[tuple[TorchFunction, tuple[str, int]]] = set()
 
-    def __call__(self, func: Any, args: Any, kwargs: Any, error: UnsupportedShardOp) -> Any:
+    def __call__(
+        self, func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object], error: UnsupportedShardOp
+    ) -> object:
         """Run a function on gathered tensors, or raise the error. Collective."""
         flat, tree = tree_flatten((args, kwargs))
         tensors = [x for x in flat if isinstance(x, ShardTensor)]
@@ -84,7 +85,7 @@ class Gathering:
         whole = {id(x): _whole(x) for x in tensors}
         versions = {key: version_of(x) for key, x in whole.items()}
         full_args, full_kwargs = tree_unflatten([whole.get(id(x), x) for x in flat], tree)
-        run: Callable[..., Any] = func.apply if isinstance(func, type) and issubclass(func, Function) else func
+        run: TorchFunction = func.apply if isinstance(func, type) and issubclass(func, Function) else func
         result = run(*full_args, **full_kwargs)
         for x in tensors:
             full = whole[id(x)]
@@ -93,7 +94,7 @@ class Gathering:
         owners = {id(whole[id(x)]): x for x in tensors} | {id(x): x for x in flat if type(x) is Tensor}
         return tree_map_only(Tensor, lambda x: owners[id(x)] if id(x) in owners else _sharded(x, tensors), result)
 
-    def _tell(self, func: Any, error: UnsupportedShardOp, tensors: list[ShardTensor]) -> None:
+    def _tell(self, func: TorchFunction, error: UnsupportedShardOp, tensors: list[ShardTensor]) -> None:
         """Warn of a place that gathers, once."""
         frame = inspect.currentframe()
         assert frame is not None
@@ -109,13 +110,13 @@ class Gathering:
             warnings.warn_explicit(message, UserWarning, *place, registry={})
 
 
-def _can_gather(func: Any, tensors: list[ShardTensor]) -> bool:
+def _can_gather(func: TorchFunction, tensors: list[ShardTensor]) -> bool:
     name = getattr(func, "__name__", "")
     mine = HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split()
     return not mine and bool(tensors) and all(x.spec.in_order or x.spec.is_replicated for x in tensors)
 
 
-def _writes(func: Any) -> bool:
+def _writes(func: TorchFunction) -> bool:
     name = getattr(func, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
 
@@ -129,7 +130,7 @@ def _whole(x: ShardTensor) -> Tensor:
     return full.clone() if full is x.local or x.spec.is_replicated else full
 
 
-def _write_back(func: Any, x: ShardTensor, full: Tensor) -> None:
+def _write_back(func: TorchFunction, x: ShardTensor, full: Tensor) -> None:
     refuse_write_to_copy(func, x)
     for d, start in enumerate(x.spec.offsets):
         full = full.narrow(d, start, x.spec.local_shape[d])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from scidata.shard.axes import by_axis, kept_spec, mesh_axes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.spec import ShardSpec, Sizes
 
 _Sizes: TypeAlias = Sequence[Sequence[int]]
@@ -37,11 +37,17 @@ class Offsets(tuple[int, ...]):
         self._along = tuple(0 if dim is None else spec.offsets[dim] for dim in spec.dims)
         return self
 
-    def __call__(self, mesh_dim: int | None = None) -> Any:
+    @overload
+    def __call__(self, mesh_dim: None = None) -> tuple[int, ...]: ...
+
+    @overload
+    def __call__(self, mesh_dim: int) -> int: ...
+
+    def __call__(self, mesh_dim: int | None = None) -> int | tuple[int, ...]:
         """Return them for all axes of the mesh, 0 where one replicates, or for one axis."""
         return self._along if mesh_dim is None else self._along[mesh_dim]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type, tuple[object]]:
         return torch.Size, (tuple(self),)  # a tuple that torch.load() takes; plain ones it knows under no name
 
 
@@ -70,7 +76,7 @@ def with_gradient(x: Tensor, spec: ShardSpec, given: Sequence[Placement] | None,
     return replicate_to_shards(x, shares)
 
 
-def check_graphs(func: Any, spec: ShardSpec, gradient: Tensor | None) -> None:
+def check_graphs(func: TorchFunction, spec: ShardSpec, gradient: Tensor | None) -> None:
     """Raise where a gradient has a graph on some ranks only: of no elements, torch makes zeros without one.
 
     So it does behind a view that was written to (``as_strided_backward``). Collective where some rank has no elements.
@@ -232,7 +238,7 @@ def describe(x: Tensor, strides: Sequence[int] = ()) -> Tensor:
     return torch.tensor([row], dtype=torch.int64, device=x.device)
 
 
-def check_layout(tensor: Any, placements: Any) -> None:
+def check_layout(tensor: object, placements: object) -> None:
     """Refuse what is no tensor, and placements that are no sequence; each placement is checked with the sizes."""
     if tensor is not None and not isinstance(tensor, Tensor):
         raise ShardLayoutError(f"expected a tensor, not {type(tensor).__name__}; torch.as_tensor makes one of an array")

@@ -9,7 +9,8 @@ row-major, torch's own inference of shapes says what the strides of the result a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase
-from scidata.shard.op_table import find, getters
+from scidata.shard.op_table import TorchFunction, find, getters
 from scidata.shard.spec import ShardSpec, Strides
-from scidata.shard.torch_internals import inferring, kernels, tree_leaves
+from scidata.shard.torch_internals import inferring, kernels, tree_leaves, tree_map_only
 
+_Args: TypeAlias = tuple[object, ...]
+_Kwargs: TypeAlias = dict[str, object]
 #: Stands for strides that nobody knows.
 UNKNOWN: Strides = (-1,)
 
@@ -31,7 +34,7 @@ _BOTH = (torch, Tensor)
 _CONVOLUTIONS = find("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", namespaces=(F,))
 
 #: Functions whose result may not be row-major though all their tensors are.
-REARRANGES: frozenset[Any] = frozenset(
+REARRANGES: frozenset[object] = frozenset(
     [
         *find("t transpose swapaxes swapdims permute movedim moveaxis adjoint", namespaces=_BOTH),
         *find("broadcast_to narrow select chunk split tensor_split split_with_sizes unbind", namespaces=_BOTH),
@@ -86,17 +89,17 @@ BY_MEMORY = frozenset(
 )
 _WHERE = (torch.where, Tensor.where)  # of one argument too
 #: Functions of several tensors that act on each element alone; filled with their handlers.
-ELEMENTWISE: set[Any] = set()
+ELEMENTWISE: set[object] = set()
 
 
-def _batch_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
+def _batch_norm(x: Tensor, *others: object, **options: object) -> Tensor:
     for layout in (torch.channels_last, torch.channels_last_3d):
         if x.ndim == (4 if layout is torch.channels_last else 5) and x.is_contiguous(memory_format=layout):
             return x
     return x.contiguous()
 
 
-def _group_norm(x: Tensor, *others: Any, **options: Any) -> Tensor:
+def _group_norm(x: Tensor, *others: object, **options: object) -> Tensor:
     """Do as the CPU's kernel, which keeps channels last where torch's inference does not."""
     found = _batch_norm(x)
     spatial = x.stride()[2:]
@@ -126,8 +129,8 @@ def row_major(shape: Sequence[int]) -> Strides:
     return tuple(reversed(steps)) if len(shape) else ()
 
 
-def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """Note how a call's results would lie in one process; lay out so those that are plain, as they are whole here."""
+def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> object:
+    """Note the strides of a call's results in one process. Plain results, which are whole here, are laid out so."""
     if func in OF_VALUES or (func in _WHERE and len(args) + len(kwargs) == 1):
         return result
     if isinstance(result, ShardBase):
@@ -145,14 +148,16 @@ def note(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         x, strides = results[i], found[i] if i < len(found) else UNKNOWN
         if isinstance(x, ShardBase):
             x.global_strides = strides
-        elif x.numel() > 1 and strides is not UNKNOWN and (strides or row_major(x.shape)) != x.stride():
-            results[i], changed = laid_out(x, strides or row_major(x.shape)), True
+        elif isinstance(x, Tensor) and x.numel() > 1 and strides is not UNKNOWN:
+            wanted = strides or row_major(x.shape)
+            if x.stride() != wanted:
+                results[i], changed = laid_out(x, wanted), True
     if not changed:
         return result
     return type(result)(results) if isinstance(result, tuple | list) else results[0]
 
 
-def infer_strides(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
+def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
     """Return what :func:`memory_of` would say of each result of a call in one process."""
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
@@ -164,7 +169,7 @@ def infer_strides(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ..
         return _inferred(func, args, kwargs)
 
 
-def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
+def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     memories = [memory for x in tensors if (memory := memory_of(x)) is not None]
     if func is Tensor.contiguous and len(args) == 1 and not kwargs:
@@ -196,7 +201,8 @@ def _inferred(func: Any, args: Any, kwargs: Any) -> tuple[Strides | None, ...]:
             continue
         try:
             with inferring(fake=fake):
-                result = func(*_made(args, fake), **_made(kwargs, fake))
+                made, options = tree_map_only(Tensor, partial(_stand_in, fake=fake), (args, kwargs))
+                result = func(*made, **options)
         except Exception:
             continue
         results = result if isinstance(result, tuple | list) else [result]
@@ -241,48 +247,45 @@ def _broadcast_strides(operands: Sequence[tuple[tuple[int, ...], Strides]]) -> S
     return None if inner == list(reversed(range(ndim))) or 0 in shape else tuple(strides)
 
 
-def _num_transformed(args: Any, kwargs: Any) -> int:
+def _num_transformed(args: _Args, kwargs: _Kwargs) -> int:
     given = [*args[1:3], kwargs.get("s"), kwargs.get("dim")]
-    return next((len(each) for each in given if isinstance(each, tuple | list)), len(args[0].shape) if args else 0)
+    first = args[0] if args else None
+    return next(
+        (len(each) for each in given if isinstance(each, tuple | list)), first.ndim if isinstance(first, Tensor) else 0
+    )
 
 
-def _is_of_last_two(func: Any, args: Any, kwargs: Any) -> bool:
+def _is_of_last_two(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> bool:
     """Whether this is a real Fourier transform of the last two dims, as in models: its strides are inferred rightly."""
     dim = kwargs.get("dim", args[2] if len(args) > 2 else (-2, -1) if func is torch.fft.rfft2 else None)
     return func in (torch.fft.rfft2, torch.fft.rfftn) and dim in ((-2, -1), [-2, -1])
 
 
-def _keyed(value: Any) -> Any:
-    kind = type(value)
+def _keyed(value: object) -> object:
+    kind: type = type(value)
     if kind is int or kind is str or value is None:
         return value
     if isinstance(value, ShardBase):
         spec, local = value.spec, value.local
         return spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides
-    if kind is tuple or kind is list:
+    if type(value) is tuple or type(value) is list:
         return tuple([_keyed(item) for item in value])
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device, value.requires_grad, value.stride()
-    if kind is dict:
+    if type(value) is dict:
         return tuple([(name, _keyed(item)) for name, item in value.items()])
-    if kind is slice:
+    if type(value) is slice:
         return "slice", value.start, value.stop, value.step
     return kind, value
 
 
-def _made(value: Any, fake: bool) -> Any:
-    """Put tensors of the same shapes, strides and dtypes in the places of tensors."""
-    if isinstance(value, Tensor):
-        strides = strides_of(value)
-        if strides is UNKNOWN:
-            raise ValueError("a tensor whose strides are not known")
-        made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device if fake else "meta")
-        return made.requires_grad_(value.requires_grad)
-    if type(value) is tuple or type(value) is list:
-        return type(value)([_made(item, fake) for item in value])
-    if type(value) is dict:
-        return {name: _made(item, fake) for name, item in value.items()}
-    return value
+def _stand_in(x: Tensor, fake: bool) -> Tensor:
+    """Return a tensor without values, of the same shape, strides and dtype."""
+    strides = strides_of(x)
+    if strides is UNKNOWN:
+        raise ValueError("a tensor whose strides are not known")
+    made = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device if fake else "meta")
+    return made.requires_grad_(x.requires_grad)
 
 
 def own_strides(x: Tensor) -> Strides:

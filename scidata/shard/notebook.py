@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from scidata.core.html import card
 from scidata.shard.spec import ShardSpec
 
 
-def layout_card(spec: ShardSpec, facts: dict[str, Any]) -> str:
+def layout_card(spec: ShardSpec, facts: dict[str, object]) -> str:
     """Return a page's table of a layout; ``facts`` are said before it."""
     rows = []
     for axis, dim, sizes in zip(spec.axes, spec.dims, spec.sizes, strict=True):

@@ -25,13 +25,16 @@ from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of
 
 #: Sizes by mesh axis, number or name.
 Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
+#: For each mesh axis the sizes of the parts along its dim, None where it replicates.
+PartSizes: TypeAlias = Sequence[Sequence[int] | None]
 #: Strides of a whole tensor, one for each dim.
 Strides: TypeAlias = tuple[int, ...]
 
+_Key: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], tuple[tuple[int, ...] | None, ...]]
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
 
 
-def _as_tuple(sizes: Any) -> Any:
+def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     return sizes if sizes is None or type(sizes) is tuple else tuple(sizes)
 
 
@@ -184,7 +187,7 @@ class ShardSpec:
 
         return kept_spec(device_mesh, (placements, global_shape, sizes), make)
 
-    def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: Sequence[Any]) -> ShardSpec:
+    def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: PartSizes) -> ShardSpec:
         """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates.
 
         Kept: a model asks for the same ones in each step, and equal specs are then one object.
@@ -199,7 +202,7 @@ class ShardSpec:
             found.__dict__["_relatives"] = self._relatives
         return found
 
-    def _derive_of_graph(self, key: tuple[Any, ...]) -> ShardSpec:
+    def _derive_of_graph(self, key: _Key) -> ShardSpec:
         """Keep what is derived with the first spec alone, which knows none of them: all go with their tensors."""
         first: weakref.ref[Cache[ShardSpec]] | None = self.__dict__.get("_relatives_of_first")
         kept = self._relatives if first is None else first()
@@ -245,13 +248,13 @@ class ShardSpec:
         nothing = [None] * len(self.axes)
         return self.derive(global_shape, nothing, nothing)
 
-    def resize(self, global_shape: Sequence[int], sizes: Sequence[Any]) -> ShardSpec:
+    def resize(self, global_shape: Sequence[int], sizes: PartSizes) -> ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""
         key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
         found: ShardSpec | None = self.plans.get(key)
-        return self.plans.put(key, self._resized(*key[1:])) if found is None else found
+        return self.plans.put(key, self._resized(global_shape, sizes)) if found is None else found
 
-    def _resized(self, global_shape: tuple[int, ...], sizes: Sequence[Any]) -> ShardSpec:
+    def _resized(self, global_shape: Sequence[int], sizes: PartSizes) -> ShardSpec:
         sizes_before = dict(self.past_sizes)
         for dim, axis in self.sharded.items():
             if global_shape[dim] != self.global_shape[dim]:
@@ -262,8 +265,8 @@ class ShardSpec:
     def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
         """Give one dim other rows: so many, or where it is sharded so many on each rank."""
         axis = self.sharded.get(dim)
-        extent = rows if isinstance(rows, int) else sum(rows)
-        sizes = [rows if a == axis else s for a, s in enumerate(self.sizes)]
+        extent, parts = (rows, None) if isinstance(rows, int) else (sum(rows), rows)
+        sizes = [parts if a == axis else s for a, s in enumerate(self.sizes)]
         return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
 
     def _new_edge_parts(self, sizes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...] | None:

@@ -14,9 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils.hooks import RemovableHandle
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
@@ -336,7 +338,7 @@ class ShardTensor(ShardBase):
         self.local.grad = None if value is None else value.local
 
     @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
+    def grad_fn(self) -> Node | None:  # type: ignore[override]
         """The local part's grad_fn."""
         return self.local.grad_fn
 
@@ -357,7 +359,7 @@ class ShardTensor(ShardBase):
         copied = Whole(self.spec.global_size.numel())
         return ShardTensor(local, self.spec, copied=copied, global_strides=UNKNOWN)
 
-    def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> Any:
+    def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; what it returns takes its place.
 
         Raises
@@ -374,14 +376,19 @@ class ShardTensor(ShardBase):
                 raise ShardLayoutError(f"a hook must return None or a ShardTensor of the same layout ({self.spec})")
             return changed
 
-        return self.local.register_hook(on_local)  # type: ignore[no-untyped-call]
+        handle: RemovableHandle = self.local.register_hook(on_local)  # type: ignore[no-untyped-call]
+        return handle
 
-    def backward(  # type: ignore[override]
-        self, gradient: Tensor | None = None, retain_graph: bool | None = None, **kwargs: Any
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
         """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
         if self.spec.is_replicated and not isinstance(gradient, ShardTensor):
-            self.local.backward(gradient, retain_graph, **kwargs)  # type: ignore[no-untyped-call]
+            self.local.backward(gradient, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
             return
         if not isinstance(gradient, ShardTensor) or gradient.spec != self.spec:
             raise unsupported(
@@ -390,7 +397,7 @@ class ShardTensor(ShardBase):
                 self.spec,
                 remedy="reduce to a loss (a plain tensor) and call its backward()",
             )
-        torch.autograd.backward(self.local, gradient.local, retain_graph=retain_graph, **kwargs)
+        torch.autograd.backward(self.local, gradient.local, retain_graph, create_graph, inputs=inputs)
 
     # -- being a tensor ---------------------------------------------------------------------------------------------
 
@@ -408,12 +415,12 @@ class ShardTensor(ShardBase):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> NoReturn:
         specs = [x.spec for x in tree_flatten((args, kwargs))[0] if isinstance(x, ShardTensor)]
         raise unsupported(func, "reached the dispatcher without a rule for sharded tensors", *specs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         grad = f", grad_fn={self.grad_fn.name()}" if self.grad_fn else ", requires_grad=True" * self.requires_grad
         halo = f", halo={dict(self.halo)}" if self.halo else ""
         return (
@@ -436,7 +443,7 @@ class ShardTensor(ShardBase):
     def __dir__(self) -> list[str]:
         return dir(type(self))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> ShardTensor:
         if self.padded is not None and self.held_halo() is not None:
             padded = copy.deepcopy(self.padded, memo)
             local = owned_of(padded, self.spec, self.halo)
@@ -446,7 +453,7 @@ class ShardTensor(ShardBase):
         memo[id(self)] = result
         return result
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsupportedShardOp(
             "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
             "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"

@@ -8,23 +8,24 @@ alone, as a DTensor would. Parameters that are DTensors join it by their local p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.bounds import chunk_sizes
 from scidata.errors import ShardLayoutError
-from scidata.shard.axes import kept_beside
+from scidata.shard.axes import kept_spec
 from scidata.shard.comm.sums import defer, deferred_groups
 from scidata.shard.layouts import add_up
 from scidata.shard.memory import UNKNOWN, memory_of
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.spec import ShardSpec, Strides
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
@@ -45,14 +46,6 @@ class _Meshes(NamedTuple):
     both: DeviceMesh
     domain_axes: tuple[int, ...]  # of the mesh of both
     tp_axes: tuple[int, ...]
-
-
-def _meshes(domain: DeviceMesh, tp: DeviceMesh) -> _Meshes:
-    known = kept_beside(domain)
-    if tp not in known:
-        known[tp] = _joined(domain, tp)
-    found: _Meshes = known[tp]
-    return found
 
 
 def _joined(domain: DeviceMesh, tp: DeviceMesh) -> _Meshes:
@@ -159,7 +152,7 @@ class ShardedDTensor(ShardTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         flat, tree = tree_flatten((args, kwargs or {}))
         given = [x for x in flat if isinstance(x, ShardedDTensor)]
@@ -177,7 +170,7 @@ class ShardedDTensor(ShardTensor):
         return tree_map_only(Tensor, show, func(*new_args, **new_kwargs))
 
 
-def _joining(func: Any, x: Any, meshes: _Meshes) -> Any:
+def _joining(func: TorchFunction, x: object, meshes: _Meshes) -> object:
     """Return what takes part in an operation on the mesh of both."""
     if isinstance(x, ShardedDTensor):
         if x._meshes != meshes:
@@ -193,7 +186,7 @@ def _joining(func: Any, x: Any, meshes: _Meshes) -> Any:
     return _of_parameter(func, x, meshes)
 
 
-def _of_parameter(func: Any, x: DTensor, meshes: _Meshes) -> Tensor:
+def _of_parameter(func: TorchFunction, x: DTensor, meshes: _Meshes) -> Tensor:
     """Return a DTensor over the axes of tensor parallelism, replicated over the domain, on the mesh of both."""
     if x.device_mesh != meshes.tp:
         raise unsupported(func, f"a DTensor on {x.device_mesh} meets one on {meshes.tp}", x.placements)
@@ -213,7 +206,7 @@ def _of_parameter(func: Any, x: DTensor, meshes: _Meshes) -> Tensor:
 
 
 def from_local(
-    function: type[Any],
+    function: type[Function],
     x: ShardTensor,
     device_mesh: DeviceMesh,
     placements: Sequence[Placement],
@@ -221,7 +214,7 @@ def from_local(
     shape: Sequence[int] | None = None,
     stride: Sequence[int] | None = None,
     grad_placements: Sequence[Placement] | None = None,
-) -> Any:
+) -> object:
     """Do as ``DTensor.from_local`` with a ShardTensor as the local part, which is of even size along ``tp``.
 
     ``function`` is what it is applied by: for one that is replicated on all axes it makes a DTensor.
@@ -230,10 +223,11 @@ def from_local(
     if isinstance(x, ShardedDTensor):
         return x.redistribute(device_mesh, placements)  # a module's hook saw that it is no DTensor
     if spec.is_replicated:
-        return function.apply(x.to_local(), device_mesh, placements, run_check, shape, stride, grad_placements)
+        apply: Callable[..., object] = function.apply
+        return apply(x.to_local(), device_mesh, placements, run_check, shape, stride, grad_placements)
     if run_check or shape is not None or stride is not None or grad_placements is not None:
         raise unsupported(DTensor.from_local, "run_check, shape, stride or grad_placements are given", spec)
-    meshes = _meshes(spec.device_mesh, device_mesh)
+    meshes = kept_spec(spec.device_mesh, device_mesh, lambda: _joined(spec.device_mesh, device_mesh))
     local, shape = x.to_local(), list(spec.global_shape)
     new: list[Placement] = [Replicate()] * meshes.both.ndim
     sizes: list[tuple[int, ...] | None] = [None] * meshes.both.ndim
@@ -273,7 +267,11 @@ def _checked(placement: Placement, spec: ShardSpec) -> tuple[Placement, int | No
 
 
 def _spec(
-    like: ShardSpec, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], sizes: Sequence[Any]
+    like: ShardSpec,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    sizes: Sequence[tuple[int, ...] | None],
 ) -> ShardSpec:
     spec = ShardSpec.on(mesh, tuple(placements), tuple(shape), tuple(sizes))
     return spec if like.exchange is None else replace(spec, exchange=like.exchange)

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,11 @@ from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclas
 from torch._functorch import apis, eager_transforms, vmap
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function, Variable, forward_ad
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._api import _FromTorchTensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec as TreeSpec
 
 # The only way through nested arguments; torch's own tensor subclasses and the guide to writing one use it.
 from torch.utils._pytree import _broadcast_to_and_flatten
@@ -43,6 +44,8 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from scidata.device_mesh.torch_internals import set_timeout, timeout_of
 from scidata.errors import UnsupportedShardOp
+
+_Handle: TypeAlias = Callable[[type[Function], tuple[object, ...], dict[str, object]], object]
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
 
@@ -88,14 +91,14 @@ def inferring(*, fake: bool) -> Iterator[None]:
         yield
 
 
-def _unchanged(saved: Any) -> Any:
+def _unchanged(saved: Tensor) -> Tensor:
     return saved
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 #: ``nn.TransformerEncoder`` asks it whether to use nested tensors; calls arrive under this name.
-nested_from_mask: Callable[..., Any] = torch._nested_tensor_from_mask_left_aligned
+nested_from_mask: Callable[..., object] = torch._nested_tensor_from_mask_left_aligned
 
 # Attention that also returns the log-sum-exp, and takes it in backward: F.scaled_dot_product_attention does neither.
 flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -104,7 +107,7 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def kernels(name: str, *overloads: str) -> list[Any]:
+def kernels(name: str, *overloads: str) -> list[Callable[..., object]]:
     """Return an operator below torch's functions, and overloads of it: calls arrive under any of them.
 
     Some have no public name, but code that others write, or compilers do, calls them.
@@ -120,12 +123,13 @@ coo_to_csr: Callable[..., Tensor] = torch._convert_indices_from_coo_to_csr
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual
 
 
-def of_lists(name: str) -> Any:
+def of_lists(name: str) -> Callable[..., object]:
     """Return what a Python function of ``torch.functional`` calls where it is given one list of tensors.
 
     Only that arrives at ``__torch_function__`` then.
     """
-    return getattr(torch._VF, name)
+    found: Callable[..., object] = getattr(torch._VF, name)
+    return found
 
 
 def unpatched(name: str) -> Callable[..., Tensor]:
@@ -165,7 +169,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def compiled_from(model: Any) -> Any:
+def compiled_from(model: object) -> object:
     """Return what ``torch.compile`` was given, where this is what it returned; its class is not public."""
     return getattr(model, "_orig_mod", model)
 
@@ -183,20 +187,20 @@ def when_backward_ends(function: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(function)
 
 
-def is_accumulated(node: Any) -> bool:
+def is_accumulated(node: Node) -> bool:
     """Whether the pass that runs adds to the ``.grad`` of the first leaf behind this node.
 
     False where ``torch.autograd.grad`` captures it. Public hooks are called in both cases.
     """
-    while node.next_functions:  # a leaf that is a DTensor is seen through its local part
-        node = node.next_functions[0][0]
+    while node.next_functions and (behind := node.next_functions[0][0]) is not None:
+        node = behind  # a leaf that is a DTensor is seen through its local part
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch's answer for a leaf that is captured
         return False
 
 
-def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
+def watch_functions(kind: type[Tensor], handle: _Handle) -> None:
     """Hand calls of custom functions with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
 
     Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
@@ -206,7 +210,7 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
     """
     plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
-    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type[Function], /, *args: object, **kwargs: object) -> object:
         for x in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(x, kind):
                 return handle(cls, args, kwargs)
@@ -217,7 +221,7 @@ def watch_functions(kind: type[Any], handle: Callable[..., Any]) -> None:
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment, unused-ignore]
 
 
-def _defined_before(kind: type[Any]) -> Iterator[type[Any]]:
+def _defined_before(kind: type[Function]) -> Iterator[type[Function]]:
     """Return functions whose ``apply`` somebody may hold; torch's own are reached through the dispatcher.
 
     Who does is not asked of the garbage collector: while it lists all objects, ``tuple(...)`` in another thread fails
@@ -229,11 +233,11 @@ def _defined_before(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _defined_before(each)
 
 
-def _watch_forward(function: type[Any], kind: type[Any], handle: Callable[..., Any]) -> None:
+def _watch_forward(function: type[Function], kind: type[Tensor], handle: _Handle) -> None:
     plain = getattr(function.forward, "unwatched", function.forward)  # a base class's may be watched by now
 
     @wraps(plain)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         if not any(isinstance(x, kind) for x in args):
             return plain(*args, **kwargs)
         given = args[1:] if function.setup_context is Function.setup_context else args
@@ -247,25 +251,25 @@ def _watch_forward(function: type[Any], kind: type[Any], handle: Callable[..., A
         return result
 
     forward.unwatched = plain  # type: ignore[attr-defined]
-    function.forward = staticmethod(forward)
+    function.forward = staticmethod(forward)  # type: ignore[method-assign]
 
 
-def forward_of(function: type[Any]) -> Callable[..., Any]:
+def forward_of(function: type[Function]) -> Callable[..., object]:
     """Return a custom function's own ``forward``."""
-    found: Callable[..., Any] = getattr(function.forward, "unwatched", function.forward)
+    found: Callable[..., object] = getattr(function.forward, "unwatched", function.forward)
     return found
 
 
 # -- transforms of functions -------------------------------------------------------------------------------------------
 
 #: Picks the arguments that ``argnums`` says, with torch's own errors.
-slice_argnums: Callable[..., Any] = eager_transforms._slice_argnums
+slice_argnums: Callable[..., tuple[object, ...]] = eager_transforms._slice_argnums
 
 #: Returns how many rows are mapped, the flat in_dims and arguments, and their tree, with torch's own errors.
-mapped_inputs: Callable[..., Any] = vmap._process_batched_inputs
+mapped_inputs: Callable[..., tuple[int, list[int | None], list[object], TreeSpec]] = vmap._process_batched_inputs
 
 # What ``torch.func``'s functions look up when they are called; users hold those themselves, imported by name.
-_TRANSFORMS: dict[str, Any] = {
+_TRANSFORMS: dict[str, ModuleType] = {
     "grad_and_value_impl": eager_transforms,
     "_vjp_with_argnums": eager_transforms,
     "_jvp_with_argnums": eager_transforms,
@@ -273,7 +277,7 @@ _TRANSFORMS: dict[str, Any] = {
 }
 
 
-def watch_transforms(kind: type[Any], handlers: dict[str, Callable[..., Any]]) -> None:
+def watch_transforms(kind: type[Tensor], handlers: dict[str, Callable[..., object]]) -> None:
     """Hand transforms of functions that see a tensor of this kind to ``handlers[name](plain, ...)``; once is enough.
 
     As arguments, or closed over by the function: see :func:`sees`. torch wraps tensors then in others, in C++, asking
@@ -283,9 +287,9 @@ def watch_transforms(kind: type[Any], handlers: dict[str, Callable[..., Any]]) -
         setattr(_TRANSFORMS[name], name, _watched(getattr(_TRANSFORMS[name], name), kind, handler))
 
 
-def _watched(plain: Callable[..., Any], kind: type[Any], handler: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(plain: Callable[..., object], kind: type[Tensor], handler: Callable[..., object]) -> Callable[..., object]:
     @wraps(plain)
-    def watched(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(function: object, *args: object, **kwargs: object) -> object:
         if sees((function, args, kwargs), kind):
             return handler(plain, function, *args, **kwargs)
         return plain(function, *args, **kwargs)
@@ -294,12 +298,12 @@ def _watched(plain: Callable[..., Any], kind: type[Any], handler: Callable[..., 
     return watched
 
 
-def sees(given: Any, kind: type[Any]) -> bool:
+def sees(given: object, kind: type[Tensor]) -> bool:
     """Whether there is a tensor of this kind among nested values, or in what functions among them hold."""
     return any(isinstance(x, kind) or getattr(x, "of_shards", False) for x in reached(given))
 
 
-def reached(given: Any) -> Iterator[Any]:
+def reached(given: object) -> Iterator[object]:
     """Return nested values, and those that functions among them hold.
 
     Functions hold what they close over, their defaults and bound arguments, and the globals that they name; of
@@ -317,7 +321,7 @@ def reached(given: Any) -> Iterator[Any]:
                 yield from tree_leaves([x.__globals__.get(name) for name in _names(x.__code__)])
 
 
-def _held(function: Any) -> Iterator[Any]:
+def _held(function: partial[object] | MethodType | FunctionType) -> Iterator[object]:
     if isinstance(function, partial):
         yield from (function.func, function.args, function.keywords)
     elif isinstance(function, MethodType):
@@ -346,7 +350,7 @@ def has_dual_level() -> bool:
     return forward_ad._current_level >= 0
 
 
-def flat_out_dims(out_dims: Any, results: Any) -> list[int | None]:
+def flat_out_dims(out_dims: object, results: object) -> list[int | None]:
     """Return ``vmap``'s ``out_dims`` for each tensor of one call's results.
 
     Raises
@@ -364,7 +368,7 @@ def flat_out_dims(out_dims: Any, results: Any) -> list[int | None]:
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
 
-_told: list[Any] = []
+_told: list[ModuleType] = []
 
 
 def keep_out_of_graphs(*, load: bool = False) -> None:

@@ -206,7 +206,7 @@ def call_on_copies(
     return tree_map_only(Tensor, lambda x: _as_copy(x, copies), result)
 
 
-def _is_there(target: Tensor, index: Any, value: Any) -> bool:
+def _is_there(target: Tensor, index: Any, value: object) -> bool:
     """Whether a value that is assigned is that very part: so ``x[i] *= y`` ends, when ``x[i]`` has been changed."""
     if type(value) is not Tensor or not shares_memory(value, target):
         return False

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from scidata.errors import UnsupportedShardOp
-from scidata.shard import ShardSpec, tensor
+from scidata.shard import ShardSpec, base
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
@@ -233,7 +233,7 @@ def check_threads(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     for _ in range(3):
         shard_of(torch.ones(3), ShardSpec.even(mesh, [Shard(0)], (3,)))
-        tensor._watched.clear()
+        base._watched.clear()
     is_over.set()
     for thread in threads:
         thread.join()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -217,22 +217,23 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     >>> model.weight.grad
     tensor([[10., 10., 10., 10.]])
     """
-    model = compiled_from(model)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"no_sync takes the model that parallelize returned, not {type(model).__name__}")
-    buckets = _BUCKETS.get(model)
+    own = compiled_from(model)
+    if not isinstance(own, nn.Module):
+        raise ConfigError(f"no_sync takes the model that parallelize returned, not {type(own).__name__}")
+    buckets = _BUCKETS.get(own)
     if buckets is not None:
         return buckets.put_off()
-    return _without_fsdp_sync(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()
+    switch = getattr(own, "set_requires_gradient_sync", None)
+    return nullcontext() if switch is None else _switched_off(switch)
 
 
 @contextmanager
-def _without_fsdp_sync(model: Any) -> Iterator[None]:
-    model.set_requires_gradient_sync(False)
+def _switched_off(switch: Callable[[bool], None]) -> Iterator[None]:
+    switch(False)
     try:
         yield
     finally:
-        model.set_requires_gradient_sync(True)
+        switch(True)
 
 
 def _axes_beside(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +35,13 @@ class _Bucket:
     num_bytes: int = 0
     missing: set[int] = field(default_factory=set)  # ids of those that this backward pass has not reached yet
     flat: Tensor | None = None
-    work: Any = None
+    work: dist.Work | None = None
+
+    def wait(self) -> None:
+        """Wait until the sum has arrived in ``flat``."""
+        assert self.work is not None
+        with explaining():
+            self.work.wait()
 
 
 class GradientBuckets:
@@ -165,8 +170,7 @@ class GradientBuckets:
         while self._num_sent < len(self._buckets):
             self._send()
         for bucket in self._buckets:
-            with explaining():
-                bucket.work.wait()
+            bucket.wait()
             self._unpack(bucket)
         self._used.clear()
         if self._is_ordered:
@@ -207,7 +211,7 @@ class GradientBuckets:
 
     def _abandon(self) -> None:
         for bucket in self._buckets[: self._num_sent]:
-            bucket.work.wait()
+            bucket.wait()
         self._used.clear()
         self._reset()
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.rows.redistribute import move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
 
 
-def as_joined(func: Any, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
+def as_joined(func: TorchFunction, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
     """Bring a plain tensor, of which ``dim`` has a row for each edge of ``spec``, to the order of the ranks."""
     if spec.in_order:
         return x
@@ -38,7 +37,7 @@ def as_in_one_process(whole: Tensor, spec: ShardSpec) -> Tensor:
     return whole.index_select(dim, _rows_by_rank(spec.edge_parts).argsort().to(whole.device))
 
 
-def places_by_rank(func: Any, rows: Tensor, spec: ShardSpec) -> Tensor:
+def places_by_rank(func: TorchFunction, rows: Tensor, spec: ShardSpec) -> Tensor:
     """Return where edges of these numbers, from 0 on in one process, are: the ranks' edges one after the other."""
     if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
@@ -46,7 +45,7 @@ def places_by_rank(func: Any, rows: Tensor, spec: ShardSpec) -> Tensor:
     return _rows_by_rank(spec.edge_parts).argsort().to(rows.device)[rows]
 
 
-def in_one_order(func: Any, local: Tensor, spec: ShardSpec) -> tuple[Tensor, ShardSpec]:
+def in_one_order(func: TorchFunction, local: Tensor, spec: ShardSpec) -> tuple[Tensor, ShardSpec]:
     """Bring a part of edges to the order of one process; their numbers on the ranks stay. Collective."""
     if spec.edge_parts is None or spec.in_order:
         refuse_disorder(func, spec)
@@ -57,7 +56,7 @@ def in_one_order(func: Any, local: Tensor, spec: ShardSpec) -> tuple[Tensor, Sha
     return move_rows(local, plan, dim, spec.group(axis)), spec.with_edge_parts((sizes,))
 
 
-def refuse_disorder(func: Any, *specs: ShardSpec) -> None:
+def refuse_disorder(func: TorchFunction, *specs: ShardSpec) -> None:
     """Raise for edges that are not in the order of one process, where that matters."""
     if not all(spec.in_order for spec in specs):
         reason = "these edges were joined on each rank by itself, so that their order is not that of one process"

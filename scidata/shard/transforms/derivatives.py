@@ -7,13 +7,14 @@ here gets ``plain``, torch's own, and its arguments; where these are wrong, torc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import Node
 
-from scidata.shard.op_table import TRANSFORMS, unsupported
+from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
 from scidata.shard.ops.align import local_of, to_layout
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.tensor import ShardTensor
@@ -22,15 +23,20 @@ from scidata.shard.torch_internals import (
     is_transforming,
     slice_argnums,
     tree_flatten,
+    tree_leaves,
     tree_map_only,
     tree_unflatten,
 )
 
-_dual: Callable[..., Any] = forward_ad.make_dual  # torch does not type them
-_unpacked: Callable[..., Any] = forward_ad.unpack_dual
+_T = TypeVar("_T")
+_Argnums: TypeAlias = int | tuple[int, ...]
+_Results: TypeAlias = tuple[object, ...]  # of a transform: outputs, derivatives, and what comes beside them
+
+_dual: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual  # torch does not type them
+_unpacked: Callable[[Tensor], tuple[Tensor, Tensor | None]] = forward_ad.unpack_dual
 
 
-def refuse_inside(func: Any) -> None:
+def refuse_inside(func: TorchFunction) -> None:
     """Raise where a transform of torch's own runs: its wrapped tensors do not go through collectives."""
     if is_transforming():
         raise unsupported(
@@ -41,41 +47,48 @@ def refuse_inside(func: Any) -> None:
 
 
 class _Level:
-    """One transform's fresh aliases of what it differentiates by, so that derivatives relate to them alone."""
+    """Fresh aliases of the tensors that one transform differentiates by, so that derivatives relate to them alone.
+
+    ``grad(grad(f))(x)``: the outer level makes ``x1``, an alias of ``x``, the inner one ``x2``, an alias of ``x1``. The
+    inner one differentiates by ``x2``, and its result still depends on ``x1``: its graph is kept for the outer one. A
+    result whose graph leads to ``x2`` alone is released without it.
+    """
 
     def __init__(self) -> None:
         self.keeps_graphs = torch.is_grad_enabled()  # else nothing outside hears of what is recorded inside
         self.aliases: list[Tensor] = []
 
-    def differentiate(self, args: Any) -> Any:
+    def differentiate(self, args: _T) -> _T:
         """Return nested arguments with aliases in the places of tensors."""
         flat, tree = tree_flatten(args)
         self.aliases = [self._alias(x) for x in flat]
-        return tree_unflatten(self.aliases, tree)
+        new: _T = tree_unflatten(self.aliases, tree)
+        return new
 
-    def _alias(self, x: Any) -> Tensor:
+    def _alias(self, x: object) -> Tensor:
         if not isinstance(x, Tensor):
             raise ValueError(f"Thing passed to transform API must be Tensor, got {type(x)}")
         x = x if self.keeps_graphs else _without_graph(x)
         alias = _with_local(x, x.local.view_as(x.local)) if isinstance(x, ShardTensor) else x.view_as(x)
         return alias if alias.requires_grad else alias.requires_grad_()
 
-    def release(self, results: Any) -> Any:
+    def release(self, results: _T) -> _T:
         """Return nested results without the graphs that lead to the aliases alone, or outside to nobody."""
         own = {id(x) for x in map(local_of, self.aliases) if x.is_leaf}
-        idle: set[Any] = set()
+        idle: set[Node] = set()
 
         def released(x: Tensor) -> Tensor:
             local = local_of(x)
             kept = self.keeps_graphs or local.is_leaf  # a leaf came in from outside
             return x if not x.requires_grad or (kept and _leads_elsewhere(local, own, idle)) else _without_graph(x)
 
-        return tree_map_only(Tensor, released, results)
+        new: _T = tree_map_only(Tensor, released, results)
+        return new
 
     def gradients(
         self, outputs: Sequence[Tensor], given: Sequence[Tensor] | None, *, retain_graph: bool, create_graph: bool
     ) -> list[Tensor]:
-        """Differentiate by the aliases; what nothing depends on gets zeros. Collective."""
+        """Differentiate by the aliases; those that nothing depends on get zeros. Collective."""
         chosen = [i for i, x in enumerate(outputs) if x.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(self.aliases)
         if chosen:
@@ -100,11 +113,10 @@ def _without_graph(x: Tensor) -> Tensor:
     if isinstance(x, ShardTensor):
         return _with_local(x, _without_graph(x.local))
     value, tangent = _unpacked(x)
-    new: Tensor = x.detach() if tangent is None else _dual(value.detach(), tangent.detach())
-    return new
+    return x.detach() if tangent is None else _dual(value.detach(), tangent.detach())
 
 
-def _leads_elsewhere(x: Tensor, own: set[int], idle: set[Any]) -> bool:
+def _leads_elsewhere(x: Tensor, own: set[int], idle: set[Node]) -> bool:
     """Whether a graph has leaves that are not ``own``. Nodes that have none behind them are added to ``idle``."""
     if x.grad_fn is None:
         return id(x) not in own
@@ -121,33 +133,30 @@ def _leads_elsewhere(x: Tensor, own: set[int], idle: set[Any]) -> bool:
     return False
 
 
-def _replace(args: tuple[Any, ...], argnums: int | tuple[int, ...], new: Any) -> tuple[Any, ...]:
-    places, values = ((argnums,), (new,)) if isinstance(argnums, int) else (argnums, new)
+def _replace(args: tuple[object, ...], argnums: _Argnums, new: object) -> tuple[object, ...]:
+    places = (argnums,) if isinstance(argnums, int) else argnums
+    values = new if isinstance(new, tuple) and not isinstance(argnums, int) else (new,)
     chosen = {i % len(args): value for i, value in zip(places, values, strict=True)}
     return tuple(chosen.get(i, x) for i, x in enumerate(args))
 
 
-def _parted(results: Any, has_aux: bool) -> tuple[bool, Any, Any]:
+def _split_aux(results: object, has_aux: bool) -> tuple[bool, object, object]:
     """Return whether the results are as ``has_aux`` says, the outputs, and what comes beside them."""
     if not has_aux:
         return True, results, None
-    fits = isinstance(results, tuple) and len(results) == 2
-    return (True, *results) if fits else (False, results, None)
+    if isinstance(results, tuple) and len(results) == 2:
+        return True, results[0], results[1]
+    return False, results, None
 
 
-def _stand_in(x: Any) -> Any:
-    return torch.zeros(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x
-
-
-def _as_plain(function: Callable[..., Any], results: Any, *args: Any, **options: Any) -> Any:
+def _as_plain(function: Callable[..., _T], results: object, *args: object, **options: object) -> _T:
     """Have torch's own transform say what is wrong with a function's results."""
-    flat, tree = tree_flatten(results)
-    made = tree_unflatten([_stand_in(x) for x in flat], tree)
+    made = tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype, device="meta"), results)
     return function(lambda *_: made, *args, **options)
 
 
 def _like(given: Tensor, x: Tensor) -> Tensor:
-    """Bring a gradient or tangent to the layout of what it belongs to. Collective where that differs."""
+    """Bring a gradient or tangent to the layout of its tensor. Collective where that differs."""
     if isinstance(x, ShardTensor):
         given = to_layout(as_sharded(given, x.spec), x.spec)
         return given if given.spec is x.spec else ShardTensor(given.local, x.spec, global_strides=given.global_strides)
@@ -155,17 +164,22 @@ def _like(given: Tensor, x: Tensor) -> Tensor:
 
 
 def grad_and_value(
-    plain: Callable[..., Any], func: Any, argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
+    plain: Callable[..., _Results],
+    func: TorchFunction,
+    argnums: _Argnums,
+    has_aux: bool,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> _Results:
     """Do as ``torch.func.grad_and_value``. The gradients of plain arguments are whole on each rank. Collective."""
     refuse_inside(torch.func.grad)
     level = _Level()
     with torch.enable_grad():
         chosen = level.differentiate(slice_argnums(args, argnums, as_tuple=False))
         results = func(*_replace(args, argnums, chosen), **kwargs)
-        fits, output, aux = _parted(results, has_aux)
+        fits, output, aux = _split_aux(results, has_aux)
         if not fits or not isinstance(output, Tensor) or output.dim():
-            return _as_plain(plain, results, 0, has_aux, (torch.zeros(()),), {})  # type: ignore[no-any-return]
+            return _as_plain(plain, results, 0, has_aux, (torch.zeros(()),), {})
         output = local_of(output)  # replicated: it has no dims
         found = level.gradients([output], None, retain_graph=True, create_graph=True)
     gradients = tree_unflatten(level.release(found), tree_flatten(chosen)[1])
@@ -178,12 +192,12 @@ class Pullback:
 
     of_shards = True  # also where all of them are plain: what lies between is not
 
-    def __init__(self, plain: Callable[..., Any], level: _Level, outputs: Any, chosen: Any) -> None:
+    def __init__(self, plain: Callable[..., _Results], level: _Level, outputs: object, chosen: object) -> None:
         self._plain, self._level = plain, level
         self._outputs, self._tree = tree_flatten(outputs)
         self._chosen_tree = tree_flatten(chosen)[1]
 
-    def __call__(self, cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+    def __call__(self, cotangents: object, retain_graph: bool = True, create_graph: bool | None = None) -> object:
         """Return the gradients, as often as it is called."""
         refuse_inside(torch.func.vjp)
         flat, tree = tree_flatten(cotangents)
@@ -197,22 +211,37 @@ class Pullback:
         found = self._level.gradients(self._outputs, given, retain_graph=retain_graph, create_graph=create)
         return tree_unflatten(self._level.release(found), self._chosen_tree)
 
-    def _raise(self, cotangents: Any) -> NoReturn:
-        x = torch.zeros(())
+    def _raise(self, cotangents: object) -> NoReturn:
         outputs = [torch.zeros(each.shape, dtype=each.dtype) for each in self._outputs]
-        stand_ins = tree_map_only(Tensor, lambda each: torch.zeros(each.shape, dtype=each.dtype), cotangents)
-        self._plain(lambda x: tree_unflatten([x + each for each in outputs], self._tree), x)[1](stand_ins)
+        pullback = self._plain(lambda x: tree_unflatten([x + each for each in outputs], self._tree), torch.zeros(()))[1]
+        assert callable(pullback)
+        pullback(_zeros_like(cotangents))
         raise RuntimeError(f"vjp: the cotangents do not fit the results: {cotangents}")
 
 
-def vjp(plain: Callable[..., Any], func: Any, *primals: Any, argnums: Any = None, has_aux: bool = False) -> Any:
+def _zeros_like(values: _T) -> _T:
+    new: _T = tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), values)
+    return new
+
+
+def vjp(
+    plain: Callable[..., _Results],
+    func: TorchFunction,
+    *primals: object,
+    argnums: _Argnums | None = None,
+    has_aux: bool = False,
+) -> _Results:
     """Do as ``torch.func.vjp``. Cotangents of sharded results are sharded or whole. Collective."""
     refuse_inside(torch.func.vjp)
     level = _Level()
     with torch.enable_grad():
-        chosen = level.differentiate(primals if argnums is None else slice_argnums(primals, argnums, as_tuple=False))
-        results = func(*(chosen if argnums is None else _replace(primals, argnums, chosen)))
-    fits, outputs, aux = _parted(results, has_aux)
+        if argnums is None:
+            chosen: object = (new := level.differentiate(primals))
+        else:
+            chosen = level.differentiate(slice_argnums(primals, argnums, as_tuple=False))
+            new = _replace(primals, argnums, chosen)
+        results = func(*new)
+    fits, outputs, aux = _split_aux(results, has_aux)
     flat = tree_flatten(outputs)[0]
     if not fits or not flat or not all(isinstance(x, Tensor) and _is_continuous(x) for x in flat):
         return _as_plain(plain, results, torch.zeros(()), has_aux=has_aux)
@@ -226,77 +255,85 @@ def _is_continuous(x: Tensor) -> bool:
 
 
 def jvp(
-    plain: Callable[..., Any],
-    func: Any,
-    primals: Any,
-    tangents: Any,
-    argnums: Any = None,
+    plain: Callable[..., _Results],
+    func: TorchFunction,
+    primals: object,
+    tangents: object,
+    argnums: _Argnums | None = None,
     *,
     strict: bool = False,
     has_aux: bool = False,
-) -> Any:
+) -> _Results:
     """Do as ``torch.func.jvp``, by forward-mode derivatives of the parts. Collective where operations are."""
     refuse_inside(torch.func.jvp)
     chosen = slice_argnums(primals, argnums) if argnums is not None and isinstance(primals, tuple) else primals
     flat, tree = tree_flatten(chosen)
     given, tangents_tree = tree_flatten(tangents)
     if not isinstance(primals, tuple) or tree != tangents_tree or not _fit(flat, given):
-        made = [tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), x) for x in (chosen, tangents)]
-        plain(lambda *args: args, *made, None, has_aux=False)
+        plain(lambda *args: args, _zeros_like(chosen), _zeros_like(tangents), None, has_aux=False)
         raise RuntimeError("jvp: the tangents are not of the primals' shapes and dtypes")
+    whole = primals
 
-    def run(duals: Sequence[Tensor]) -> Any:
+    def run(duals: Sequence[Tensor]) -> object:
         new = tree_unflatten(duals, tree)
-        return func(
-            *(new if argnums is None else _replace(primals, argnums, new[0] if isinstance(argnums, int) else new))
-        )
+        if argnums is None:
+            return func(*new)
+        return func(*_replace(whole, argnums, new[0] if isinstance(argnums, int) else new))
 
     follow = _by_reverse if has_dual_level() else _by_dual_numbers
-    results, moved = follow(run, flat, [_like(t, x) for t, x in zip(given, flat, strict=True)])
-    fits, outputs, aux = _parted(results, has_aux)
+    results, found = follow(run, flat, [_like(t, x) for t, x in zip(given, flat, strict=True)])
+    fits, outputs, aux = _split_aux(results, has_aux)
     flat, tree = tree_flatten(outputs)
-    found = tree_flatten(moved[0] if has_aux and fits else moved)[0]
+    found = found[: len(flat)]  # outputs come first
     complete = not strict or all(t is not None for t in found)
     if not fits or not complete or not flat or not all(isinstance(x, Tensor) for x in flat):
         one = (torch.zeros(()),)
         return _as_plain(plain, results, one, one, None, strict=strict, has_aux=has_aux)
-    found = [torch.zeros_like(x) if t is None else t for x, t in zip(flat, found, strict=True)]
-    return (outputs, tree_unflatten(found, tree), aux) if has_aux else (outputs, tree_unflatten(found, tree))
+    moved = tree_unflatten([torch.zeros_like(x) if t is None else t for x, t in zip(flat, found, strict=True)], tree)
+    return (outputs, moved, aux) if has_aux else (outputs, moved)
 
 
-def _fit(flat: Sequence[Any], given: Sequence[Any]) -> bool:
+def _fit(flat: Sequence[object], given: Sequence[object]) -> bool:
     return bool(flat) and all(
         isinstance(x, Tensor) and isinstance(t, Tensor) and (x.shape, x.dtype) == (t.shape, t.dtype)
         for x, t in zip(flat, given, strict=True)
     )
 
 
-def _by_dual_numbers(run: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Any, Any]:
-    """Return the nested results, and in their places the tangents, None where there is none."""
+def _by_dual_numbers(
+    run: Callable[[Sequence[Tensor]], object], primals: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> tuple[object, list[Tensor | None]]:
+    """Return the nested results, and for each of them its tangent, None where there is none."""
     with forward_ad.dual_level():
         flat, tree = tree_flatten(run([_dual(x, t) for x, t in zip(primals, tangents, strict=True)]))
         pairs = [_unpacked(x) if isinstance(x, Tensor) else (x, None) for x in flat]
-        parts = [(x if moved is None else value, moved) for x, (value, moved) in zip(flat, pairs, strict=True)]
-    return tree_unflatten([value for value, _ in parts], tree), tree_unflatten([moved for _, moved in parts], tree)
+        parts = [x if moved is None else value for x, (value, moved) in zip(flat, pairs, strict=True)]
+    return tree_unflatten(parts, tree), [moved for _, moved in pairs]
 
 
-def _by_reverse(run: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Any, Any]:
-    """Do the same without dual numbers, which do not nest: a gradient is linear in what is put in: differentiate it."""
+def _by_reverse(
+    run: Callable[[Sequence[Tensor]], object], primals: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> tuple[object, list[Tensor | None]]:
+    """Do the same by two backward passes, since dual numbers do not nest.
+
+    The gradient ``g(w) = J.T @ w`` is linear in the weights ``w`` of the outputs. Its derivative by ``w``, weighted
+    with the tangents ``t``, is ``J @ t``.
+    """
     level = _Level()
     with torch.enable_grad():
         results = run(level.differentiate(list(primals)))
-        flat, tree = tree_flatten(results)
+        flat = tree_leaves(results)
         places = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
         weights = [torch.zeros_like(flat[i]).requires_grad_() for i in places]
         found = level.gradients([flat[i] for i in places], weights, retain_graph=True, create_graph=True)
         linear = [(g, t) for g, t in zip(found, tangents, strict=True) if g.requires_grad]
-        moved: list[Any] = [None] * len(flat)
+        moved: list[Tensor | None] = [None] * len(flat)
         if linear:
             outputs, given = [g for g, _ in linear], [t for _, t in linear]
             derived = torch.autograd.grad(outputs, weights, given, create_graph=True, allow_unused=True)
             for i, x in zip(places, derived, strict=True):
                 moved[i] = x
-    return level.release(results), level.release(tree_unflatten(moved, tree))
+    return level.release(results), level.release(moved)
 
 
 TRANSFORMS.update(grad_and_value_impl=grad_and_value, _vjp_with_argnums=vjp, _jvp_with_argnums=jvp)

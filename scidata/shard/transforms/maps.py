@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.shard.base import ShardBase
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import UNKNOWN
-from scidata.shard.op_table import TRANSFORMS, unsupported
+from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, to_axis
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
+    TreeSpec,
     flat_out_dims,
     mapped_inputs,
     parameters_of,
@@ -30,30 +33,32 @@ from scidata.shard.torch_internals import (
 )
 from scidata.shard.transforms.derivatives import refuse_inside
 
+_Dims: TypeAlias = int | tuple[object, ...] | None  # nested as the arguments or results are
+
 
 class _Call(NamedTuple):
-    plain: Callable[..., Any]  # torch's own
-    func: Any
-    in_dims: Any
-    out_dims: Any
+    plain: Callable[..., object]  # torch's own
+    func: TorchFunction
+    in_dims: _Dims
+    out_dims: _Dims
     chunk_size: int | None
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     num_rows: int
     dims: Sequence[int | None]  # that are mapped, of each argument
-    flat: Sequence[Any]
-    tree: Any
+    flat: Sequence[object]
+    tree: TreeSpec
 
 
 def vmap(
-    plain: Callable[..., Any],
-    func: Any,
-    in_dims: Any,
-    out_dims: Any,
+    plain: Callable[..., object],
+    func: TorchFunction,
+    in_dims: _Dims,
+    out_dims: _Dims,
     randomness: str,
     chunk_size: int | None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    *args: object,
+    **kwargs: object,
+) -> object:
     """Do as ``torch.vmap``. Collective where what the function does is, and where some rank has no rows.
 
     Raises
@@ -74,18 +79,21 @@ def vmap(
     return _in_loop(given)
 
 
-def _specs(values: Any) -> list[ShardSpec]:
+def _specs(values: object) -> list[ShardSpec]:
     return [x.spec for x in tree_leaves(values) if isinstance(x, ShardTensor)]
 
 
 # -- over rows of a dim that is not sharded ----------------------------------------------------------------------------
 
 
-def _in_loop(given: _Call) -> Any:
+def _in_loop(given: _Call) -> object:
     """Call the function on each row, as often on each rank."""
     if not given.num_rows:
         raise unsupported(torch.func.vmap, "there are no rows", *_specs((given.flat, given.kwargs)), remedy="map some")
-    columns = [[x] * given.num_rows if d is None else x.unbind(d) for x, d in zip(given.flat, given.dims, strict=True)]
+    columns = [
+        x.unbind(d) if isinstance(x, Tensor) and d is not None else [x] * given.num_rows
+        for x, d in zip(given.flat, given.dims, strict=True)
+    ]
     before = _generators()
     results = [given.func(*tree_unflatten(row, given.tree), **given.kwargs) for row in zip(*columns, strict=True)]
     if not all(map(torch.equal, before, _generators())):
@@ -102,12 +110,13 @@ def _generators() -> list[Tensor]:
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states  # type: ignore[no-untyped-call]
 
 
-def _stacked(rows: Sequence[Any], place: int | None) -> Any:
-    if all(isinstance(x, Tensor) for x in rows):
+def _stacked(rows: Sequence[object], place: int | None) -> object:
+    tensors = [x for x in rows if isinstance(x, Tensor)]
+    if len(tensors) == len(rows):
         if place is None:
             remedy = "give it a place, and take one row of the result"
             raise unsupported(torch.func.vmap, "a tensor at out_dims=None", *_specs(rows), remedy=remedy)
-        return torch.stack(list(rows), place)
+        return torch.stack(tensors, place)
     if place is None:
         return rows[0]
     raise ValueError(f"vmap: the function must return tensors only, got {type(rows[0])} without out_dims=None")
@@ -117,10 +126,10 @@ def _stacked(rows: Sequence[Any], place: int | None) -> Any:
 
 
 class _Borders:
-    """Views of what goes into rows, where the graph of what comes out has to end."""
+    """Alias the inputs of the rows, so that the autograd graphs of the results have to stop there."""
 
     def __init__(self) -> None:
-        self._nodes: set[Any] = set()
+        self._nodes: set[Node | None] = set()
 
     def view(self, x: Tensor) -> Tensor:
         """Return a view of a tensor that autograd follows, others as they are."""
@@ -132,8 +141,8 @@ class _Borders:
 
     def check(self, result: Tensor) -> None:
         """Raise where a result depends on another leaf, whose gradient nobody would sum over the ranks."""
-        seen: set[Any] = set()
-        left: list[Any] = [result.grad_fn]
+        seen: set[Node] = set()
+        left = [result.grad_fn]
         while left:
             node = left.pop()
             if node is None or node in seen or node in self._nodes:
@@ -157,11 +166,11 @@ class _Rows:
         self.sizes = spec.sizes_of(self.axis)
         self.some_empty = 0 in self.sizes and sum(self.sizes) > 0
 
-    def check(self, func: Any, flat: Sequence[Any], dims: Sequence[int | None], kwargs: dict[str, Any]) -> None:
+    def check(self, given: _Call) -> None:
         """Raise where a row needs what other ranks hold."""
-        if sees(func, ShardTensor) or any(map(is_sharded, tree_leaves(kwargs))):
+        if sees(given.func, ShardBase) or any(map(is_sharded, tree_leaves(given.kwargs))):
             self._refuse("the function holds a ShardTensor, and each row needs all of it", "use its full_tensor()")
-        for x, d in zip(flat, dims, strict=True):
+        for x, d in zip(given.flat, given.dims, strict=True):
             if is_sharded(x) and (x.spec.sharded.keys() != {d} or x.spec.device_mesh != self.spec.device_mesh):
                 self._refuse(
                     "a mapped dim is sharded, and beside it another one, or a tensor that is not mapped",
@@ -173,7 +182,7 @@ class _Rows:
     def _refuse(self, reason: str, remedy: str) -> NoReturn:
         raise unsupported(torch.func.vmap, reason, self.spec, remedy=remedy)
 
-    def inputs(self, x: Any, dim: int | None, borders: _Borders) -> Any:
+    def inputs(self, x: object, dim: int | None, borders: _Borders) -> object:
         """Return an argument for this rank's rows; where there are none, with the first row of all."""
         if not isinstance(x, Tensor):
             return x
@@ -200,7 +209,7 @@ class _Rows:
         return replicate_to_shards(x, [self.spec.group(self.axis)]) if x.requires_grad else x
 
     @contextmanager
-    def parameters(self, func: Any, borders: _Borders) -> Iterator[None]:
+    def parameters(self, func: TorchFunction, borders: _Borders) -> Iterator[None]:
         """Have gradients of the parameters of modules that the function holds summed over the ranks, in this block."""
         modules = dict.fromkeys(m for x in reached(func) if isinstance(x, nn.Module) for m in x.modules())
         kept = [(parameters_of(module), dict(parameters_of(module))) for module in modules]
@@ -214,12 +223,12 @@ class _Rows:
             for own, old in kept:
                 own.update(old)
 
-    def outputs(self, result: Any, place: int | None, borders: _Borders) -> Any:
+    def outputs(self, result: object, place: int | None, borders: _Borders) -> object:
         """Return one result of this rank's rows as part of that of all."""
         learned = isinstance(result, Tensor) and result.requires_grad
-        if learned:
+        if isinstance(result, Tensor) and learned:
             borders.check(result)
-        if place is None:
+        if place is None or not isinstance(result, Tensor):
             if learned:
                 self._refuse("a result at out_dims=None requires grad", "give it a place, and take one row of it")
             return result
@@ -235,9 +244,9 @@ class _Rows:
         return ShardTensor(result, spec, global_strides=UNKNOWN)  # one row does not show in which order torch has them
 
 
-def _over_rows(given: _Call, rows: _Rows) -> Any:
+def _over_rows(given: _Call, rows: _Rows) -> object:
     """Have torch map over this rank's rows."""
-    rows.check(given.func, given.flat, given.dims, given.kwargs)
+    rows.check(given)
     borders = _Borders()
     more, more_tree = tree_flatten(given.kwargs)
     args = [rows.inputs(x, d, borders) for x, d in zip(given.flat, given.dims, strict=True)]

@@ -12,10 +12,11 @@ import torch.utils.data
 from torch.utils.data import IterableDataset, Sampler
 
 from scidata.core.checks import check_flag, check_function
-from scidata.data.adapter import DatasetAdapter
+from scidata.data.adapter import BufferedDataset, DatasetAdapter, PartDataset
 from scidata.data.order import MAX_DRAWN
 from scidata.device_mesh import axis_rank, axis_size
 from scidata.errors import ConfigError, near_matches
+from scidata.loader.base import BaseLoader
 from scidata.loader.sampler import DistributedSampler
 
 Indices: TypeAlias = Sampler[int] | Iterable[int]
@@ -57,16 +58,15 @@ def check_dataset(source: DatasetAdapter) -> None:
 
 
 def check_given(
-    sampler: Any,
-    batch_sampler: Any,
-    timeout: Any,
-    generator: Any,
+    samplers: Mapping[str, object],
+    timeout: object,
+    generator: object,
     *,
-    functions: Mapping[str, Any],
-    flags: Mapping[str, Any],
+    functions: Mapping[str, object],
+    flags: Mapping[str, object],
 ) -> None:
     """Refuse arguments of types that torch would fail on later, in another place."""
-    for name, given in {"sampler": sampler, "batch_sampler": batch_sampler}.items():
+    for name, given in samplers.items():
         if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
             raise ConfigError(f"{name}={given!r}: expected something to iterate over, which gives indices of samples")
     if not isinstance(timeout, int | float) or isinstance(timeout, bool):
@@ -79,7 +79,7 @@ def check_given(
         check_flag(name, given)
 
 
-def as_device(device: Any) -> torch.device:
+def as_device(device: torch.device | str | int) -> torch.device:
     """Return a device; torch's own error lists twenty that no loader copies to."""
     try:
         return torch.device(device)
@@ -87,17 +87,24 @@ def as_device(device: Any) -> torch.device:
         raise ConfigError(f"device={device!r}: the loader copies to 'cuda' or 'cuda:1', or leaves data on 'cpu'") from e
 
 
-def needs_agreement(dataset: Any) -> bool:
-    """Whether ranks would go different ways, or all the same way over dp, with torch's own samplers; or no mix.
+def needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool | str) -> bool:
+    """Whether torch's own samplers do not serve: ranks must agree, samples are mixed, shuffled by blocks, or too many.
 
     On a mesh always: what rebuilds loaders (Lightning) replaces samplers that deal nothing to ranks. And of more
     samples than torch's ``RandomSampler`` could list in memory.
     """
-    return dataset.mesh is not None or getattr(dataset, "mixture", None) is not None or len(dataset) > MAX_DRAWN
+    if isinstance(shuffle, str) or dataset.mesh is not None:
+        return True
+    return getattr(dataset, "mixture", None) is not None or len(dataset) > MAX_DRAWN
 
 
 def default_sampler(
-    dataset: Any, *, shuffle: bool | str, drop_last: bool, generator: torch.Generator | None, check: bool
+    dataset: BufferedDataset | PartDataset,
+    shuffle: bool | str,
+    *,
+    drop_last: bool,
+    generator: torch.Generator | None,
+    check: bool,
 ) -> DistributedSampler:
     """Return the sampler of a loader that was given none, where ranks must agree.
 
@@ -114,7 +121,7 @@ def default_sampler(
     )
 
 
-def check_drop_last(batches: Any) -> None:
+def _check_drop_last(batches: object) -> None:
     """Warn where ``drop_last`` leaves no batch at all: an epoch would end without a word."""
     if type(batches) is torch.utils.data.BatchSampler and batches.drop_last:
         with contextlib.suppress(TypeError, NotImplementedError):  # a sampler that does not know how many it draws
@@ -122,11 +129,11 @@ def check_drop_last(batches: Any) -> None:
                 warnings.warn(
                     f"drop_last=True leaves no batch of {batches.batch_size} of this rank's {found} samples; take a "
                     "smaller batch_size, or drop_last=False",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
 
-def check_sampler(sampler: Any, dataset: Any) -> None:
+def _check_sampler(sampler: object, dataset: BufferedDataset | PartDataset) -> None:
     """Refuse torch's own ``DistributedSampler`` where it deals to other ranks than the mesh has along dp."""
     if dataset.mesh is None or not isinstance(sampler, torch.utils.data.DistributedSampler):
         return
@@ -139,8 +146,11 @@ def check_sampler(sampler: Any, dataset: Any) -> None:
         )
 
 
-def refuse(loader: Any, source: DatasetAdapter) -> None:
-    """Refuse arguments that cannot be honoured."""
+def check_loader(loader: BaseLoader[Any], source: DatasetAdapter) -> None:
+    """Refuse arguments that contradict each other or the data set, or cannot be honoured."""
+    _check_drop_last(loader.batch_sampler)
+    for sampler in (loader.sampler, loader.batch_sampler, loader.index_source):
+        _check_sampler(sampler, source.dataset)
     for name, choices in (("workers", ("thread", "process")), ("on_error", ("raise", "skip"))):
         given = getattr(loader, name)
         if given not in choices:

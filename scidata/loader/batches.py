@@ -16,10 +16,12 @@ from scidata.core import trace
 from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
+from scidata.data.facts import facts_of, witness_of
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
+from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
@@ -158,6 +160,25 @@ class Announced(Iterator[list[int]]):
         self._session.note(self._step, item)
         self._step += 1
         return item
+
+
+def facts_of_data(
+    dataset: object, watch: Watch, draws: tuple[int, int], position: Position, items: Announced, batches: int | None
+) -> dict[str, str]:
+    """Return what ranks that share their samples must have alike, once the iteration has begun.
+
+    Of the data set in the first iteration only, as it stays the same; what lies in its files each time, in another
+    sample.
+    """
+    facts = facts_of(dataset) if watch.iteration == 1 else {}
+    facts |= {
+        "the number of batches": str(batches),
+        "seed and epoch of the samples' random numbers": str(draws),
+        "the epoch of the data set": str(getattr(dataset, "epoch", None)),
+        "the seed of torch's RandomSampler": str(getattr(position, "torch_seed", None)),
+    }
+    first = items.look()[:1]
+    return facts | (witness_of(dataset, first[0]) if first else {})
 
 
 def part_reader(source: DatasetAdapter, memory: ArrayPool, ring: SlotRing) -> Callable[[int, Slot], Any]:

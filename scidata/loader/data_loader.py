@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 import torch.utils.data
-from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import check_int, check_optional_int
 from scidata.core.keywords import checked_keywords
@@ -23,22 +22,19 @@ from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
-from scidata.loader.agreed import facts_of_data, facts_of_loader, num_batches
 from scidata.loader.arguments import (
     IndexLists,
     Indices,
     Options,
     as_device,
     check_dataset,
-    check_drop_last,
     check_given,
-    check_sampler,
+    check_loader,
     default_sampler,
     needs_agreement,
-    refuse,
 )
-from scidata.loader.batches import Announced, Batches, items_of
-from scidata.loader.described import as_html, as_text
+from scidata.loader.base import BaseLoader, BatchT
+from scidata.loader.batches import Announced, Batches, facts_of_data, items_of
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.ballot import CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
@@ -55,12 +51,11 @@ from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room, warn
 
 _VERSION = 1  # of the state
 
-BatchT = TypeVar("BatchT", covariant=True, default=Sample)
 _Sample = TypeVar("_Sample", bound=Sample[Any])
 _Collated = TypeVar("_Collated")
 
 
-class DataLoader(torch.utils.data.DataLoader[BatchT]):
+class DataLoader(BaseLoader[BatchT]):
     """Batches of a data set of :func:`scidata.open_dataset`, read ahead by threads, of grids into reused buffers.
 
     Samples of grids are stacked; meshes, clouds and graphs, whose sizes differ, become a disjoint union with a
@@ -202,75 +197,44 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         max_prefetch_bytes: int | None = None,
         transform_stream: bool = False,
     ) -> None:
-        # what samples come from: the data set, which may be hidden in torch's Subset
-        source = DatasetAdapter(as_combined(dataset))
+        source = DatasetAdapter(as_combined(dataset))  # torch's Subset may hide the data set
         check_dataset(source)
-        batch_size, prefetch_factor = (
-            check_optional_int("batch_size", batch_size),
-            check_optional_int("prefetch_factor", prefetch_factor),
-        )
-        num_workers = check_int("num_workers", num_workers)
-        max_prefetch_bytes = check_optional_int("max_prefetch_bytes", max_prefetch_bytes)
         check_given(
-            sampler,
-            batch_sampler,
-            timeout,
-            generator,
+            {"sampler": sampler, "batch_sampler": batch_sampler}, timeout, generator,
             functions={"collate_fn": collate_fn, "worker_init_fn": worker_init_fn},
             flags={
-                "pin_memory": pin_memory,
-                "persistent_workers": persistent_workers,
-                "in_order": in_order,
-                "watch": watch,
-                "transform_stream": transform_stream,
+                "pin_memory": pin_memory, "persistent_workers": persistent_workers, "in_order": in_order,
+                "watch": watch, "transform_stream": transform_stream,
             },
-        )
+        )  # fmt: skip
         order = shuffle if isinstance(shuffle, str) else bool(shuffle)
-        ours = isinstance(order, str) or needs_agreement(source.dataset)
-        if sampler is None and batch_sampler is None and ours:
-            sampler = default_sampler(
-                source.dataset, shuffle=order, drop_last=drop_last, generator=generator, check=watch
-            )
+        if sampler is None and batch_sampler is None and needs_agreement(source.dataset, order):
+            sampler = default_sampler(source.dataset, order, drop_last=drop_last, generator=generator, check=watch)
             order = False
         if collate_fn is None and (batch_size is not None or batch_sampler is not None):
             collate_fn = collate
         super().__init__(
             dataset,  # type: ignore[arg-type]
-            batch_size,
+            check_optional_int("batch_size", batch_size),
             bool(order),  # torch refuses it beside a sampler
             sampler,
             batch_sampler,  # type: ignore[arg-type]
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        check_drop_last(self.batch_sampler)
-        self._source = source
+            check_int("num_workers", num_workers),
+            collate_fn, pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
+            prefetch_factor=check_optional_int("prefetch_factor", prefetch_factor),
+            persistent_workers=persistent_workers, pin_memory_device=pin_memory_device, in_order=in_order,
+        )  # fmt: skip
+        self.device = None if device is None else as_device(device)
+        self.on_error, self.watch, self.workers = on_error, watch, workers
+        self.max_prefetch_bytes = check_optional_int("max_prefetch_bytes", max_prefetch_bytes)
+        self.transform_stream = transform_stream
+        check_loader(self, source)
         # to Accelerate: on a mesh, samples are dealt to the ranks already; its save_state() then saves state_dict()
         self._is_accelerate_prepared = self.use_stateful_dataloader = source.dataset.mesh is not None
-        for given in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            check_sampler(given, source.dataset)
-        self.device = None if device is None else as_device(device)
-        self.on_error = on_error
-        self.watch = watch
-        self.workers = workers
-        self.max_prefetch_bytes = max_prefetch_bytes
-        self.transform_stream = transform_stream
+        self._source, self._read_paths, self._own_reads = source, ReadPaths(source), OwnReads()
         self._watch: Watch | None = None
-        refuse(self, source)
         self._stats = PrefetchStats()
-        self._read_paths = ReadPaths(source)
         self._position: Position | None = None  # of the latest iteration, or of the next one where a state was loaded
-        self._own_reads = OwnReads()
         self._epoch = 0
 
     def check_worker_number_rationality(self) -> None:
@@ -280,50 +244,53 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
         return self.__dict__ | {"_position": None, "_watch": None, "_own_reads": OwnReads()}
 
-    __repr__, _repr_html_ = as_text, as_html
-
     # -- iterating ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Batches[BatchT]:  # type: ignore[override]  # an iterator, but none of torch's
         """Begin an epoch: an iterator of its own, whose threads end with it."""
-        device = self._cuda_device()
+        device = self.cuda_device
         if self._source.dataset.mesh is None:
-            warn_of_copies(getattr(self.batch_sampler, "sampler", self.sampler))
+            warn_of_copies(self.index_source)
         session = self._begin_session()
         try:
-            position = self._position = self._next_position()
-            agreement, of_loader = None, {} if session is None else facts_of_loader(self)
-            batches = None if session is None else num_batches(self)
-            items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
-            ahead = self._read_ahead(items)
-            items = items if ahead is None else ahead
-            if session is not None and self._watch is not None:
-                items = announced = Announced(items, session)
-                of_data = partial(
-                    facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced, batches
-                )
-                agreement = Agreement(self._watch, session, of_loader, of_data)
-            path = self._read_paths.of(self, self._prefetch, device)
-            prefetcher = Prefetcher(
-                items,
-                path.fill,
-                path.ring,
-                num_workers=self.num_workers,
-                prefetch=Depth(self._prefetch, self.max_prefetch_bytes, path.nbytes),
-                stats=self._stats,
-                timeout=self.timeout,
-                peers=session,
-                ballot=self._ballot(session),
-                ahead=ahead,
-                own_reads=self._own_reads if self._may_read(device) else None,
-                **path.options,
-            )
+            return self._begin_epoch(session, device)
         except BaseException as e:
             if session is not None:
                 session.failed(0, e)
                 session.end(failed=True)
             raise
-        waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0)
+
+    def _begin_epoch(self, session: Session | None, device: torch.device | None) -> Batches[BatchT]:
+        """Put an epoch together: its order, what ranks compare of it, its read path, and the threads that read it."""
+        of_loader = {} if session is None else self.facts_for_ranks()  # before the position moves the sampler's place
+        position = self._position = self._next_position()
+        num_batches = None if session is None else self.num_batches
+        items: Iterator[list[int]] = items_of(position.items(), self._auto_collation)
+        ahead = self._read_ahead(items)
+        items = items if ahead is None else ahead
+        agreement = None
+        if session is not None and self._watch is not None:
+            items = announced = Announced(items, session)
+            of_data = partial(
+                facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced, num_batches
+            )
+            agreement = Agreement(self._watch, session, of_loader, of_data)
+        path = self._read_paths.of(self, self._prefetch, device)
+        prefetcher = Prefetcher(
+            items,
+            path.fill,
+            path.ring,
+            num_workers=self.num_workers,
+            prefetch=Depth(self._prefetch, self.max_prefetch_bytes, path.nbytes),
+            copier=path.copier,
+            on_close=path.on_close,
+            stats=self._stats,
+            timeout=self.timeout,
+            peers=session,
+            ballot=self._ballot(session),
+            ahead=ahead,
+            own_reads=self._own_reads if self._may_read(device) else None,
+        )
         return Batches(
             prefetcher,
             position,
@@ -332,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
             self.collate_fn,
             batched=self._auto_collation,
             device=device,
-            waiting=waiting,
+            waiting=WaitWatch(self.num_workers, self.prefetch_factor or 0),
             draws=self._draws(),
             stream=SideStream(device) if self.transform_stream and device is not None else None,
             agreement=agreement,
@@ -348,7 +315,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         reads = source.shared_reads(0) if self.workers == "thread" and len(source.dataset) else ()
         if not reads:
             return None
-        sampler = getattr(self.batch_sampler, "sampler", self.sampler)
+        sampler = self.index_source
         if isinstance(sampler, DistributedSampler):
             warn_of_shared_blocks(sampler)
             if not isinstance(source.dataset, CombinedDataset):
@@ -357,7 +324,7 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
 
     def _draws(self) -> tuple[int, int]:
         """Return the seed and the epoch that samples' generators are made from: the sampler's, where it has them."""
-        sampler: Any = getattr(self.batch_sampler, "sampler", self.sampler)
+        sampler = self.index_source
         if isinstance(sampler, torch.utils.data.DistributedSampler):
             return int(sampler.seed), int(sampler.epoch)
         return 0 if self.generator is None else self.generator.initial_seed(), self._epoch
@@ -381,16 +348,6 @@ class DataLoader(torch.utils.data.DataLoader[BatchT]):
         if self.on_error == "raise":
             return None
         return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)
-
-    def _cuda_device(self) -> torch.device | None:
-        """Return the CUDA device with its index, which reader threads would not know; None for the host."""
-        if self.device is None or self.device.type == "cpu":
-            return None
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                f"device={str(self.device)!r}: no CUDA device is available; leave device out, or use 'cpu'"
-            )
-        return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
     # -- state -------------------------------------------------------------------------------------------------------
 

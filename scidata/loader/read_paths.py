@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ import torch
 from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.side_stream import SideStream
+from scidata.loader.base import BaseLoader
 from scidata.loader.batches import part_reader
 from scidata.loader.prefetch.buffers import BufferRing, Ring
 from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, Staging
-from scidata.loader.prefetch.readers import Fill
+from scidata.loader.prefetch.readers import Copier, Fill
 from scidata.loader.prefetch.slots import SlotRing
 from scidata.loader.workers import WorkerPool, WorkerReader
 
@@ -26,18 +28,19 @@ class ReadPath:
 
     Attributes
     ----------
-    ring, fill
-        Where to, and by what.
+    ring, fill, copier
+        Where samples are read to, what reads them, and what makes tensors of them.
     nbytes
-        Of a batch; 0 where samples differ.
-    options
-        Further ones of the prefetcher.
+        Bytes of a batch; 0 where samples differ.
+    on_close
+        Called when the epoch's threads have ended.
     """
 
     ring: Ring[Any]
     fill: Fill
+    copier: Copier[Any]
     nbytes: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    on_close: Callable[[], None] = lambda: None
 
 
 class ReadPaths:
@@ -61,36 +64,31 @@ class ReadPaths:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"idle_rings": deque(maxlen=1), "staging": None, "_pool": None}
 
-    def of(self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
-        """Return the way of an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
+    def of(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
+        """Return the path of an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
         make = self._into_buffers if self._source.has_buffers else self._into_slots
         return make(loader, max(1, prefetch), device)
 
-    def _into_buffers(
-        self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None
-    ) -> ReadPath:
-        ring, idle = (
-            self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available()),
-            self.idle_rings,
-        )
-        copier = HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device))
+    def _into_buffers(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
+        ring = self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available())
+        idle = self.idle_rings
         return ReadPath(
             ring=ring,
             fill=self._worker_reader(loader) or self._source.dataset.read_into,
+            copier=HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device)),
             nbytes=(loader.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values()),
-            options={"copier": copier, "on_close": lambda: idle.append(ring)},
+            on_close=lambda: idle.append(ring),
         )
 
-    def _into_slots(
-        self, loader: torch.utils.data.DataLoader[Any], prefetch: int, device: torch.device | None
-    ) -> ReadPath:
-        ring, options = SlotRing(prefetch), dict[str, Any]()
-        if device is not None:
-            if loader.pin_memory and self.staging is None:
-                self.staging = Staging()
-            options = {"copier": DeviceCopier(ring, SideStream(device), self.staging)}
-        fill = self._worker_reader(loader) or part_reader(self._source, self.memory, ring)
-        return ReadPath(ring=ring, fill=fill, options=options)
+    def _into_slots(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
+        ring = SlotRing(prefetch)
+        if device is not None and loader.pin_memory and self.staging is None:
+            self.staging = Staging()
+        return ReadPath(
+            ring=ring,
+            fill=self._worker_reader(loader) or part_reader(self._source, self.memory, ring),
+            copier=HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device), self.staging),
+        )
 
     def _ring(self, capacity: int, *, pin_memory: bool) -> BufferRing:
         specs = dict(self._source.dataset.buffer_specs())
@@ -102,7 +100,7 @@ class ReadPaths:
             return ring
         return BufferRing(specs, capacity=capacity, pin_memory=pin_memory)
 
-    def _worker_reader(self, loader: Any) -> WorkerReader | None:
+    def _worker_reader(self, loader: BaseLoader[Any]) -> WorkerReader | None:
         if loader.workers == "thread" or not loader.num_workers:
             return None
         pool = self._pool

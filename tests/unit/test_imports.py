@@ -12,9 +12,6 @@ TOP = Path(scidata.__file__).parent
 
 #: Imports that close a circle and are left for now, with the helper who mends them. To be emptied.
 LEFT = {
-    ("scidata.device_mesh.board.recall", "scidata.device_mesh.board.board"),  # board
-    ("scidata.loader.agreed", "scidata.loader.data_loader"),  # board
-    ("scidata.loader.described", "scidata.loader.data_loader"),  # board
     ("scidata.sources.groups", "scidata.sources"),  # objects
     ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
     ("scidata.data.channels", "scidata.data.sample"),  # graphs

@@ -14,7 +14,8 @@ import torch
 from scidata.core.checks import names_of
 from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
-from scidata.data.statistics_table import FieldStatistics, Floats, Statistics
+from scidata.data.field_statistics import FieldStatistics, Floats
+from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from scidata.core.apart import check_apart
 from scidata.core.moments import RoundedMoments
 from scidata.core.own_files import write_whole
 from scidata.core.urls import public_text
-from scidata.data.statistics_table import FieldStatistics, Labels, Statistics
+from scidata.data.field_statistics import FieldStatistics, Labels, StatisticsOfFields
 from scidata.errors import OutputError, UnsupportedFormatError
 
 _FORMAT, _VERSION = "scidata statistics", 1
@@ -24,7 +24,7 @@ _COUNTS = ("count", "missing", "infinite")
 _NAMES = tuple(part.name for part in dataclasses.fields(RoundedMoments))
 
 
-def save(stats: Statistics, path: str, *, overwrite: bool) -> None:
+def save(stats: StatisticsOfFields, path: str, *, overwrite: bool) -> None:
     """Write statistics to a file, by a temporary one beside it."""
     check_place(path, [stats.path], overwrite=overwrite)
     write_whole(path, dumped(stats).encode(), durable=True)
@@ -42,13 +42,13 @@ def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
         raise OutputError(f"{path}: there is no folder {folder}; make it first")
 
 
-def dumped(stats: Statistics) -> str:
+def dumped(stats: StatisticsOfFields) -> str:
     """Return statistics as JSON: an array on a line."""
     lines = _lines(as_plain(stats), "")
     return public_text("\n".join(lines)) + "\n"
 
 
-def as_plain(stats: Statistics) -> dict[str, Any]:
+def as_plain(stats: StatisticsOfFields) -> dict[str, Any]:
     """Return statistics as plain values that JSON holds; NaN is None."""
     return {
         "format": _FORMAT,
@@ -59,7 +59,7 @@ def as_plain(stats: Statistics) -> dict[str, Any]:
         "period": dict(stats.period),
         "std": "of the population (ddof=0)",
         "labels": {dim: None if labels is None else list(labels) for dim, labels in stats.labels.items()},
-        "fields": {name: _plain_field(found) for name, found in stats.items()},
+        "fields": {name: _plain_field(found) for name, found in stats.fields.items()},
     }
 
 
@@ -67,12 +67,12 @@ def _plain_field(found: FieldStatistics) -> dict[str, Any]:
     about = {"dims": list(found.dims), "shape": list(found.count.shape), "units": found.units, "dtype": found.dtype}
     differences = None
     if found.differences is not None:
-        differences = {"skipped": found.skipped} | _plain_figures(found.differences)
-    return about | {"values": _plain_figures(found.values), "differences": differences}
+        differences = {"skipped": found.skipped} | _plain_moments(found.differences)
+    return about | {"values": _plain_moments(found.values), "differences": differences}
 
 
-def _plain_figures(figures: RoundedMoments) -> dict[str, Any]:
-    return {name: _without_nan(getattr(figures, name).tolist()) for name in _NAMES}
+def _plain_moments(moments: RoundedMoments) -> dict[str, Any]:
+    return {name: _without_nan(getattr(moments, name).tolist()) for name in _NAMES}
 
 
 def _without_nan(value: Any) -> Any:
@@ -95,7 +95,7 @@ def _lines(value: Any, indent: str) -> list[str]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def load(path: str) -> Statistics:
+def load(path: str) -> StatisticsOfFields:
     """Read what :func:`save` wrote."""
     if os.path.getsize(path) > _MAX_BYTES:
         raise UnsupportedFormatError(f"{path}: {os.path.getsize(path)} bytes are more than statistics take")
@@ -130,14 +130,14 @@ class _Reading:
             raise self._fail(f"{where}{key}", " or ".join(_WORDS[name] for name in names), value)
         return value
 
-    def statistics(self, data: Any) -> Statistics:
+    def statistics(self, data: Any) -> StatisticsOfFields:
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise self._fail("format", repr(_FORMAT), data.get("format") if isinstance(data, dict) else data)
         if self._get(data, "version", int, "") != _VERSION:
             raise self._fail("version", f"{_VERSION}, which this scidata knows", data["version"])
         labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict, "").items()}
         fields = self._get(data, "fields", dict, "")
-        return Statistics(
+        return StatisticsOfFields(
             fields={name: self._field(fields, name, labels) for name in fields},
             labels=labels,
             path=self._get(data, "path", str, ""),
@@ -174,14 +174,14 @@ class _Reading:
         steps = f"{where}differences."
         return FieldStatistics(
             dims=tuple(dims),
-            values=self._figures(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
-            differences=None if differences is None else self._figures(differences, tuple(shape), steps),
+            values=self._moments(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
+            differences=None if differences is None else self._moments(differences, tuple(shape), steps),
             skipped=0 if differences is None else self._get(differences, "skipped", int, steps),
             units=self._get(data, "units", (str, type(None)), where),
             dtype=self._get(data, "dtype", (str, type(None)), where),
         )
 
-    def _figures(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> RoundedMoments:
+    def _moments(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> RoundedMoments:
         arrays = {}
         for name in _NAMES:
             kind: Any = np.int64 if name in _COUNTS else np.float64

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of
 from scidata.core.moments import RoundedMoments
 from scidata.core.types import IntArray
-from scidata.data.statistics_table import FieldStatistics
+from scidata.data.field_statistics import FieldStatistics
 from scidata.grids.labels import labels_of
 from scidata.read.whole import read_array
 

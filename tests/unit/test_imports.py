@@ -15,7 +15,6 @@ LEFT = {
     ("scidata.sources.groups", "scidata.sources"),  # objects
     ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
     ("scidata.data.channels", "scidata.data.sample"),  # graphs
-    ("scidata.data.statistics_json", "scidata.data.statistics_table"),  # tasks
 }
 
 

@@ -14,10 +14,11 @@ from scidata.cli.cluster import cluster
 from scidata.cli.output import console, make_table, print_json
 from scidata.cli.progress import progress
 from scidata.core.urls import is_url, public_text
+from scidata.data.field_statistics import FieldStatistics
 from scidata.data.open_dataset import open_dataset
 from scidata.data.statistics import statistics
 from scidata.data.statistics_json import as_plain, check_place
-from scidata.data.statistics_table import FieldStatistics, Statistics
+from scidata.data.statistics_table import Statistics
 from scidata.sources.paths import expand_paths
 
 _MANY = 60  # rows of the table

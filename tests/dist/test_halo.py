@@ -10,6 +10,7 @@ from scidata.core.bounds import window
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.rows.halo import halo_exchange_dim
+from scidata.shard.rows.redistribute import fetch_rows
 from scidata.testing import fake_group, run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 1), (0, 0, 2), (1, 1, 1), (0, 0, 0)]}
@@ -122,3 +123,24 @@ def test_shapes_on_many_ranks():
         sizes = [3, 0] * 255 + [2, 1]
         padded = halo_exchange_dim(torch.ones(1, 2), sizes, 0, 4, 2, False, dist.group.WORLD)
         assert padded.shape == (5, 2)
+
+
+def fetches(rank, num_ranks):
+    """Each rank asks for rows by ids of its own; a wrong one of any rank is told to all."""
+    sizes, group = (2, 0, 3), dist.group.WORLD
+    full = random(5, 2, seed=1).requires_grad_()
+    local = full.detach().split(sizes)[rank].clone().requires_grad_()
+    asked = [torch.tensor([-1, 0, 4, -1]), torch.tensor([-5, 2]), torch.tensor([], dtype=torch.int64)]
+    found = fetch_rows(local, asked[rank], sizes, 0, group)
+    assert torch.equal(found, full[asked[rank]])
+    weights = [random(len(ids), 2, seed=2 + r) for r, ids in enumerate(asked)]
+    (weights[rank] * found).sum().backward()
+    sum((w * full[ids]).sum() for w, ids in zip(weights, asked, strict=True)).backward()
+    torch.testing.assert_close(local.grad, full.grad.split(sizes)[rank], rtol=1e-12, atol=1e-13)
+    for bad in (5, -6):
+        with pytest.raises(IndexError, match="out of range for dim 0 of extent 5"):
+            fetch_rows(local, torch.tensor([bad if rank == 1 else 0]), sizes, 0, group)
+
+
+def test_rows_by_ids_that_only_their_rank_knows():
+    run_ranks(fetches, 3)

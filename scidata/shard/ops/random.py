@@ -18,7 +18,7 @@ from torch import Tensor
 from scidata.shard.memory import UNKNOWN, strides_of
 from scidata.shard.op_table import find, register_op, unsupported
 from scidata.shard.ops.align import bind, finish, refuse_out, specs_of
-from scidata.shard.rows.edge_order import runs_of
+from scidata.shard.rows.edge_order import edge_runs
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -42,7 +42,7 @@ def _runs(spec: ShardSpec, dim: int) -> list[tuple[int, int]]:
     """Return where one process has this rank's rows: edges with self-loops are joined of several parts."""
     if spec.edge_parts is None:
         return [(spec.offsets[dim], spec.local_shape[dim])]
-    return runs_of(spec.edge_parts, spec.coordinate(spec.sharded[dim]))
+    return edge_runs(spec.edge_parts, spec.coordinate(spec.sharded[dim]))
 
 
 def _refuse_sets(func: Any, spec: ShardSpec) -> None:

@@ -63,7 +63,7 @@ def refuse_disorder(func: TorchFunction, *specs: ShardSpec) -> None:
         raise unsupported(func, reason, *specs, remedy="make it of edge_index, by its methods and functions")
 
 
-def runs_of(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]]:
+def edge_runs(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]]:
     """Return where one process has the edges of a rank: (first, number), one run for each of the parts."""
     starts = accumulate(map(sum, parts), initial=0)
     return [(start + sum(sizes[:rank]), sizes[rank]) for start, sizes in zip(starts, parts, strict=False)]
@@ -72,5 +72,5 @@ def runs_of(parts: Sequence[Sequence[int]], rank: int) -> list[tuple[int, int]]:
 @lru_cache(maxsize=64)
 def _rows_by_rank(parts: tuple[tuple[int, ...], ...]) -> Tensor:
     """Return which rows each rank has, one rank after the other, in numbers of one process."""
-    runs = [run for rank in range(len(parts[0])) for run in runs_of(parts, rank)]
+    runs = [run for rank in range(len(parts[0])) for run in edge_runs(parts, rank)]
     return torch.cat([torch.arange(first, first + rows) for first, rows in runs])

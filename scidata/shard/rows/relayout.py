@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.transport import Group, exchange, group_rank, group_size, with_dim
+from scidata.shard.rows.runs import edges_of, fetch_runs
 from scidata.shard.spec import ShardSpec
 
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
@@ -28,7 +28,8 @@ def change_layout(local: Tensor, old: ShardSpec, new: ShardSpec) -> Tensor:
     """Bring a part to another layout: one exchange of the overlapping pieces for each mesh axis that changes.
 
     Collective; the gradient takes the way back. An axis waits for its new dim until no other axis shards it; where
-    axes wait for each other (two that swap their dims), one of them is gathered.
+    axes wait for each other (two that swap their dims), one of them is gathered. From ``(Shard(0), Shard(1))`` to
+    ``(Shard(1), Replicate())``: axis 0 waits for dim 1, so axis 1 is gathered first, then axis 0 moves to dim 1.
     """
     now = [*zip(old.dims, old.sizes, strict=True)]
     goal = [*zip(new.dims, new.sizes, strict=True)]
@@ -55,34 +56,23 @@ def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
         return all_gather_v(local, old_sizes, old_dim, group)
     if group_size(group) == 1:
         return local
-    return linear(_resharded, _resharded_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
-
-
-def _resharded(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-    """Each rank sends each other one what of its part that one is to hold."""
-    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
-    rank, ranks = group_rank(group), range(len(old_sizes))
     if old_dim == new_dim:
-        sent, got = _overlaps(old_sizes, new_sizes, rank), _overlaps(new_sizes, old_sizes, rank)
-        parts = [x.narrow(old_dim, start, count) for start, count in sent]
-        shapes = [with_dim(x.shape, old_dim, count) for _, count in got]
-    else:
-        parts = list(torch.split(x, list(new_sizes), new_dim))
-        cut = with_dim(x.shape, new_dim, new_sizes[rank])
-        shapes = [with_dim(cut, old_dim, old_sizes[p]) for p in ranks]
-    return torch.cat(exchange(parts, shapes, group), old_dim)
+        wanted = tuple(((first, size),) for first, size in zip(edges_of(new_sizes), new_sizes, strict=False))
+        return fetch_runs(local, old_sizes, old_dim, wanted, group)
+    return linear(_exchanged, _exchanged_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
 
 
-def _resharded_back(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-    return _resharded(x, new, old, group)
+def _exchanged(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
+    """Split another dim: each rank cuts its part along ``new``, and joins the pieces that it gets along ``old``.
+
+    Rows split as (2, 1) and then columns as (1, 2), on rank 0: its (2, 3) part is cut to (2, 1), which stays, and
+    (2, 2), which goes to rank 1; with the (1, 1) of rank 1 its new part is (3, 1).
+    """
+    (old_dim, old_sizes), (new_dim, new_sizes) = old, new
+    cut = with_dim(x.shape, new_dim, new_sizes[group_rank(group)])
+    shapes = [with_dim(cut, old_dim, size) for size in old_sizes]
+    return torch.cat(exchange(torch.split(x, list(new_sizes), new_dim), shapes, group), old_dim)
 
 
-def _overlaps(mine: Sequence[int], theirs: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """Return (first row in my part, number of rows) of what each rank's part shares with mine."""
-    low, result, start = sum(mine[:rank]), [], 0
-    high = low + mine[rank]
-    for size in theirs:
-        first, last = max(low, start), min(high, start + size)
-        result.append((first - low, last - first) if last > first else (0, 0))
-        start += size
-    return result
+def _exchanged_back(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
+    return _exchanged(x, new, old, group)

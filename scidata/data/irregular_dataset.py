@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -19,9 +18,9 @@ from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import TensorT
-from scidata.data.topology import Cells, Place, Topology, shard_rows
+from scidata.data.topology import Cells, Place, Relation, Topology, edge_type, shard_rows
 from scidata.errors import ConfigError
-from scidata.meshes.hetero import rows_named
+from scidata.meshes.hetero import JOINT, rows_named
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
 from scidata.sources.access.mounts import is_local
@@ -115,7 +114,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         self._epoch = torch.zeros((), dtype=torch.int64)
         if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._tensors: WeakKeyDictionary[Identity, _Tensors] = WeakKeyDictionary()
+        self._tensors: WeakKeyDictionary[Identity, tuple[dict[str, Relation], Cells | None]] = WeakKeyDictionary()
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -275,7 +274,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                 tensor = tensor.narrow(place.dim, 0, entity_rows.num_owned)
             fields[name] = shard_rows(tensor, entity_rows, place.dim, self._domain)  # type: ignore[assignment]
         device = next((x.device for x in fields.values()), torch.device("cpu"))
-        made = HeteroSample if self.kind == "hetero" else IrregularSample
+        made = HeteroSample if local.part.entity == JOINT else IrregularSample
         return made(
             fields,
             dims=dims,
@@ -291,46 +290,27 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         )
 
     def _topology(self, local: LocalPart) -> Topology:
-        def indices(ids: npt.NDArray[Any] | None) -> torch.Tensor | None:
-            return None if ids is None else _as_tensor(ids)
-
-        tensors = self._tensors.get(local.topology) if local.topology is not None else None
-        if tensors is None:
-            cells = None
-            if local.cells is not None:
-                cells = Cells(
-                    offsets=_as_tensor(local.cells.offsets),
-                    connectivity=_as_tensor(local.cells.connectivity),
-                    types=_as_tensor(local.cells.types),
-                )
-            tensors = _Tensors(
-                edges=indices(local.edge_index),
-                far=indices(local.far_edge_index),
-                cells=cells,
-                relations={name: _as_tensor(ids) for name, ids in local.relations.items()},
-                far_relations={name: _as_tensor(ids) for name, ids in local.far_relations.items()},
-            )
+        held = self._tensors.get(local.topology) if local.topology is not None else None
+        if held is None:
+            held = _edges_and_cells(local)
             if local.topology is not None:
-                self._tensors[local.topology] = tensors
-        if local.topology is not None and tensors.written():
+                self._tensors[local.topology] = held
+        made = Topology(
+            entity=local.part.entity,
+            index_maps=local.index_maps,
+            relations=held[0],
+            cells=held[1],
+            device_mesh=self._domain,
+            read_ids=partial(self._read_ids, local.index, local.rows),
+            layers=self.reader.layers or (("edge",),) * self.reader.num_hops,
+            period=self.reader.period,
+        )
+        if local.topology is not None and max(map(version_of, made.tensors()), default=0):
             raise ConfigError(
                 f"{self.reader.path}: the edges or cells of a sample were written to, which all samples of its "
                 "topology share (read them with cache_bytes=0 to have them alone); clone() them before writing"
             )
-        return Topology(
-            entity=local.part.entity,
-            index_maps=local.index_maps,
-            edge_index=tensors.edges,
-            far_edge_index=tensors.far,
-            cells=tensors.cells,
-            device_mesh=self._domain,
-            read_ids=partial(self._read_ids, local.index, local.rows),
-            num_hops=self.reader.num_hops,
-            layers=self.reader.layers,
-            period=self.reader.period,
-            relations=tensors.relations,
-            far_relations=tensors.far_relations,
-        )
+        return made
 
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
         return self.reader.original_id(index, self._rank, entity, rows=None if rows is None else rows[entity])
@@ -349,22 +329,23 @@ def _range_text(counts: IntArray) -> str:
     return f"{low}" if low == high else f"{low} to {high} a sample"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tensors:
-    """Edges and cells that the samples of one topology share, as they were when they were read."""
-
-    edges: torch.Tensor | None
-    far: torch.Tensor | None
-    cells: Cells | None
-    relations: Mapping[str, torch.Tensor]
-    far_relations: Mapping[str, torch.Tensor]
-
-    def written(self) -> bool:
-        """Say whether somebody wrote to them."""
-        cells = () if self.cells is None else (self.cells.offsets, self.cells.connectivity, self.cells.types)
-        between = (*self.relations.values(), *self.far_relations.values())
-        every = [x for x in (self.edges, self.far, *cells, *between) if x is not None]
-        return any(version_of(x) > 0 for x in every)
+def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
+    """Return what was read as tensors."""
+    pairs: dict[str, tuple[IntArray, IntArray]]
+    pairs = {name: (own, local.far_relations[name]) for name, own in local.relations.items()}
+    if local.edge_index is not None and local.far_edge_index is not None:
+        pairs["edge"] = local.edge_index, local.far_edge_index
+    relations = {
+        name: Relation(edge_type(name, local.part.entity), _as_tensor(own), _as_tensor(far))
+        for name, (own, far) in pairs.items()
+    }
+    if local.cells is None:
+        return relations, None
+    return relations, Cells(
+        offsets=_as_tensor(local.cells.offsets),
+        connectivity=_as_tensor(local.cells.connectivity),
+        types=_as_tensor(local.cells.types),
+    )
 
 
 def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:

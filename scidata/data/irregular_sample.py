@@ -1,8 +1,8 @@
-"""A sample of a mesh, a point cloud or a graph: fields of its entities, who owns which rows, edges and cells."""
+"""A sample of a mesh, a point cloud or a graph of one or more node sets: fields, owners of rows, edges and cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.data.sample import Sample, TensorT
-from scidata.data.topology import Cells, Place, Topology, shard_rows
+from scidata.data.to_pyg import Columns, EdgeColumns, entity_named, pyg_of
+from scidata.data.topology import Cells, EdgeType, Place, Topology, shard_rows
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.interop.pyg import data_of
 from scidata.meshes.hetero import rows_named
 from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
-from scidata.shard.graphs.parts import Parts, call_on_parts
+from scidata.shard.graphs.local_graph import LocalGraph
+from scidata.shard.graphs.parts import call_on_parts
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -32,6 +33,8 @@ def _local(x: Tensor) -> Tensor:
 
 class IrregularSample(Sample[TensorT]):
     """Fields by name, sharded along their entity's dim, with edges and cells in local numbering.
+
+    A graph between several node sets is a :class:`HeteroSample`; all others have one set.
 
     Local ids count owned rows first, then ghosts. In a batch, a disjoint union, ``sample["batch"]`` says which sample
     a row is of, and each rank's rows of the first sample come before its rows of the second.
@@ -122,8 +125,10 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def batch_entities(self) -> dict[str, str]:
-        """Return which fields of a batch say which sample a row is of, and of what rows."""
-        return {"batch": self.entity}
+        """Map each batch-index field to the entity whose rows it indexes."""
+        if self.node_types == (self.entity,):
+            return {"batch": self.entity}
+        return {f"{name}/batch": name for name in self.node_types}
 
     @property
     def num_nodes(self) -> int:
@@ -137,7 +142,8 @@ class IrregularSample(Sample[TensorT]):
         By destination. None where there are no edges. Over all ranks each directed edge is there once. Samples of one
         topology share it: clone it before writing to it.
         """
-        return self._topology.edge_index
+        relation = self._topology.relations.get("edge")
+        return None if relation is None else relation.own
 
     @property
     def edge_index_with_ghosts(self) -> Tensor | None:
@@ -146,8 +152,34 @@ class IrregularSample(Sample[TensorT]):
         What ``halo`` layers need to give the right result on owned nodes without any exchange; see
         :meth:`call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
         """
-        own, far = self._topology.edge_index, self._topology.far_edge_index
-        return own if own is None or far is None else torch.cat([own, far], dim=1)
+        relation = self._topology.relations.get("edge")
+        return None if relation is None else relation.every
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """The node sets: one, :attr:`entity`, but for graphs between several."""
+        return self._topology.node_sets
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]:
+        """The relations: source set, name, target set."""
+        return tuple(relation.type for relation in self._topology.relations.values())
+
+    @property
+    def edge_index_dict(self) -> dict[EdgeType, Tensor]:
+        """``(2, num_local_edges)`` int64 by relation, in local numbering: source, owned or a ghost; target, owned.
+
+        By target. Over all ranks each edge is there once. Samples of one topology share them: clone before writing.
+        """
+        return {relation.type: relation.own for relation in self._topology.relations.values()}
+
+    @property
+    def edge_index_dict_with_ghosts(self) -> dict[EdgeType, Tensor]:
+        """The same, each followed by the edges that end at ghosts and that the layers of ``halo`` follow.
+
+        The rows of ``with_ghosts(name)`` of a field of edges; see :meth:`call_on_parts`.
+        """
+        return {relation.type: relation.every for relation in self._topology.relations.values()}
 
     @property
     def cells(self) -> Cells | None:
@@ -266,16 +298,10 @@ class IrregularSample(Sample[TensorT]):
             device = next((x.device for x in self.values()), torch.device("cpu"))
         lazily = bool(kwargs.get("non_blocking", False))
 
-        def moved(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device, non_blocking=lazily)
-
         topology = replace(
             self._topology,
-            edge_index=moved(self._topology.edge_index),
-            far_edge_index=moved(self._topology.far_edge_index),
+            relations={name: relation.to(device, lazily) for name, relation in self._topology.relations.items()},
             cells=None if self.cells is None else self.cells.to(device, lazily),
-            relations={name: x.to(device, non_blocking=lazily) for name, x in self._topology.relations.items()},
-            far_relations={name: x.to(device, non_blocking=lazily) for name, x in self._topology.far_relations.items()},
         )
         held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
         fields = {
@@ -333,9 +359,9 @@ class IrregularSample(Sample[TensorT]):
     def to_pyg(
         self,
         *,
-        x: str | Sequence[str] | None = None,
-        y: str | Sequence[str] | None = None,
-        edge_attr: str | Sequence[str] | None = None,
+        x: Columns | None = None,
+        y: Columns | None = None,
+        edge_attr: EdgeColumns | None = None,
         khop: bool = False,
         by_hop: bool = False,
     ) -> Data:
@@ -365,41 +391,58 @@ class IrregularSample(Sample[TensorT]):
         UnknownNameError, ConfigError
             No such field, or one of another entity; ``khop`` of a sample without edges.
         """
-        return data_of(self, x=_names(x), y=_names(y), edge_attr=_names(edge_attr), khop=khop, by_hop=by_hop)
+        return pyg_of(self, {"x": x, "y": y, "edge_attr": edge_attr}, khop=khop, by_hop=by_hop)
 
-    def call_on_parts(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run a module on tensors of ``to_pyg(khop=True)``; return the owned rows of its result as a ShardTensor.
+    def call_on_parts(self, module: nn.Module, /, *args: Any, rows_of: str | None = None, **kwargs: Any) -> Any:
+        """Run a module on tensors of ``to_pyg(khop=True)``; return the owned rows of its result as ShardTensors.
 
         The module needs a halo of as many hops as it has layers, and one more where a layer uses the degrees of its
-        sources. Its first call finds out whether that is so, and raises on every rank where it is not; see
+        sources; of several node sets, one of the relations that its layers follow, in their order. Its first call finds
+        out whether that is so, and raises on every rank where it is not; see
         :func:`scidata.shard.graphs.parts.call_on_parts`. Nothing is sent forward after that; backward is collective.
+
+        Parameters
+        ----------
+        args, kwargs
+            Of several node sets: tensors by set and by relation, as ``x_dict`` and ``edge_index_dict``, or the
+            ``HeteroData``.
+        rows_of
+            The set whose rows the result has, where there are several and it is not a dict by set.
 
         Raises
         ------
         UnsupportedShardOp
-            The module looks further than the ghosts go, or mixes rows of all nodes.
+            The module looks further than the ghosts go, mixes rows of all nodes, or gives rows of an unknown set.
+        UnknownNameError
+            No such set.
         ConfigError
             The sample has no edges.
         """
-        parts = self.parts
-        return module(*args, **kwargs) if parts is None else call_on_parts(module, parts, *args, **kwargs)
+        graph = self.parts
+        if graph is not None and rows_of is not None:
+            graph = replace(graph, rows_of=entity_named(self._topology, rows_of, edges=False))
+        return module(*args, **kwargs) if graph is None else call_on_parts(module, graph, *args, **kwargs)
 
     @property
-    def parts(self) -> Parts | None:
-        """What :meth:`call_on_parts` runs on; None where samples are plain.
+    def parts(self) -> LocalGraph | None:
+        """The graph that :meth:`call_on_parts` runs on; None where samples are plain.
 
         Raises
         ------
         ConfigError
             The sample has no edges.
         """
-        edges, mesh = self.edge_index_with_ghosts, self._topology.device_mesh
-        if edges is None:
+        topology = self._topology
+        if not topology.relations:
             raise ConfigError("the sample has no edges, along which ghosts would be hops away; use to_pyg() as it is")
-        if mesh is None:
+        if topology.device_mesh is None:
             return None
-        rows, num_hops = self.index_map(self.entity), self._topology.num_hops
-        return Parts(index_map=rows, edge_index=edges, num_hops=num_hops, device_mesh=mesh)
+        return LocalGraph(
+            index_maps={name: topology.index_maps[name] for name in topology.node_sets},
+            edges=self.edge_index_dict_with_ghosts,
+            layers=tuple([tuple([topology.relations[name].type for name in layer]) for layer in topology.layers]),
+            device_mesh=topology.device_mesh,
+        )
 
     def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
         """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication.
@@ -414,7 +457,3 @@ class IrregularSample(Sample[TensorT]):
             raise ConfigError(f"field {name!r} lives on {place.entity}, not on {entity}")
         has_ghosts = name in self._held
         return (self._held[name] if has_ghosts else _local(self[name])).movedim(place.dim, 0), has_ghosts
-
-
-def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names or ())

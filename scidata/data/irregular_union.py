@@ -7,6 +7,8 @@ rank, and ghosts, sorted by them, come by owner, then by sample.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,8 @@ from torch import Tensor
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.topology import Cells, Place, Topology, shard_rows
+from scidata.data.topology import Cells, Place, Relation, Topology, shard_rows
 from scidata.errors import ConfigError, FieldMismatchError
-from scidata.meshes.hetero import relation_parts
 from scidata.shard import ShardTensor
 
 
@@ -43,13 +44,17 @@ class _Rows:
         place[self.order] = np.arange(len(every))
         self.ghost_places = np.split(place, np.cumsum([len(g) for g in ghosts])[:-1])
 
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """Of each sample, the union's id of each local row."""
+        return [
+            torch.from_numpy(np.concatenate([first + np.arange(m.num_owned), self.index_map.num_owned + places]))
+            for first, m, places in zip(self.first, self.maps, self.ghost_places, strict=True)
+        ]
+
     def new_ids(self, sample: int, ids: Tensor) -> Tensor:
         """Turn local ids of a sample into the union's."""
-        table = np.concatenate([
-            self.first[sample] + np.arange(self.maps[sample].num_owned),
-            self.index_map.num_owned + self.ghost_places[sample],
-        ])  # fmt: skip
-        return torch.from_numpy(table.astype(np.int64)).to(ids.device)[ids]
+        return self.tables[sample].to(ids.device)[ids]
 
     def join(self, values: Sequence[Tensor], dim: int) -> Tensor:
         """Join local tensors of owned rows and ghosts to one of the union's."""
@@ -145,53 +150,35 @@ def _check(samples: Sequence[IrregularSample]) -> None:
                 )
 
 
-def _topology(samples: Sequence[IrregularSample], rows: dict[str, _Rows]) -> Topology:
-    first, nodes = samples[0].topology, rows[samples[0].entity]
-    own = far = cells = None
-    if first.edge_index is not None and first.far_edge_index is not None:
-        both = [_split(s, nodes, i) for i, s in enumerate(samples)]
-        own = torch.cat([a for a, _ in both], 1)
-        far = torch.cat([b for _, b in both], 1)[:, torch.from_numpy(rows["edge"].order).to(own.device)]
-    if first.cells is not None:
-        cells = _cells([s.topology.cells for s in samples], nodes)
-    far_relations = _joined([s.topology.far_relations for s in samples], rows)
-    for name, pairs in far_relations.items():
-        far_relations[name] = pairs[:, torch.from_numpy(rows[name].order).to(pairs.device)]
+def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> Topology:
+    first = samples[0].topology
 
     def read_ids(entity: str) -> IntArray:
         return np.concatenate([s.topology.read_ids(entity) for s in samples])
 
-    return Topology(
-        entity=first.entity,
+    return replace(
+        first,
         index_maps={entity: space.index_map for entity, space in rows.items()},
-        edge_index=own,
-        far_edge_index=far,
-        cells=cells,
-        device_mesh=first.device_mesh,
+        relations={
+            name: _joined([s.topology.relations[name] for s in samples], rows, rows[name]) for name in first.relations
+        },
+        cells=None if first.cells is None else _cells([s.topology.cells for s in samples], rows[first.entity]),
         read_ids=read_ids,
-        num_hops=first.num_hops,
-        period=first.period,
-        relations=_joined([s.topology.relations for s in samples], rows),
-        far_relations=far_relations,
-        layers=first.layers,
     )
 
 
-def _joined(relations: Sequence[Mapping[str, Tensor]], rows: Mapping[str, _Rows]) -> dict[str, Tensor]:
-    """Return the edges of each relation, of all samples, in the union's numbering."""
-    found = {}
-    for name in relations[0]:
-        source, _, target = relation_parts(name) or ("", "", "")
-        ends = [torch.cat([rows[of].new_ids(i, each[name][row]) for i, each in enumerate(relations)])
+def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows) -> Relation:
+    """Return the edges of one relation, of all samples, in the union's numbering."""
+    source, name, target = relations[0].type
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        ends = [torch.cat([rows[of].new_ids(i, part[row]) for i, part in enumerate(parts)])
                 for row, of in enumerate((source, target))]  # fmt: skip
-        found[name] = torch.stack(ends)
-    return found
+        return torch.stack(ends)
 
-
-def _split(sample: IrregularSample, nodes: _Rows, number: int) -> tuple[Tensor, Tensor]:
-    own, far = sample.topology.edge_index, sample.topology.far_edge_index
-    assert own is not None and far is not None  # noqa: PT018
-    return nodes.new_ids(number, own), nodes.new_ids(number, far)
+    far = joined([each.far for each in relations])
+    order = torch.from_numpy(edges.order).to(far.device)  # as the union's ghosts: by owner, then by sample
+    return Relation((source, name, target), joined([each.own for each in relations]), far[:, order])
 
 
 def _cells(cells: Sequence[Any], nodes: _Rows) -> Cells:

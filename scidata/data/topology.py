@@ -1,10 +1,10 @@
-"""What a mesh, cloud or graph sample has besides fields: its rows, edges and cells."""
+"""Rows, edges and cells of a mesh, a cloud or a graph of one or more node sets: a sample without its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +13,11 @@ from torch.distributed.tensor import Shard
 
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
+from scidata.meshes.hetero import JOINT, relation_parts
 from scidata.shard import ShardSpec, ShardTensor
+
+#: Source set, name and target set, as PyTorch Geometric has them.
+EdgeType: TypeAlias = tuple[str, str, str]
 
 
 class Place(NamedTuple):
@@ -41,6 +45,28 @@ class Cells:
         return Cells(offsets=offsets, connectivity=connectivity, types=types)
 
 
+class Relation(NamedTuple):
+    """Edges from one node set to another, or within one: ``(2, num)`` int64, local ids of sources and of targets.
+
+    ``type`` has the names of the sets, ``("node", "edge", "node")`` of one set; ``own`` are the edges that end at owned
+    rows, ``far`` those that end at ghosts.
+    """
+
+    type: EdgeType
+    own: Tensor
+    far: Tensor
+
+    @property
+    def every(self) -> Tensor:
+        """Both, in this order."""
+        return torch.cat([self.own, self.far], dim=1)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Relation:
+        """Return them on a device."""
+        own, far = (x.to(device, non_blocking=non_blocking) for x in (self.own, self.far))
+        return self._replace(own=own, far=far)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topology:
     """What a sample has besides fields.
@@ -48,40 +74,50 @@ class Topology:
     Attributes
     ----------
     entity
-        ``"node"``, ``"point"`` or ``"cell"``: whose local ids edges and cells hold.
+        The entity that is cut first: ``"node"``, ``"point"`` or ``"cell"``, whose local ids edges and cells hold;
+        ``"joint"`` of a graph between several node sets.
     index_maps
         By entity.
-    edge_index, far_edge_index
-        ``(2, num)`` int64: edges that end at owned nodes, and those that end at ghosts.
+    relations
+        By entity of the edges: ``"edge"`` of one node set, else ``source__name__target``; empty without edges.
     device_mesh
         The domain's one axis; None where samples are plain.
     read_ids
         Reads the source's row of each owned row of an entity.
-    num_hops
-        How far away along edges ghosts are held; 0 where there are no edges.
+    layers
+        For each layer of a model that the ghosts are enough for, the relations that it follows: ``("edge",)`` for each
+        hop of the halo of one node set.
     period
         Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
-    relations
-        Of a graph between several node sets, by relation: as ``edge_index``, local ids of its source set and of its
-        target set.
-    far_relations
-        The same, of the edges that end at ghosts.
-    layers
-        Of each layer of a model that the ghosts are enough for, the relations that it follows.
     """
 
     entity: str
     index_maps: Mapping[str, IndexMap]
-    edge_index: Tensor | None
-    far_edge_index: Tensor | None
+    relations: Mapping[str, Relation]
     cells: Cells | None
     device_mesh: DeviceMesh | None
     read_ids: Callable[[str], IntArray]
-    num_hops: int
-    period: tuple[float, ...] | None = None
-    relations: Mapping[str, Tensor] = field(default_factory=dict)
-    far_relations: Mapping[str, Tensor] = field(default_factory=dict)
     layers: tuple[tuple[str, ...], ...] = ()
+    period: tuple[float, ...] | None = None
+
+    @property
+    def node_sets(self) -> tuple[str, ...]:
+        """The node sets; points, or cells that are rows, are one."""
+        if self.entity != JOINT:
+            return (self.entity,)
+        return tuple(e for e in self.index_maps if e != JOINT and e not in self.relations)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of edges and cells."""
+        found = [x for relation in self.relations.values() for x in (relation.own, relation.far)]
+        if self.cells is not None:
+            found += (self.cells.offsets, self.cells.connectivity, self.cells.types)
+        return found
+
+
+def edge_type(relation: str, rows: str) -> EdgeType:
+    """Return source set, name and target set of a relation; of one without them, of edges among ``rows``."""
+    return relation_parts(relation) or (rows, relation, rows)
 
 
 def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh | None) -> Tensor:

@@ -17,8 +17,7 @@ def tensors_of(batch: object) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch.to_local() if isinstance(batch, ShardTensor | DTensor) else batch
     elif isinstance(batch, IrregularSample):
-        topology = batch.topology
-        yield from tensors_of([dict(batch), batch.held, topology.edge_index, topology.far_edge_index, topology.cells])
+        yield from tensors_of([dict(batch), batch.held, batch.graph_values, batch.topology.tensors()])
     elif dataclasses.is_dataclass(batch):
         yield from tensors_of([getattr(batch, field.name) for field in dataclasses.fields(batch)])
     elif isinstance(batch, Mapping):

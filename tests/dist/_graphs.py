@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from scidata.core.index_map import IndexMap
-from scidata.shard.graphs.parts import Parts
+from scidata.shard.graphs.local_graph import LocalGraph
 
 #: Sizes of the parts of the 11 nodes: even, one node, empty.
 LAYOUTS = {1: [(11,)], 2: [(6, 5), (10, 1), (0, 11)], 3: [(4, 4, 3), (5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}
@@ -65,4 +65,7 @@ def khop_part_of(edge_index, sizes, rank, hops):
 
 def parts_of(index_map, local_edges, hops, device_mesh):
     """What ``call_on_parts`` takes of :func:`khop_part_of`."""
-    return Parts(index_map=index_map, edge_index=local_edges, num_hops=hops, device_mesh=device_mesh)
+    near = ("node", "near", "node")
+    return LocalGraph(
+        index_maps={"node": index_map}, edges={near: local_edges}, layers=((near,),) * hops, device_mesh=device_mesh
+    )

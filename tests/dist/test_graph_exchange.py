@@ -151,9 +151,7 @@ def check_faults(rank, num_ranks):
             route_edges(wrong, good, mesh)
     with pytest.raises(ShardLayoutError, match="rank 0: edge_index must be an integer"):
         route_edges(edges.double() if rank == 0 else edges, good, mesh)
-    with pytest.raises(ShardLayoutError, match="edge_sizes"):
-        route_edges(edges, good, mesh, edge_sizes=(3, 2))
-    routed = route_edges(edges, good, mesh, edge_sizes=(3, 3))
+    routed = route_edges(edges, good, mesh)
     with pytest.raises(ShardLayoutError, match="holds 3 edges"):
         edge_tensor(torch.zeros(2), routed)
     with pytest.raises(ShardLayoutError, match="one mesh axis"):

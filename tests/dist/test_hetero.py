@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, ShardLayoutError, UnsupportedShardOp
 from scidata.shard import ShardTensor
-from scidata.shard.graphs.routed import RoutedIndex, route_relation
+from scidata.shard.graphs.routed import RoutedIndex, route_relations
 from scidata.testing import run_ranks
 
 pytest.importorskip("torch_geometric", reason="HeteroData needs torch_geometric (extra 'pyg')")
@@ -45,7 +45,7 @@ def whole():
 
 def cut(mesh, sizes, rank):
     """Return the HeteroData of this rank's part."""
-    from scidata.interop.pyg_hetero import hetero_to_pyg
+    from scidata.interop.pyg import hetero_to_pyg
 
     x, edges, attr = whole()
     bounds = {name: np.r_[0, np.cumsum(each)].astype(np.int64) for name, each in sizes.items()}
@@ -229,7 +229,7 @@ def check_exchanges(data, num_ranks):
 def check_refused(data, local, maps, device_mesh, rank, num_ranks):
     import torch_geometric.nn as g
 
-    from scidata.interop.pyg_hetero import hetero_to_pyg
+    from scidata.interop.pyg import hetero_to_pyg
 
     relation = ("grid", "to", "mesh")
     index = data[relation].edge_index
@@ -241,7 +241,7 @@ def check_refused(data, local, maps, device_mesh, rank, num_ranks):
             bad[relation] = torch.tensor([[0], [99]])
         for make in (
             lambda: hetero_to_pyg(bad, maps, device_mesh),
-            lambda: route_relation(bad[relation], maps["grid"], maps["mesh"], device_mesh),
+            lambda: route_relations(bad, maps, device_mesh),
         ):
             with pytest.raises(ShardLayoutError, match=r"rank 1: .*targets that are not owned"):
                 make()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import reduce
 from scidata.shard.graphs.ghosts import _device_of
 from scidata.shard.graphs.hops import counted, untrimmed
+from scidata.shard.graphs.local_graph import LocalGraph
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1
@@ -43,60 +44,8 @@ _FAULTS = {
 _LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool, bool], int]] = WeakKeyDictionary()
 
 
-class Held(Protocol):
-    """What a rank holds of a graph: of one set of nodes, or of several."""
-
-    @property
-    def key(self) -> Hashable:
-        """What the result of a check is good for."""
-
-    @property
-    def reach(self) -> str:
-        """How far the ghosts go, and how to have more."""
-
-    @property
-    def num_layers(self) -> int:
-        """Of a model that the ghosts are enough for."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the edges are."""
-
-    def as_given(self, arguments: Any) -> Held:
-        """Return these with rows and edges in the order that arguments have them in."""
-
-    @property
-    def is_int(self) -> bool:
-        """Whether the rank owns every row."""
-
-    @property
-    def ends(self) -> bool:
-        """Whether there are rows some of whose edges are not here."""
-
-    def takes_edges(self, arguments: Any) -> bool:
-        """Whether edges are among arguments."""
-
-    def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
-        """Return the owned rows of a result; None where it is none of rows.
-
-        It is of arguments that were ``extended`` by a node; ``trimmed``: it may have left out ghosts.
-        """
-
-    def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
-        """Return arguments with one more node, of NaN.
-
-        Edges from it end at every row whose edges are not all here (``into``), edges to it start at every row
-        (``outof``).
-
-        Raises
-        ------
-        ValueError
-            Sizes do not tell whose rows tensors are.
-        """
-
-
 def check_halo_depth(
-    module: nn.Module, held: Held, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module, graph: LocalGraph, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise on every rank where owned rows of the result depend on what a rank does not hold. Collective.
 
@@ -108,45 +57,45 @@ def check_halo_depth(
         Says what the module looks at.
     """
     given = args, dict(kwargs)
-    left, key = _LEFT.setdefault(module, {}), (held.key, module.training, counted(given))
+    left, key = _LEFT.setdefault(module, {}), (graph.key, module.training, counted(given))
     if left.get(key, _MAX_CHECKS) == 0:
         return
-    code = torch.tensor([_code_of(module, held.as_given(given), given)], device=_device_of(group))
+    code = torch.tensor([_code_of(module, graph.as_given(given), given)], device=_device_of(group))
     found = int(reduce(code, dist.ReduceOp.MAX, group).item())
     if found in _FAULTS:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         raise UnsupportedShardOp(
-            _FAULTS[found].format(module=type(inner).__name__, reach=held.reach, layers=held.num_layers)
+            _FAULTS[found].format(module=type(inner).__name__, reach=graph.reach, layers=len(graph.layers))
         )
     left[key] = 0 if found == _FINE else left.get(key, _MAX_CHECKS) - 1
 
 
-def _code_of(module: nn.Module, held: Held, given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
+def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
     """Try the module on this rank; the largest code of all ranks counts."""
     whole, trims = untrimmed(given), counted(given)
 
     def run(*, into: bool, outof: bool) -> list[Tensor] | None:
-        more = held.with_node(whole, into=into, outof=outof)
-        return held.owned_rows(twin(*more[0], **more[1]), extended=True)
+        more = graph.with_node(whole, into=into, outof=outof)
+        return graph.owned_rows(twin(*more[0], **more[1]), extended=True)
 
     def same(found: list[Tensor] | None) -> bool:
         assert expected is not None
         return found is not None and all(_close(a, b) for a, b in zip(found, expected, strict=True))
 
     try:
-        if not held.takes_edges(given):
+        if not graph.takes_edges(given):
             return 7 if trims else _NOTHING_SEEN
-        with _aside(module, held.device) as twin:
-            expected = held.owned_rows(twin(*whole[0], **whole[1]))
+        with _aside(module, graph.device) as twin:
+            expected = graph.owned_rows(twin(*whole[0], **whole[1]))
             if expected is None:
                 return 6
-            if held.is_int:
+            if graph.owns_all:
                 return _NOTHING_SEEN
             if same(run(into=True, outof=True)):
-                if trims and not same(held.owned_rows(twin(*given[0], **given[1]), trimmed=True)):
+                if trims and not same(graph.owned_rows(twin(*given[0], **given[1]), trimmed=True)):
                     return 7
-                return _FINE if held.ends else _NOTHING_SEEN
-            if not same(held.owned_rows(twin(*whole[0], **whole[1]))):
+                return _FINE if graph.is_cut else _NOTHING_SEEN
+            if not same(graph.owned_rows(twin(*whole[0], **whole[1]))):
                 return 5
             if not same(run(into=False, outof=False)):
                 return 4

@@ -22,7 +22,7 @@ class HopCounts(list[int]):
 
 def counted(arguments: Any) -> bool:
     """Whether there are counts by hops among arguments."""
-    return any(isinstance(x, HopCounts) for x in tree_leaves(arguments))
+    return HopCounts in map(type, tree_leaves(arguments))
 
 
 def check_counts(arguments: Any, num_rows: int, num_edges: int) -> None:

@@ -8,9 +8,10 @@ rows of an ``edge_index`` may be ids of two sets of nodes, each with ghosts of i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,13 +21,16 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
-from scidata.shard.axes import MeshAxis
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
 from scidata.shard.op_table import find, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_map_only, version_of
+
+#: Source set, name and target set.
+Relation: TypeAlias = tuple[str, str, str]
+_ONE_SET: Relation = ("node", "edge", "node")
 
 # What only rearranges or copies: done to the ids in local numbering too.
 _COPIES = find("clone detach contiguous to cuda cpu pin_memory", namespaces=(Tensor,))
@@ -262,59 +266,67 @@ class BetweenSets:
     target: GhostExchange
 
 
-def route_edges(
-    edge_index: Tensor, index_map: IndexMap, device_mesh: DeviceMesh, *, edge_sizes: Sequence[int] | None = None
-) -> RoutedIndex:
-    """Make an ``edge_index`` of edges among the nodes of one set. Collective; see :func:`route_relation`."""
-    return route_relation(edge_index, index_map, index_map, device_mesh, edge_sizes=edge_sizes)
+def route_edges(edge_index: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> RoutedIndex:
+    """Make an ``edge_index`` of edges among the nodes of one set. Collective; see :func:`route_relations`."""
+    edges, _ = route_relations({_ONE_SET: edge_index}, {_ONE_SET[0]: index_map}, device_mesh)
+    return edges[_ONE_SET]
 
 
-def route_relation(
-    edge_index: Tensor,
-    source_map: IndexMap,
-    target_map: IndexMap,
+def route_relations(
+    relations: Mapping[Relation, Tensor],
+    index_maps: Mapping[str, IndexMap],
     device_mesh: DeviceMesh,
-    *,
-    edge_sizes: Sequence[int] | None = None,
-) -> RoutedIndex:
-    """Make an ``edge_index`` of global shape ``(2, num_edges)`` from this rank's edges. Collective.
+    fields: Sequence[tuple[str, bool]] = (),
+) -> tuple[dict[Relation, RoutedIndex], dict[str, GhostExchange]]:
+    """Make an ``edge_index`` of global shape ``(2, num_edges)`` for each relation from this rank's edges. Collective.
 
     Parameters
     ----------
-    edge_index
-        ``(2, num_local_edges)`` integers in local numbering: sources among the owned nodes and ghosts of their set,
-        targets owned nodes of theirs.
-    source_map, target_map
-        Who owns which nodes of each set; the same for edges within one set. All relations from one set should use one
-        map, whose ghosts are those of all of them: a tensor is then exchanged once for all.
+    relations
+        ``(2, num_local_edges)`` integers in local numbering by relation: sources among the owned nodes and ghosts of
+        their set, targets owned nodes of theirs. The same relations on all ranks.
+    index_maps
+        Who owns which nodes of each set. One map has the ghosts of all relations that start at its set, so that a
+        tensor is exchanged once for all.
     device_mesh
         One axis, the domain.
-    edge_sizes
-        Edges of each rank, checked; found by the same exchange where not given.
+    fields
+        Fields that go with the edges, the same on all ranks, and whether this rank's part of each fits.
+
+    Returns
+    -------
+    edges, exchanges
+        By relation, and by set.
 
     Raises
     ------
     ShardLayoutError
-        On every rank: ids out of range on one, targets that are not owned, or sizes that are not so.
+        On every rank: ids out of range on one, targets that are not owned, fields that do not fit.
     """
-    axis = graph_axis(device_mesh)
-    source, target = ghost_exchange(source_map, axis.group), ghost_exchange(target_map, axis.group)
-    fault = edge_fault(edge_index, source_map, target_map)
-    table = agree([edge_index.shape[-1] if edge_index.ndim else 0, fault], axis)
-    for rank, (_, code) in enumerate(table):
+    axis, ordered = graph_axis(device_mesh), sorted(relations)
+    exchanges = {name: ghost_exchange(rows, axis.group) for name, rows in sorted(index_maps.items())}
+    faults = [(" ".join(r), edge_fault(relations[r], index_maps[r[0]], index_maps[r[2]])) for r in ordered]
+    faults += [(what, 0 if fits else _UNFIT) for what, fits in fields]
+    place, fault = next(((i, code) for i, (_, code) in enumerate(faults) if code), (0, 0))
+    named = zlib.crc32(repr([what for what, _ in faults]).encode())
+    counts = [relations[each].shape[-1] if relations[each].ndim else 0 for each in ordered]
+    row = torch.tensor([[named, place, fault, *counts]], device=_device_of(axis.group))
+    table = (gather(row, (1,) * axis.size, 0, axis.group) if axis.size > 1 else row).tolist()
+    if len({given for given, *_ in table}) > 1:
+        raise ShardLayoutError("the ranks give different relations or fields; give all of them on each rank")
+    for rank, (_, at, code, *_) in enumerate(table):
+        if code == _UNFIT:
+            raise ShardLayoutError(f"rank {rank}: {faults[at][0]}: {_FAULTS[code]}")
         if code:
-            raise ShardLayoutError(f"rank {rank}: {EDGE_FAULTS[code]}; pass sample.edge_index, which is numbered so")
-    sizes = tuple(size for size, _ in table)
-    if edge_sizes is not None and tuple(edge_sizes) != sizes:
-        raise ShardLayoutError(f"edge_sizes says {tuple(edge_sizes)}, but the ranks hold {sizes} edges")
-    return routed_edges(edge_index, source, target, sizes, device_mesh)
-
-
-def agree(mine: Sequence[int], axis: MeshAxis) -> list[list[int]]:
-    """Return what each rank says, as many numbers on each. Collective."""
-    row = torch.tensor([mine], device=_device_of(axis.group))
-    found: list[list[int]] = (gather(row, (1,) * axis.size, 0, axis.group) if axis.size > 1 else row).tolist()
-    return found
+            raise ShardLayoutError(
+                f"rank {rank}: {_FAULTS[code]} ({faults[at][0]}); pass sample.edge_index, which is numbered so"
+            )
+    edges = {}
+    for number, relation in enumerate(ordered, 3):
+        sizes = tuple(row[number] for row in table)
+        source, target = exchanges[relation[0]], exchanges[relation[2]]
+        edges[relation] = routed_edges(relations[relation], source, target, sizes, device_mesh)
+    return {relation: edges[relation] for relation in relations}, exchanges
 
 
 def routed_edges(
@@ -336,16 +348,18 @@ def routed_edges(
     return RoutedIndex(known, spec, exchanges=exchanges, ids=ids, owned=(False, True))
 
 
-#: What may be wrong with the edges of a rank, by number, so that the others can be told.
-EDGE_FAULTS = {
+_UNFIT = 4
+#: Faults of a rank's edges and fields by number, so that the others can be told.
+_FAULTS = {
     1: "edge_index must be an integer tensor of shape (2, num_local_edges)",
     2: "edge_index holds sources that are neither owned nor ghosts",
     3: "edge_index holds targets that are not owned",
+    _UNFIT: "its rows are not the owned rows and, where given, ghosts of its index map, or the edges of edge_index",
 }
 
 
 def edge_fault(edge_index: Tensor, source_map: IndexMap, target_map: IndexMap) -> int:
-    """Return what is wrong with this rank's edges, a key of ``EDGE_FAULTS``; 0 where nothing is."""
+    """Return what is wrong with this rank's edges, a key of ``_FAULTS``; 0 where nothing is."""
     integers = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not integers:
         return 1

@@ -1,14 +1,15 @@
-"""What a rank holds of a graph between several node sets, to compute its rows without exchange.
+"""The part of a graph on which a rank computes its rows without exchange: rows of each node set, ghosts included, and
+the edges among them. Most graphs have one node set and one relation.
 
-As :class:`scidata.shard.graphs.parts.Parts` of one set. A model takes and gives several tensors here, which belong to
-sets and relations: by the keys of dicts, or of a ``HeteroData``, that they lie under, else by their numbers of rows.
+A model takes and returns several tensors, each of which belongs to a set or a relation: the one whose key it lies
+under, in a dict or a ``HeteroData``, else the one that has as many rows.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,47 +20,56 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.graphs.ghosts import node_tensor
+from scidata.shard.graphs.hops import counted, hop_order
+from scidata.shard.graphs.routed import Relation
 from scidata.shard.tensor import ShardTensor
 
-#: A node set's name, or a relation: source set, name, target set.
-Entity: TypeAlias = str | tuple[str, str, str]
-Relation: TypeAlias = tuple[str, str, str]
+#: A node set's name, or a relation.
+Entity: TypeAlias = str | Relation
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SetParts:
-    """A rank's rows of several sets, and their edges.
+class LocalGraph:
+    """A rank's rows of the node sets of a graph, and its edges.
 
     Attributes
     ----------
     index_maps
         By set: owned rows and ghosts.
-    relations
-        ``(2, num_edges)`` int64 in local numbering: the edges that end at owned rows and, of the relations of
-        ``layers``, at the ghosts that a layer computes, too.
+    edges
+        By relation, ``(2, num_edges)`` int64 in local numbering: the edges that end at owned rows and, of the
+        relations of ``layers``, also those that end at the ghosts that a layer computes.
     layers
-        Of each layer of a model that the ghosts are enough for, the relations that it follows.
+        The ghosts are enough for a model of so many layers that follow these relations: a graph of one set with ghosts
+        two hops deep has two layers of its one relation.
     device_mesh
         One axis, the domain.
     rows_of
-        Whose rows a result is, where no key of a dict says so.
+        The set whose rows a result has where no key of a dict says so; needless with one set.
     """
 
     index_maps: Mapping[str, IndexMap]
-    relations: Mapping[Relation, Tensor]
+    edges: Mapping[Relation, Tensor]
     layers: tuple[tuple[Relation, ...], ...]
     device_mesh: DeviceMesh
     rows_of: str | None = None
 
+    @property
+    def only(self) -> tuple[IndexMap, Tensor] | None:
+        """The index map and the edges of a graph with one set and one relation; None for other graphs."""
+        if len(self.index_maps) > 1 or len(self.edges) != 1:
+            return None
+        return next(iter(self.index_maps.values())), next(iter(self.edges.values()))
+
     def owned(self, result: Any, *, trimmed: bool = False) -> Any:
-        """Return the owned rows of a module's result as ShardTensors; none are trimmed by hops.
+        """Return the owned rows of a module's result as ShardTensors; a ``trimmed`` result may lack ghosts.
 
         Raises
         ------
         UnsupportedShardOp
-            It says not of which set its rows are, or has not a row for each local node of it.
+            The result does not say whose rows it has, or lacks a row of a local node.
         """
 
         def wrap(x: Tensor, entity: Entity | None) -> Tensor:
@@ -69,26 +79,31 @@ class SetParts:
                     f"rows_of={next(iter(self.index_maps))!r}; there are {', '.join(self.index_maps)}"
                 )
             rows = self.index_maps[str(entity)]
-            if x.ndim == 0 or len(x) != rows.num_local:
+            if not _has_rows(x, rows, trimmed=trimmed):
                 raise UnsupportedShardOp(
                     f"without exchange a module returns a row for each of the {rows.num_local} local nodes of "
-                    f"{entity!r}, but it returned shape {tuple(x.shape)}; pool, or reduce, the ShardTensors that "
+                    f"{entity!r}, but it returned shape {tuple(x.shape)}; pool, or reduce, the ShardTensor that "
                     "call_on_parts makes of rows"
                 )
             return node_tensor(x[: rows.num_owned], rows, self.device_mesh)
 
-        return self._mapped(wrap, result, self.rows_of)
+        return self._mapped(wrap, result, self._result_set)
 
-    # -- what a check of the depth asks ------------------------------------------------------------------------------
+    # -- what the check of the halo's depth asks -----------------------------------------------------------------------
 
     @property
     def key(self) -> Hashable:
-        """What the result of a check is good for."""
+        """A check that has passed holds for all graphs of this key."""
         return self.layers, self.rows_of
 
     @property
     def reach(self) -> str:
         """How far the ghosts go, and how to have more."""
+        if self.only is not None:
+            return (
+                f"more than {len(self.layers)} hops away. Open the data set with a wider halo: as many hops as layers, "
+                "and one more where layers use the degrees of their sources, as GCNConv does"
+            )
         shown = ", ".join(" and ".join("__".join(r) for r in layer) for layer in self.layers)
         return (
             f"further away than layers along {shown} do. Open the data set with all relations that the model follows, "
@@ -96,28 +111,27 @@ class SetParts:
         )
 
     @property
-    def num_layers(self) -> int:
-        """Of a model that the ghosts are enough for."""
-        return len(self.layers)
-
-    def as_given(self, arguments: Any) -> SetParts:
-        """Return these: there is one order."""
-        return self
-
-    @property
     def device(self) -> torch.device:
-        """Where the edges are."""
-        return next((edges.device for edges in self.relations.values()), torch.device("cpu"))
+        """The device of the edges."""
+        return next((edges.device for edges in self.edges.values()), torch.device("cpu"))
 
     @property
-    def is_int(self) -> bool:
+    def owns_all(self) -> bool:
         """Whether the rank owns every row."""
         return all(rows.num_owned == rows.num_global for rows in self.index_maps.values())
 
     @property
-    def ends(self) -> bool:
-        """Whether there are rows some of whose edges are not here."""
+    def is_cut(self) -> bool:
+        """Whether some rows lack edges that end at them."""
         return any(map(len, self._incomplete.values()))
+
+    def as_given(self, arguments: Any) -> LocalGraph:
+        """Return the graph with edges in the order that they have in arguments: as stored, or by hops."""
+        if self.only is None:
+            return self
+        rows, edges = self.only
+        by_hop = replace(self, edges=dict.fromkeys(self.edges, hop_order(rows, edges, len(self.layers)).edge_index))
+        return by_hop if counted(arguments) or by_hop.takes_edges(arguments) else self
 
     def takes_edges(self, arguments: Any) -> bool:
         """Whether edges are among arguments."""
@@ -131,27 +145,35 @@ class SetParts:
         return any(found)
 
     def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
-        """Return the owned rows of a result, ``extended`` as its arguments were; None where it is none of rows."""
+        """Return the owned rows of a result; None where it has no row for each local node.
+
+        Parameters
+        ----------
+        extended
+            It was computed of arguments of :meth:`with_node`, so that each set has one more node.
+        trimmed
+            It may lack ghosts.
+        """
         found: list[Tensor | None] = []
 
         def take(x: Tensor, entity: Entity | None) -> Tensor:
             if entity in self.index_maps:  # else owned() says what is missing
                 rows = self.index_maps[str(entity)]
-                fits = x.ndim > 0 and len(x) == rows.num_local + extended
+                fits = _has_rows(x, rows, trimmed=trimmed, num_more=int(extended))
                 found.append(x[: rows.num_owned] if fits else None)
             return x
 
-        self._mapped(take, result, self.rows_of)
+        self._mapped(take, result, self._result_set)
         kept = [x for x in found if x is not None]
         return kept if len(kept) == len(found) else None
 
     def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
-        """Return arguments with one more node of each set, of NaN.
+        """Return arguments with one more node of each set, whose values are NaN.
 
         Parameters
         ----------
         into
-            Edges from it end at every row whose edges are not all here, of each relation.
+            Edges from it end at every row that lacks edges, for each relation.
         outof
             Edges to it start at every row.
 
@@ -160,7 +182,7 @@ class SetParts:
         ValueError
             Sizes do not tell whose rows tensors are.
         """
-        new = {relation: self._new_edges(relation, into, outof) for relation in self.relations}
+        new = {relation: self._new_edges(relation, into, outof) for relation in self.edges}
 
         def extend(x: Tensor, entity: Entity | None) -> Tensor:
             relation = self._relation_of(x, entity)
@@ -185,28 +207,38 @@ class SetParts:
 
     @cached_property
     def _incomplete(self) -> dict[Relation, Tensor]:
-        """Of each relation the local rows of its target's set some of whose edges are not here."""
+        """By relation, the local rows of its target set that lack edges.
+
+        Walk back from the last layer, which computes the owned rows. It needs all edges that end there, so their
+        sources must be computed by the layer before it, and so on. Of a chain ``3 -> 2 -> 1 -> 0`` with row 0 owned
+        and two layers, the last needs the edges that end at 0, the first also those that end at 1: rows 2 and 3 lack
+        theirs.
+        """
         needed = {}
         for name, rows in self.index_maps.items():
             needed[name] = torch.arange(rows.num_local, device=self.device) < rows.num_owned
-        complete = {relation: needed[relation[2]] for relation in self.relations}
+        complete = {relation: needed[relation[2]] for relation in self.edges}
         for layer in reversed(self.layers):
             before = {name: mask.clone() for name, mask in needed.items()}
             for relation in layer:
                 complete[relation] = needed[relation[2]]
-                start, end = self.relations[relation]
+                start, end = self.edges[relation]
                 before[relation[0]][start[needed[relation[2]][end]]] = True
             needed = before
         return {relation: (~mask).nonzero()[:, 0] for relation, mask in complete.items()}
 
     # -- whose rows tensors are ----------------------------------------------------------------------------------------
 
+    @property
+    def _result_set(self) -> str | None:
+        return next(iter(self.index_maps)) if len(self.index_maps) == 1 else self.rows_of
+
     def _mapped(
         self, function: Callable[[Tensor, Entity | None], Any], value: Any, of: Entity | None = None, *, more: int = 0
     ) -> Any:
         """Apply a function to each tensor, with the set or relation whose key it lies under.
 
-        ``more``: nodes that it adds to each set.
+        ``more``: nodes that the function adds to each set.
         """
         if isinstance(value, Tensor):  # y and batch of a HeteroData are sharded, and for losses
             return value if isinstance(value, ShardTensor) else function(value, of)
@@ -223,23 +255,28 @@ class SetParts:
             return made
         return value
 
-    def _named(self, key: Any) -> Entity | None:
-        """Return the set or relation that a key is of."""
-        if isinstance(key, str) and key.count("__") >= 2:
-            key = tuple(key.split("__"))
-        return key if key in self.index_maps or key in self.relations else None
+    def _named(self, key: Hashable) -> Entity | None:
+        """Return the set or relation that a key is the name of."""
+        named = tuple(key.split("__")) if isinstance(key, str) and key.count("__") >= 2 else key
+        entities: list[Entity] = [*self.index_maps, *self.edges]
+        return next((each for each in entities if each == named), None)
 
     def _relation_of(self, x: Tensor, entity: Entity | None) -> Relation | None:
         """Return the relation whose edges a tensor holds; None where it holds none."""
-        some = [r for r in self.relations if entity in (None, r)]
-        same = [r for r in some if x.shape == self.relations[r].shape and torch.equal(x, self.relations[r])]
-        return _only(same)
+        some = [r for r in self.edges if entity in (None, r)]
+        return _only([r for r in some if x.shape == self.edges[r].shape and torch.equal(x, self.edges[r])])
 
     def _entity_of(self, x: Tensor, entity: Entity | None) -> Entity | None:
-        """Return whose rows a tensor has: of the set or relation that its key names, else of one with as many."""
+        """Return whose rows a tensor has: those of the set or relation that its key names, else by their number."""
         sizes: dict[Entity, int] = {name: rows.num_local for name, rows in self.index_maps.items()}
-        sizes |= {relation: edges.shape[1] for relation, edges in self.relations.items()}
+        sizes |= {relation: edges.shape[1] for relation, edges in self.edges.items()}
         return _only([of for of, size in sizes.items() if x.ndim and len(x) == size and entity in (None, of)])
+
+
+def _has_rows(x: Tensor, rows: IndexMap, *, trimmed: bool, num_more: int = 0) -> bool:
+    """Whether a tensor has a row for each local node, and for ``num_more`` others; a trimmed one may lack ghosts."""
+    num_local = rows.num_local + num_more
+    return x.ndim > 0 and (rows.num_owned if trimmed else num_local) <= len(x) <= num_local
 
 
 def _only(found: Sequence[_T]) -> _T | None:

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
@@ -17,11 +18,21 @@ from scidata.shard import ShardTensor
 from scidata.sources.cf import names_time
 from scidata.sources.kinds import numbers_cells
 
-if TYPE_CHECKING:
-    from scidata.data.sample import Sample, TensorT
-
+#: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
+TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.Tensor)
 #: The labels of a field's rows along one of its dims, None where nothing labels them.
 LabelsOf: TypeAlias = Callable[[str, str], Sequence[Any] | None]
+
+
+class NamedFields(Protocol[TensorT]):
+    """Fields by name, and the names of their dims: a sample or a batch."""
+
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of each field's dims."""
+
+    def __getitem__(self, name: str, /) -> TensorT:
+        """Return a field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +86,7 @@ class Channels:
     def __len__(self) -> int:
         return len(self.names)
 
-    def stack(self, sample: Sample[TensorT]) -> TensorT:
+    def stack(self, sample: NamedFields[TensorT]) -> TensorT:
         """Return the fields of a sample, or of a batch, as channels of one tensor, in the dtype that they promote to.
 
         Of ShardTensors one that lies as they do, with the halo that was read, unless a field requires grad.
@@ -98,7 +109,7 @@ class Channels:
             return ShardTensor.from_padded(torch.cat(parts, dim=axis), spec, halos[0])  # type: ignore[return-value]
         return torch.cat(flat, dim=axis)  # type: ignore[return-value]
 
-    def _flat(self, sample: Sample[TensorT], name: str) -> tuple[Any, Any]:
+    def _flat(self, sample: NamedFields[TensorT], name: str) -> tuple[Any, Any]:
         """Return a field, and a view of it whose dims are those of the tensor of channels."""
         field, dims = sample[name], sample.dims[name]
         batch = int(dims[:1] == ("batch",))

@@ -8,10 +8,11 @@ from typing import Any, overload
 import torch
 
 from scidata.core.keywords import checked_keywords
+from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.irregular_union import unite
 from scidata.data.local_fields import LocalFields, stacked
-from scidata.data.sample import Sample, TensorT
+from scidata.data.sample import Sample
 from scidata.errors import FieldMismatchError
 
 

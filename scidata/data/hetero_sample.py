@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scidata.core.keywords import checked_keywords
+from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.sample import TensorT
 from scidata.data.to_pyg import Columns, EdgeColumns, pyg_of
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import torch
 
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Empty, IntArray
+from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset, Reader
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
-from scidata.data.sample import TensorT
 from scidata.data.topology import Cells, Place, Relation, Topology, edge_type, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named

@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
-from scidata.data.sample import Sample, TensorT
+from scidata.data.channels import TensorT
+from scidata.data.sample import Sample
 from scidata.data.to_pyg import Columns, EdgeColumns, entity_named, pyg_of
 from scidata.data.topology import Cells, EdgeType, Place, Topology, shard_rows
 from scidata.errors import ConfigError, UnknownNameError, near_matches

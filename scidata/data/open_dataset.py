@@ -23,10 +23,11 @@ from scidata.sources.paths import check_paths
 from scidata.store.format.places import is_store
 
 if TYPE_CHECKING:
+    from scidata.data.channels import TensorT
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.data.irregular_sample import IrregularSample
-    from scidata.data.sample import Sample, TensorT
+    from scidata.data.sample import Sample
     from scidata.shard import ShardTensor
 
     _OfGrids: TypeAlias = Callable[[Sample[TensorT]], Any]

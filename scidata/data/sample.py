@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import check_mapping
 from scidata.core.html import card, sizes
-from scidata.data.channels import Channels, channels_of
+from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-#: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
-TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.Tensor)
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
 Coordinate: TypeAlias = torch.Tensor | np.ndarray[Any, np.dtype[Any]]
 

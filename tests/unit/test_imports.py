@@ -14,7 +14,6 @@ TOP = Path(scidata.__file__).parent
 LEFT = {
     ("scidata.sources.groups", "scidata.sources"),  # objects
     ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
-    ("scidata.data.channels", "scidata.data.sample"),  # graphs
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Empty, IntArray
 from scidata.data.channels import TensorT
-from scidata.data.domain_dataset import DomainDataset, Reader
+from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_transform import apply_locally
@@ -24,66 +24,15 @@ from scidata.meshes.hetero import JOINT, rows_named
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import version_of
 from scidata.sources.access.mounts import is_local
-from scidata.store.format.manifest import FieldInfo, StoredMoments
+from scidata.store.format.manifest import StoredMoments
 from scidata.store.reading.part import Identity, LocalPart
-from scidata.store.reading.subsample import Subsample
 
+if TYPE_CHECKING:
+    from scidata.store.raw_points.reader import PointsReader
+    from scidata.store.reading.reader import StoreReader
 
-class IrregularReader(Reader, Protocol):
-    """What reads samples whose rows are nodes, points or cells, of any number each: partitioned stores, raw clouds."""
-
-    kind: str  # "mesh", "points", "graph" or "hetero"
-    entity: str  # that is cut first
-    num_parts: int
-    ghosts: str  # "disk" or "exchange"
-    subsample: Subsample | None  # what each epoch draws
-
-    @property
-    def path(self) -> str:
-        """The store, or the first file."""
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """The entities that samples have."""
-
-    @property
-    def num_hops(self) -> int:
-        """Hops along edges that ghosts are away."""
-
-    @property
-    def layers(self) -> tuple[tuple[str, ...], ...]:
-        """Of a graph between several node sets: of each layer that the ghosts are enough for, its relations."""
-
-    @property
-    def period(self) -> tuple[float, ...] | None:
-        """Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none."""
-
-    def counts(self, entity: str) -> IntArray:
-        """Return the rows of an entity in each sample, ``(num_samples,)``."""
-
-    def info(self, name: str) -> FieldInfo:
-        """Return the description of a field."""
-
-    def entity_dim(self, name: str) -> int:
-        """Return which of a field's dims its entity's is."""
-
-    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample, or of what ``epoch`` draws from it."""
-
-    def statistics(self, name: str) -> StoredMoments | None:
-        """Return figures of a field over all samples; None where there are none."""
-
-    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
-        """Plan one sample for one rank."""
-
-    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
-        """Read one part of a sample, into arrays that ``empty`` makes. Thread-safe."""
-
-    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
-        """Return the source's row of each row that a part owns, or of ``rows``."""
-
-    def graph_values(self, index: int) -> dict[str, Any]:
-        """Return values of a whole sample: arrays, and what JSON has."""
+#: Reads samples whose rows are nodes, points or cells, of any number each; see ``PartReader`` for what both have.
+IrregularReader: TypeAlias = "StoreReader | PointsReader"
 
 
 class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]]):

@@ -13,7 +13,7 @@ from scidata.core.checks import check_mapping
 from scidata.data.topology import EdgeType, Place, Topology
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.pyg import filled, new_data, sharded
-from scidata.meshes.hetero import JOINT
+from scidata.meshes.hetero import JOINT, relation_parts
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.hops import hop_order
 from scidata.shard.graphs.local_graph import Entity, LocalGraph
@@ -81,7 +81,7 @@ def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *,
     graph = sample.parts if khop else None
     if graph is not None:
         sizes = {name: rows.num_local for name, rows in graph.index_maps.items()}
-        return filled(made, sizes, *_on_parts(sample, groups, graph, by_hop), sample.graph_values)
+        return filled(made, sizes, *_on_parts(sample, groups, graph, by_hop), _values(sample))
     node: dict[str, dict[str, Tensor]] = {name: {} for name in topology.node_sets}
     held: dict[str, dict[str, Tensor]] = {name: {} for name in topology.node_sets}
     edge: dict[EdgeType, dict[str, Tensor]] = {}
@@ -98,9 +98,17 @@ def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *,
     if topology.device_mesh is None:
         plain: dict[Entity, Mapping[str, Tensor]] = {name: node[name] | held[name] for name in node}
         plain.update(edge.items())
-        return filled(made, sizes, edges, plain, sample.graph_values)
+        return filled(made, sizes, edges, plain, _values(sample))
     shards = sharded(edges, maps, topology.device_mesh, node=node, node_with_ghosts=held, edge=edge)
-    return filled(made, sizes, *shards, sample.graph_values)
+    return filled(made, sizes, *shards, _values(sample))
+
+
+def _values(sample: Fields) -> dict[tuple[Entity | None, str], object]:
+    """Return the values of the whole graph, of its sets and of its relations, by entity and name."""
+    if sample.topology.entity != JOINT:
+        return {(None, name): value for name, value in sample.graph_values.items()}
+    parts = [(*name.rpartition("/")[::2], value) for name, value in sample.graph_values.items()]
+    return {(relation_parts(of) or of or None, base): value for of, base, value in parts}
 
 
 def _groups(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:

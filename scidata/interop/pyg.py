@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.checks import optional_module
 from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError
-from scidata.meshes.hetero import relation_parts
 from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
 from scidata.shard.graphs.local_graph import Entity
 from scidata.shard.graphs.routed import Relation, RoutedIndex, edge_tensor, route_relations
@@ -72,7 +71,7 @@ def to_pyg(
         node_with_ghosts={_NODES: node_with_ghosts or {}},
         edge={_EDGES: edge or {}},
     )
-    return filled(made, {_NODES: index_map.num_global}, edges, fields, graph or {})
+    return filled(made, {_NODES: index_map.num_global}, edges, fields, _of_whole(graph))
 
 
 def hetero_to_pyg(
@@ -135,7 +134,11 @@ def hetero_to_pyg(
         raise ConfigError(f"fields of edges {unknown}, which are none of the relations {sorted(relations)}")
     _check_once(Counter(f"{name}: {field}" for given in (node, held) for name, own in given.items() for field in own))
     edges, fields = sharded(relations, index_maps, device_mesh, node=node, node_with_ghosts=held, edge=edge)
-    return filled(made, {name: rows.num_global for name, rows in index_maps.items()}, edges, fields, graph or {})
+    return filled(made, {name: rows.num_global for name, rows in index_maps.items()}, edges, fields, _of_whole(graph))
+
+
+def _of_whole(values: Mapping[str, object] | None) -> dict[tuple[Entity | None, str], object]:
+    return {(None, name): value for name, value in (values or {}).items()}
 
 
 def _check_once(names: Counter[str]) -> None:
@@ -191,11 +194,11 @@ def filled(
     sizes: Mapping[str, int],
     relations: Mapping[Relation, Tensor],
     fields: Mapping[Entity, Mapping[str, object]],
-    values: Mapping[str, object],
+    values: Mapping[tuple[Entity | None, str], object],
 ) -> Any:
-    """Put edges, fields, and numbers of nodes into an empty container; then values of the whole, of sets and relations.
+    """Put edges, fields, and numbers of nodes into an empty container, then values of the whole, of sets and relations.
 
-    A value, ``y`` or ``grid/y``, is left out where a field has its name.
+    A value, by entity (None: of the whole) and name, is left out where a field has its name.
     """
     several = hasattr(made, "node_types")
     for relation, edge_index in relations.items():
@@ -206,11 +209,10 @@ def filled(
         store = made[entity] if several else made
         for name, tensor in named.items():
             store[name] = tensor
-    for name, value in values.items():
-        of, _, base = name.rpartition("/") if several else ("", "", name)
-        store = made[relation_parts(of) or of] if of else made
-        if base not in store:
-            store[base] = value
+    for (of, name), value in values.items():
+        store = made if of is None else made[of]
+        if name not in store:
+            store[name] = value
     return made
 
 

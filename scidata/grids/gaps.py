@@ -19,14 +19,12 @@ from scidata.core.bounds import num_rows_of, rows_of
 from scidata.core.passes import usual_steps
 from scidata.core.types import IntArray, Segments, Source
 from scidata.errors import ConfigError
-from scidata.grids.labels import labels_of, stored_times
+from scidata.grids.labels import known_labels, label_text, labels_of, seconds_of, stored_times
 from scidata.grids.partition import selected_rows
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 
-#: What becomes of samples over a gap.
-GAPS = ("skip", "error", "allow")
 _UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 
 
@@ -86,7 +84,11 @@ def find_gaps(series: Series, rows: IntArray, *, crosses: bool = True) -> Gaps |
 
 def _text(series: Series, rows: IntArray, steps: npt.NDArray[Any], breaks: npt.NDArray[Any], unit: str) -> str:
     """Say how many gaps there are, and where the first is; of times that come twice, too."""
-    named = _names_of(series, rows)
+    labels = known_labels(series, str(series.sample_dim))
+
+    def named(k: int) -> str:
+        return f"row {rows[k]}" if labels is None else label_text(labels[rows[k]])
+
     places, twice = np.flatnonzero(breaks), np.flatnonzero((steps == 0) & breaks[1:]) + 1
     gaps = places[steps[places - 1] != 0]
     usual = _length(np.median(steps[steps != 0]), unit)
@@ -99,14 +101,6 @@ def _text(series: Series, rows: IntArray, steps: npt.NDArray[Any], breaks: npt.N
         most = f" ({len(twice)} times come again)" if len(twice) > 1 else ""
         said.append(f"{named(int(twice[0]))} twice{most}")
     return f"{series.sample_dim!r} has {' and '.join(said)}"
-
-
-def _names_of(series: Series, rows: IntArray) -> Any:
-    try:
-        labels = labels_of(series, str(series.sample_dim))
-    except (ImportError, ValueError, TypeError, OverflowError):
-        labels = None
-    return lambda k: f"row {rows[k]}" if labels is None else str(labels[rows[k]]).removesuffix(".000000000")
 
 
 def _length(step: float, unit: str) -> str:
@@ -133,17 +127,10 @@ def _times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
     if len(since) == 1:
         values = np.concatenate([values for values, _ in known])
         if values.dtype.kind == "M":
-            return (values - values[:1]) / np.timedelta64(1, "s"), ""
+            return seconds_of(values), ""
         return values.astype(np.float64), re.split(r"\s+since\b", since.pop().strip())[0]
-    try:
-        labels = labels_of(series, dim)
-    except (ImportError, ValueError, TypeError, OverflowError):
-        return None
-    if labels is None or labels.dtype.kind not in "MO":
-        return None
-    if labels.dtype.kind == "M":
-        return (labels - labels[:1]) / np.timedelta64(1, "s"), ""
-    return np.array([(time - labels[0]).total_seconds() for time in labels], np.float64), ""
+    labels = known_labels(series, dim)
+    return None if labels is None or labels.dtype.kind not in "MO" else (seconds_of(labels), "")
 
 
 # -- dates that the data say are missing -----------------------------------------------------------------------------
@@ -170,7 +157,7 @@ def without_missing(
     missing = np.isin(labels[rows].astype("M8[s]"), np.array(named, "M8[s]"))
     if not missing.any():
         return dict(crop), ""
-    num, first = int(missing.sum()), str(labels[rows][missing][0]).removesuffix(".000000000")
+    num, first = int(missing.sum()), label_text(labels[rows][missing][0])
     says = f"{num} missing dates, the first {first}" if num > 1 else f"a missing date, {first}"
     text = f"{series.files[0].path}: has {says}"
     if gaps == "error" or missing.all():

@@ -99,6 +99,27 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     return np.concatenate(known) if len(known) == len(found) else None
 
 
+def known_labels(series: Series, dim: str) -> npt.NDArray[Any] | None:
+    """Return the values along a dimension; None where nothing labels it, or times cannot be decoded here."""
+    try:
+        return labels_of(series, dim)
+    except (ImportError, ValueError, TypeError, OverflowError):
+        return None
+
+
+def seconds_of(times: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return times, ``datetime64`` or objects of cftime, as seconds after the first."""
+    if times.dtype.kind == "M":
+        seconds: npt.NDArray[np.float64] = (times - times[:1]) / np.timedelta64(1, "s")
+        return seconds
+    return np.array([(time - times[0]).total_seconds() for time in times], np.float64)
+
+
+def label_text(label: object) -> str:
+    """Return a label as text, a time without the zeros at its end."""
+    return str(label).removesuffix(".000000000")
+
+
 def stored_times(source: Source, dim: str) -> tuple[npt.NDArray[Any], str] | None:
     """Return the times of rows along a dimension as they are stored, and what they count, with the calendar.
 
@@ -253,10 +274,7 @@ def _of_turned(dim: str, labels: npt.NDArray[Any], wanted: slice, turns: str) ->
 
 def meant(series: Series, dim: str, given: object) -> str:
     """Say, behind an error about rows, which labels the dimension has, and how to select by them."""
-    try:
-        labels = labels_of(series, dim)
-    except (ImportError, ValueError, TypeError):
-        return ""
+    labels = known_labels(series, dim)
     if labels is None or not len(labels):
         return ""
     selection = visible(f"{{{dim!r}: {given!r}}}")
@@ -284,9 +302,6 @@ def _text(label: object) -> str:
 
 def _shown(labels: npt.NDArray[Any]) -> str:
     """Show the first and last labels, times without the zeros at their end."""
-    texts = [str(label).removesuffix(".000000000") for label in labels[:_SHOWN]]
-    if len(labels) > 2 * _SHOWN:
-        texts.append("…")
-    first_left = max(_SHOWN, len(labels) - _SHOWN)
-    texts += [str(label).removesuffix(".000000000") for label in labels[first_left:]]
-    return ", ".join(texts)
+    middle = ["…"] if len(labels) > 2 * _SHOWN else []
+    last = labels[max(_SHOWN, len(labels) - _SHOWN) :]
+    return ", ".join([*map(label_text, labels[:_SHOWN]), *middle, *map(label_text, last)])

@@ -15,7 +15,7 @@ from scidata.core.checks import allocate
 from scidata.core.passes import PASS_BYTES, merged_blocks, usual_steps
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.core.urls import Url
-from scidata.grids.labels import labels_of
+from scidata.grids.labels import known_labels, label_text, labels_of, seconds_of
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.parts import Field
 from scidata.grids.sample_rows import SampleRows
@@ -178,14 +178,11 @@ class GridPass:
         dim, series = self._series.sample_dim, self._series
         if dim is None or self._axis is None or not len(self._local):
             return None
-        try:
-            found = labels_of(series, dim)
-        except (ImportError, ValueError, TypeError, OverflowError):  # times that cannot be decoded here
-            return None
+        found = known_labels(series, dim)
         if found is None:
             return None
         rows = self._local + (0 if series.outer else series.row_bounds[self._members])
-        first, last = (str(found[rows[at]]).removesuffix(".000000000") for at in (0, -1))
+        first, last = (label_text(found[rows[at]]) for at in (0, -1))
         return dim, first, last
 
 
@@ -203,15 +200,11 @@ def row_times(series: Series) -> npt.NDArray[np.float64] | None:
     dim = series.sample_dim
     if dim is None:
         return None
-    try:
-        found = labels_of(series, dim)
-    except (ImportError, ValueError, TypeError, OverflowError):  # times that cannot be decoded: as they are stored
-        found = series.coordinate(dim) if len(series.files) == 1 else None
+    found = known_labels(series, dim)
+    if found is None and len(series.files) == 1:
+        found = series.coordinate(dim)  # as it is stored
     if found is None or not len(found):
         return None
-    if found.dtype.kind == "M":
-        seconds: npt.NDArray[np.float64] = (found - found[0]) / np.timedelta64(1, "s")
-        return seconds
-    if found.dtype.kind == "O":
-        return np.array([(time - found[0]).total_seconds() for time in found], np.float64)
+    if found.dtype.kind in "MO":
+        return seconds_of(found)
     return found.astype(np.float64) if found.dtype.kind in "iuf" else None

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ _BATCHES_PER_THREAD = 8
 
 def read_plan(
     plan: ArrayPlan,
-    out: npt.NDArray[Any],
+    out: npt.NDArray[np.generic],
     *,
     source: Source,
     decoding: Decoding | None = None,
@@ -94,14 +94,14 @@ class Job:
     ) -> None:
         self.plan, self._source, self._decoding = plan, source, decoding
         self._allow_missing = allow_missing
-        self._ready: tuple[np.dtype[Any], Execution] | None = None
+        self._ready: tuple[np.dtype[np.generic], Execution] | None = None
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The dtype of decoded values, in native byte order."""
         return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
 
-    def execution(self, dtype: np.dtype[Any]) -> Execution:
+    def execution(self, dtype: np.dtype[np.generic]) -> Execution:
         """Return what runs the plan into buffers of ``dtype``; raises what places of chunks show to be wrong."""
         ready = self._ready
         if ready is None or ready[0] != dtype:
@@ -120,7 +120,7 @@ class Job:
 _Run: TypeAlias = tuple[Execution, Target]
 
 
-def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[Any]]], *, executor: Executor | None = None) -> ReadStats:
+def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor: Executor | None = None) -> ReadStats:
     """Read plans into a buffer each: those of URLs together, so that they wait for round trips once, and the others.
 
     Raises the errors of :func:`read_plan`.

@@ -11,8 +11,8 @@ import bz2
 import lzma
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -53,8 +53,9 @@ class Scratch:
 class _Step:
     """Undoes one codec. ``size`` is the decoded size where it is known beforehand, ``limit`` the most it may be."""
 
-    def __init__(self, config: Mapping[str, Any], size: int | None, limit: int, buffer: str) -> None:
-        self.config, self.size, self.limit, self.buffer = config, size, limit, buffer
+    def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
+        self.name, self.config = codec.name, codec.config
+        self.size, self.limit, self.buffer = size, limit, buffer
 
     def encoded_size(self) -> int | None:
         """Size before undoing, where that follows from the size after."""
@@ -133,76 +134,61 @@ def _zstd_size(data: Bytes) -> tuple[int, bool]:
     return bound, False
 
 
+class _Decompressor(Protocol):
+    """A stream of the standard library that gives no more bytes at once than it is asked for."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, max_length: int, /) -> bytes: ...
+
+
+def _open_lzma(config: Mapping[str, Any]) -> _Decompressor:
+    kind = int(config.get("format", lzma.FORMAT_XZ))
+    filters = config.get("filters") if kind == lzma.FORMAT_RAW else None
+    if filters is not None:
+        return lzma.LZMADecompressor(kind, None, [dict(f) for f in filters])
+    return lzma.LZMADecompressor(kind, _LZMA_MEMORY)
+
+
+_LZMA_MEMORY = 1 << 30  # a dictionary size that the stream declares is an allocation too
+_STREAMS: dict[str, Callable[[Mapping[str, Any]], _Decompressor]] = {
+    "zlib": lambda config: zlib.decompressobj(15),
+    "gzip": lambda config: zlib.decompressobj(31),
+    "bz2": lambda config: bz2.BZ2Decompressor(),
+    "lzma": _open_lzma,
+}
+
+
 class _Stream(_Step):
     """A codec of the standard library, read through a bounded decompressor object."""
 
-    name = ""
-
-    def open(self) -> Any:
-        raise NotImplementedError
-
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
-        room = self.size if self.size is not None else self.limit
-        parts: list[bytes] = []
-        rest: Any = data
         try:
-            while True:  # one member after the other: gzip and bz2 files may be concatenated
-                stream = self.open()
-                part = stream.decompress(rest, max(room, 1))  # zlib takes 0 for no limit
-                parts.append(part)
-                room -= len(part)
-                if not stream.eof:  # the trailer with the checksum may not have been read yet
-                    tail = getattr(stream, "unconsumed_tail", b"")
-                    room -= len(stream.decompress(tail, 1))
-                if room < 0:
-                    raise CorruptDataError(f"its {self.name} stream holds more bytes than expected")
-                if not stream.eof:
-                    raise CorruptDataError(f"its {self.name} stream is cut short")
-                rest = stream.unused_data
-                if not rest or not any(rest):  # writers may pad with zeros
-                    break
+            decoded = self._decode(data.data)
+        except CorruptDataError:
+            raise
         except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as e:
-            if isinstance(e, CorruptDataError):
-                raise
             raise CorruptDataError(f"{self.name} cannot decode it ({e})") from e
-        decoded = parts[0] if len(parts) == 1 else b"".join(parts)
         if self.size is not None and len(decoded) != self.size:
             raise CorruptDataError(f"its {self.name} stream holds {len(decoded)} bytes, but {self.size} were expected")
         return np.frombuffer(decoded, np.uint8)
 
-
-class _Zlib(_Stream):
-    name = "zlib"
-
-    def open(self) -> Any:
-        return zlib.decompressobj(15)
-
-
-class _Gzip(_Stream):
-    name = "gzip"
-
-    def open(self) -> Any:
-        return zlib.decompressobj(31)
-
-
-class _BZ2(_Stream):
-    name = "bz2"
-
-    def open(self) -> Any:
-        return bz2.BZ2Decompressor()
-
-
-class _LZMA(_Stream):
-    name = "lzma"
-
-    def open(self) -> Any:
-        kind = int(self.config.get("format", lzma.FORMAT_XZ))
-        filters = self.config.get("filters") if kind == lzma.FORMAT_RAW else None
-        if filters is not None:
-            return lzma.LZMADecompressor(kind, None, [dict(f) for f in filters])
-        return lzma.LZMADecompressor(kind, self.memory_limit)
-
-    memory_limit = 1 << 30  # a dictionary size that the stream declares is an allocation too
+    def _decode(self, rest: bytes | memoryview) -> bytes:
+        room, parts = self.size if self.size is not None else self.limit, list[bytes]()
+        while not parts or any(rest):  # one member after the other: gzip and bz2 files may be concatenated
+            stream = _STREAMS[self.name](self.config)
+            parts.append(stream.decompress(rest, max(room, 1)))  # zlib takes 0 for no limit
+            room -= len(parts[-1])
+            if not stream.eof:  # the trailer with the checksum may not have been read yet
+                room -= len(stream.decompress(getattr(stream, "unconsumed_tail", b""), 1))
+            if room < 0:
+                raise CorruptDataError(f"its {self.name} stream holds more bytes than expected")
+            if not stream.eof:
+                raise CorruptDataError(f"its {self.name} stream is cut short")
+            rest = stream.unused_data  # writers may pad with zeros
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class _Shuffle(_Step):
@@ -264,10 +250,7 @@ _STEPS: dict[str, type[_Step]] = {
     "blosc": _Blosc,
     "zstd": _Zstd,
     "lz4": _LZ4,
-    "zlib": _Zlib,
-    "gzip": _Gzip,
-    "bz2": _BZ2,
-    "lzma": _LZMA,
+    **dict.fromkeys(_STREAMS, _Stream),
     "shuffle": _Shuffle,
     "fletcher32": _Fletcher32,
     "crc32c": _CRC32C,
@@ -317,7 +300,7 @@ class Pipeline:
                     f"codec {codec.name!r} cannot be undone here (known: {', '.join(sorted(_STEPS))}); "
                     "the array must be read with its format's own library"
                 )
-            step = _STEPS[codec.name](codec.config, size, largest_encoded(nbytes), f"decoded {i}")
+            step = _STEPS[codec.name](codec, size, largest_encoded(nbytes), f"decoded {i}")
             steps.append(step)
             size = step.encoded_size()
         self.nbytes = nbytes

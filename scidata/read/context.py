@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from scidata.sources.access.files import files, scatter
 
 READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")
+
+#: What a read fills.
+ByteBuffer: TypeAlias = npt.NDArray[np.uint8] | memoryview
 
 _thread = threading.local()
 
@@ -129,7 +132,7 @@ class Target:
 
     __slots__ = ("arrived", "out", "out_bytes", "out_view", "tracer")
 
-    def __init__(self, out: npt.NDArray[Any], name: str) -> None:
+    def __init__(self, out: npt.NDArray[np.generic], name: str) -> None:
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
@@ -150,7 +153,7 @@ class Context:
         Files and URLs as they are opened: a plan's own say nothing of credentials.
     """
 
-    def __init__(self, plan: ArrayPlan, source: Source, decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: ArrayPlan, source: Source, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
         self.plan, self.layout, self.source = plan, plan.layout, source
         self.convert = converter(plan.layout.dtype, decoding, dtype)
         self.item, self.out_item = plan.layout.dtype.itemsize, dtype.itemsize
@@ -192,7 +195,7 @@ class Context:
         self,
         reads: Reads,
         row: int,
-        buffers: list[Any],
+        buffers: list[ByteBuffer],
         chunk_of: Callable[[int], tuple[int, int]],
         target: Target,
         *,
@@ -234,8 +237,8 @@ class Context:
         stored, dtype, out, convert = self.convert.stored, self.convert.dtype, target.out_bytes, self.convert.copy
         for i in range(copies.bounds[read], copies.bounds[read + 1]):
             shape = copies.shape[i]
-            raw: npt.NDArray[Any] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
-            piece: npt.NDArray[Any] = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
+            raw: npt.NDArray[np.generic] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
+            piece: npt.NDArray[np.generic] = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
             convert(piece, raw, scratch)
         for gather in copies.gathers.get(read, ()):
             if self.convert.trivial:

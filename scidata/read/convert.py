@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,13 +9,13 @@ from scidata.core.cache import Cache
 from scidata.core.types import Decoding
 from scidata.read.codecs import Scratch
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
 
 
 _made: Cache[tuple[Converter, Decoding | None]] = Cache(256)
 
 
-def converter(stored: np.dtype[Any], decoding: Decoding | None, dtype: np.dtype[Any]) -> Converter:
+def converter(stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np.dtype[np.generic]) -> Converter:
     """Return the converter for these arguments: the same one while they are the same objects."""
     key = stored, dtype, id(decoding)  # not its value: 0.0 and -0.0 are equal
     found = _made.get(key)
@@ -39,7 +37,7 @@ class Converter:
         True where nothing is left to do after that.
     """
 
-    def __init__(self, stored: np.dtype[Any], decoding: Decoding | None, dtype: np.dtype[Any]) -> None:
+    def __init__(self, stored: np.dtype[np.generic], decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
         self.stored = stored
         if decoding is not None and decoding.view_as is not None:
             self.stored = decoding.view_as.newbyteorder(stored.byteorder)
@@ -90,23 +88,23 @@ class Converter:
 
     def _compute(self, piece: Array, mask: npt.NDArray[np.bool_] | None) -> None:
         if self._scale is not None:
-            piece *= self._scale
+            np.multiply(piece, self._scale, out=piece)
         if self._offset is not None:
-            piece += self._offset
+            np.add(piece, self._offset, out=piece)
         if mask is not None:
             np.copyto(piece, np.nan, where=mask)
 
 
-def _fills(decoding: Decoding | None, native: np.dtype[Any]) -> tuple[Any, ...]:
+def _fills(decoding: Decoding | None, native: np.dtype[np.generic]) -> tuple[np.generic, ...]:
     """Return the fill values as raw values, without NaN (which stays NaN) and without those that no value can equal."""
-    fills = []
+    fills: list[np.generic] = []
     for value in decoding.fill_values if decoding is not None else ():
         given = np.asarray(value)
         with np.errstate(all="ignore"):
             raw = given.astype(native)
         if native.kind in "fc":
             if not np.isnan(raw):
-                fills.append(raw[()])
+                fills.append(raw.reshape(1)[0])
         elif raw == given:
-            fills.append(raw[()])
+            fills.append(raw.reshape(1)[0])
     return tuple(dict.fromkeys(fills))

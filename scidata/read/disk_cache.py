@@ -17,14 +17,13 @@ import re
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from scidata.core.checks import check_int
+from scidata.core.checks import check_optional_int
 from scidata.core.own_files import make_own_folder, open_own
 from scidata.core.urls import is_url, public_text
 from scidata.errors import ConfigError, RefusedError
@@ -78,7 +77,7 @@ class DiskCache:
         self._warned: set[str] = set()
         self.failure = ""  # why the last entry could not be written
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return DiskCache, (self.directory, self._max_bytes)
 
     def _path(self, key: bytes) -> str:
@@ -146,7 +145,7 @@ class DiskCache:
             self._warn("cannot be written", f"{self.failure}; nothing more is kept there for now")
             return False
 
-    def _write(self, path: str, nbytes: int, parts: Sequence[Any]) -> bool:
+    def _write(self, path: str, nbytes: int, parts: Sequence[bytes | memoryview]) -> bool:
         folder = os.path.dirname(path)
         for own in (self._root, folder):
             make_own_folder(own)
@@ -192,7 +191,7 @@ class DiskCache:
         return self._limit
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[tuple[int, Any]]:
+    def _counted(self) -> Iterator[tuple[int, Callable[[int], None]]]:
         """Give the bytes of all entries, and what notes another number, while no other process does the same."""
         descriptor = open_own(os.path.join(self._root, "total"), os.O_RDWR | os.O_CREAT)
         try:
@@ -262,7 +261,7 @@ class DiskCache:
             _log.warning("%s", text)
 
 
-def make_cache(cache_dir: Any, cache_disk_bytes: Any) -> DiskCache:
+def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
     """Return what keeps decoded parts in a folder, which need not be there yet.
 
     Raises
@@ -277,9 +276,7 @@ def make_cache(cache_dir: Any, cache_disk_bytes: Any) -> DiskCache:
         raise ConfigError(f"cache_dir={public_text(path)}: expected a folder on a local disk, not a URL")
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(f"cache_dir={path}: is a file, not a folder; name another")
-    if cache_disk_bytes is not None:
-        check_int("cache_disk_bytes", cache_disk_bytes, least=1)
-    return DiskCache(path, cache_disk_bytes)
+    return DiskCache(path, check_optional_int("cache_disk_bytes", cache_disk_bytes, least=1))
 
 
 def _lock(descriptor: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +43,7 @@ class Execution:
     def __init__(
         self,
         plan: ArrayPlan,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         *,
         source: Source,
         decoding: Decoding | None,
@@ -69,7 +68,7 @@ class Execution:
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
-    def begin(self, out: npt.NDArray[Any]) -> Target:
+    def begin(self, out: npt.NDArray[np.generic]) -> Target:
         """Begin a run into ``out``: fill what is absent."""
         target = Target(out, self.layout.name)
         if len(self._plan.absent):

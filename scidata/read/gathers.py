@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ class Gather:
     source: IntArray
     dest: IntArray
 
-    def run(self, buffer: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> None:
+    def run(self, buffer: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> None:
         """Copy values of ``dtype`` as they are."""
         ndim, nbytes = len(self.shape), dtype.itemsize
         while ndim and self._runs_on(ndim - 1, nbytes):  # what is contiguous in both is one value
@@ -46,11 +45,11 @@ class Gather:
 
 def at_any_byte(
     data: npt.NDArray[np.uint8],
-    dtype: np.dtype[Any],
+    dtype: np.dtype[np.generic],
     shape: Sequence[int],
     strides: Sequence[int],
     places: IntArray,
-) -> tuple[npt.NDArray[Any], IntArray]:
+) -> tuple[npt.NDArray[np.generic], IntArray]:
     """Return a view of bytes with an item of ``shape`` for every byte that one may begin at, and ``places`` in it.
 
     Strides may be negative; items overlap.
@@ -58,5 +57,5 @@ def at_any_byte(
     reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
     below, above = -sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
     num = data.size - below - above - dtype.itemsize + 1
-    view: npt.NDArray[Any] = np.ndarray((num, *shape), dtype, data.data, below, (1, *strides))
+    view: npt.NDArray[np.generic] = np.ndarray((num, *shape), dtype, data.data, below, (1, *strides))
     return view, places - below if below else places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from scidata.errors import ChecksumError, CorruptDataError
 from scidata.plan.chunk_tables import EncodedChunks
 from scidata.plan.spans import Reads, dest_strides
 from scidata.read import blosc
+from scidata.read.blosc import Bytes
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
-from scidata.read.context import COPY, DECODE, READ, Context, Tally, Target, thread_scratch
+from scidata.read.context import COPY, DECODE, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.read.tables import EncodedTables
 from scidata.sources.access.files import files
@@ -27,8 +28,6 @@ _PARTIAL_MIN = 64 << 10
 #: lie: another read costs some microseconds, and over a network a round trip.
 _BLOCKWISE_MIN = 256 << 10
 _HEAD = 4 << 10  # header and table of a thousand blocks
-
-_Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def decodes_whole(wanted: int, nbytes: int) -> bool:
@@ -111,7 +110,7 @@ class EncodedRun:
             context.copy(tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, decoded)
 
-    def _decode_blosc(self, items: range, buffer: _Bytes, into: _Bytes, place: list[int]) -> int:
+    def _decode_blosc(self, items: range, buffer: Bytes, into: Bytes, place: list[int]) -> int:
         """Decode whole chunks, in the fewest steps: they may be small."""
         decoder, pipelines, begin, end = blosc.Decoder(buffer, into), self._pipelines, self._begin, self._end
         decoded = 0
@@ -124,7 +123,7 @@ class EncodedRun:
             decoded += nbytes
         return decoded
 
-    def _decode_each(self, items: range, buffer: _Bytes, values: _Bytes, target: Target, scratch: Scratch) -> int:
+    def _decode_each(self, items: range, buffer: Bytes, values: Bytes, target: Target, scratch: Scratch) -> int:
         decoded = 0
         for i in items:
             try:
@@ -133,7 +132,7 @@ class EncodedRun:
                 raise self._named(i, e) from e
         return decoded
 
-    def _decode(self, i: int, data: _Bytes, values: _Bytes, target: Target, scratch: Scratch) -> int:
+    def _decode(self, i: int, data: Bytes, values: Bytes, target: Target, scratch: Scratch) -> int:
         """Decode one chunk to its place; return the bytes decoded."""
         context, tables, pipeline = self._context, self._tables, self._pipelines[i]
         if tables.direct[i]:
@@ -155,7 +154,7 @@ class EncodedRun:
         now = time.perf_counter_ns()
         sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", self._nbytes[row])
         out, aside, places = target.out_view, values.data, sums.data
-        buffers: list[Any] = []
+        buffers: list[ByteBuffer] = []
         bodies: list[memoryview] = []
         at = 0
         for k, i in enumerate(items):
@@ -246,7 +245,7 @@ class EncodedRun:
             self._context.copy(self._tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, values.size)
 
-    def _read_blocks(self, row: int, i: int, dest: _Bytes, target: Target, scratch: Scratch, tally: Tally) -> None:
+    def _read_blocks(self, row: int, i: int, dest: Bytes, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
         now = time.perf_counter_ns()
         begin, encoded = self._begin[i], self._end[i] - self._begin[i]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from scidata.core.types import IntArray
 from scidata.errors import CorruptDataError, ShortReadError
 from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans, chunk_shapes
 from scidata.read.codecs import Scratch
-from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
+from scidata.read.context import COPY, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.read.tables import RawTables
 from scidata.sources.access.files import files
@@ -188,7 +187,7 @@ class RawRun:
 
     def _read_direct(self, row: int, target: Target, scratch: Scratch) -> None:
         tables, context = self._tables, self._context
-        buffers: list[Any] = []
+        buffers: list[ByteBuffer] = []
         for i in range(tables.bounds[row], tables.bounds[row + 1]):
             if tables.skip[i]:
                 buffers.append(scratch.get("gap", tables.skip[i]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 
 class ReaderThreads:
@@ -30,5 +29,5 @@ class ReaderThreads:
         if pool is not None:
             pool.shutdown(wait=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ReaderThreads, (self._num_threads,)

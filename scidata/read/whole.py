@@ -1,4 +1,4 @@
-"""An array, or a box of it, read at once into memory of its own: coordinates, meshes, what is checked."""
+"""An array, or a box of it, read at once into memory of its own: coordinates, meshes, arrays to be checked."""
 
 from __future__ import annotations
 
@@ -9,41 +9,32 @@ import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, segments_of_slice
 from scidata.core.checks import allocate
-from scidata.core.types import ArrayLayout, Source
-from scidata.errors import (
-    RefusedError,
-    UnknownNameError,
-    UnsupportedFormatError,
-    near_matches,
-)
+from scidata.core.types import ArrayLayout, Decoding, Source
+from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
 from scidata.read import read_plan
 
 
 def read_array(
-    source: Source, layout: ArrayLayout, box: Sequence[slice] | None = None, **options: Any
+    source: Source,
+    layout: ArrayLayout,
+    box: Sequence[slice] | None = None,
+    *,
+    decoding: Decoding | None = None,
+    allow_missing: bool = False,
 ) -> npt.NDArray[Any]:
-    """Read a whole array, or a box of it.
+    """Read a whole array, or a box of it: a slice of each dimension.
 
-    Parameters
-    ----------
-    box
-        A slice of each dimension.
-    options
-        ``decoding`` and others of :func:`scidata.read.read_plan`.
-
-    Returns
-    -------
-    ndarray
-        Of the decoded dtype, or of the stored one in native byte order.
+    ``decoding`` and ``allow_missing`` are as in :func:`scidata.read.read_plan`. Values are of the decoded dtype, or of
+    the stored one in native byte order.
     """
     slices = [slice(None)] * len(layout.shape) if box is None else box
     selection = tuple(segments_of_slice(s, n) for s, n in zip(slices, layout.shape, strict=True))
-    decoding = options.get("decoding")
     dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
     out = allocate(f"{layout.store}: field {layout.name!r}", tuple(map(num_rows_of, selection)), dtype)
     if out.size:
-        read_plan(plan_array(layout, selection, source.locate, out_shape=out.shape), out, source=source, **options)
+        plan = plan_array(layout, selection, source.locate, out_shape=out.shape)
+        read_plan(plan, out, source=source, decoding=decoding, allow_missing=allow_missing)
     return out
 
 

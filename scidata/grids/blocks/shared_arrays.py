@@ -18,6 +18,7 @@ import errno
 import fcntl
 import hashlib
 import itertools
+import math
 import mmap
 import multiprocessing.util
 import os
@@ -29,7 +30,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ _MAX_OWN = 64  # files of a size that a process made and may find free
 _numbers = itertools.count()  # of files that this process made, in any folder
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[np.generic]
 
 
 class _File(NamedTuple):
@@ -66,6 +67,27 @@ class _File(NamedTuple):
     memory: mmap.mmap
     path: str
     free: str
+
+
+class _Wanted(NamedTuple):
+    """An array that a process asks for: its name, and the processes that will ask for it."""
+
+    key: bytes
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    takers: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its file."""
+        return _HEADER + math.prod(self.shape) * self.dtype.itemsize
+
+    def view(self, memory: mmap.mmap, *, writeable: bool = False) -> Array:
+        """Return the array in the memory of its file."""
+        values = np.frombuffer(memory, self.dtype, math.prod(self.shape), _HEADER).reshape(self.shape)
+        values.flags.writeable = writeable
+        return values
 
 
 class SharedArrays:
@@ -96,14 +118,14 @@ class SharedArrays:
         self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # by file
         self._mapped = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return SharedArrays, (self._name, self._me, self._max_bytes)
 
     def take(
         self,
         key: bytes,
         shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         make: Callable[[Array], T],
         use: Callable[[Array], None],
         *,
@@ -125,42 +147,33 @@ class SharedArrays:
         wait
             False: use nothing where another process makes it right now.
         """
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         folder, futex = self._open_folder()
-        if folder is None or futex is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or not nbytes:
-            return True, self._alone(shape, dtype, make, use)
         key = key[:_KEY]
-        path = os.path.join(folder, key.hex())
-
-        def use_memory(memory: mmap.mmap) -> None:
-            values = np.frombuffer(memory, dtype, nbytes // dtype.itemsize, _HEADER).reshape(shape)
-            values.flags.writeable = False
-            use(values)
-
+        wanted = _Wanted(key, os.path.join(folder or "", key.hex()), shape, dtype, takers)
+        if folder is None or futex is None or len(takers) < 2 or max(takers) >= MAX_TAKERS or wanted.size == _HEADER:
+            return True, self._alone(wanted, make, use)
         deadline = time.monotonic() + _PATIENCE + 4 * self._seconds
         while True:
             heard = futex.heard(key)
-            if self._received(path, key, nbytes, takers, use_memory):
+            if self._received(wanted, use):
                 return True, None
-            with _claimed(path + ".lock") as mine:
-                if mine and not os.path.exists(path):
-                    file = self._new_file(folder, _HEADER + nbytes)
+            with _claimed(wanted.path + ".lock") as mine:
+                if mine and not os.path.exists(wanted.path):
+                    file = self._new_file(folder, wanted.size)
                     if file is None:
-                        return True, self._alone(shape, dtype, make, use)
-                    return True, self._publish(file, path, key, shape, dtype, make, takers, use_memory)
+                        return True, self._alone(wanted, make, use)
+                    return True, self._publish(wanted, file, futex, make, use)
             if not wait:
                 return False, None
             if time.monotonic() > deadline:
-                return True, self._alone(shape, dtype, make, use)
+                return True, self._alone(wanted, make, use)
             if mine:
                 time.sleep(_PAUSE)  # it is there, and is not what was asked for
             else:
                 futex.wait(key, heard, _LOOK)
 
-    def _alone(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[Array], T], use: Callable[[Array], None]
-    ) -> T:
-        values = empty(shape, dtype)
+    def _alone(self, wanted: _Wanted, make: Callable[[Array], T], use: Callable[[Array], None]) -> T:
+        values = empty(wanted.shape, wanted.dtype)
         made = self._timed(make, values)
         use(values)
         return made
@@ -173,28 +186,26 @@ class SharedArrays:
 
     # -- what others made --------------------------------------------------------------------------------------------
 
-    def _received(
-        self, path: str, key: bytes, nbytes: int, takers: Sequence[int], use: Callable[[mmap.mmap], None]
-    ) -> bool:
+    def _received(self, wanted: _Wanted, use: Callable[[Array], None]) -> bool:
         try:
-            fd = open_own(path, os.O_RDWR)
+            fd = open_own(wanted.path, os.O_RDWR)
         except FileNotFoundError:
             return False
         free = None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             head = os.pread(fd, _FIRST_FLAG, 0)
-            if head[: len(_MAGIC) + _KEY] != _MAGIC + key or os.fstat(fd).st_size != _HEADER + nbytes:
+            if head[: len(_MAGIC) + _KEY] != _MAGIC + wanted.key or os.fstat(fd).st_size != wanted.size:
                 return False  # made anew between the two
-            use(self._map(fd, _HEADER + nbytes))
-            if self._sign(fd, takers):
+            use(wanted.view(self._map(fd, wanted.size)))
+            if self._sign(fd, wanted.takers):
                 free = head[len(_MAGIC) + _KEY :].rstrip(b"\0").decode()
         except BlockingIOError:
             return False  # being made anew
         finally:
             _let_go(fd)
         if free is not None:
-            self._set_free(path, free)
+            self._set_free(wanted.path, free)
         return True
 
     def _sign(self, fd: int, takers: Sequence[int]) -> bool:
@@ -230,37 +241,27 @@ class SharedArrays:
     # -- what this process makes -------------------------------------------------------------------------------------
 
     def _publish(
-        self,
-        file: _File,
-        path: str,
-        key: bytes,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        make: Callable[[Array], T],
-        takers: Sequence[int],
-        use: Callable[[mmap.mmap], None],
+        self, wanted: _Wanted, file: _File, futex: Futex, make: Callable[[Array], T], use: Callable[[Array], None]
     ) -> T:
-        count = int(np.prod(shape, dtype=np.int64))
         everyone = False
         try:
-            nothing_taken = (_MAGIC + key + file.free.encode()).ljust(_FIRST_FLAG, b"\0") + bytes(max(takers) + 1)
-            os.pwrite(file.fd, nothing_taken, 0)
-            made = self._timed(make, np.frombuffer(file.memory, dtype, count, _HEADER).reshape(shape))
+            flags = bytes(max(wanted.takers) + 1)  # nobody has it yet
+            os.pwrite(file.fd, (_MAGIC + wanted.key + file.free.encode()).ljust(_FIRST_FLAG, b"\0") + flags, 0)
+            made = self._timed(make, wanted.view(file.memory, writeable=True))
             fcntl.flock(file.fd, fcntl.LOCK_SH)
             with contextlib.suppress(OSError):  # the folder was removed
-                os.rename(file.path, path)
-            assert self._futex is not None
-            self._futex.ring(key)
-            use(file.memory)
-            everyone = self._sign(file.fd, takers)
+                os.rename(file.path, wanted.path)
+            futex.ring(wanted.key)
+            use(wanted.view(file.memory))
+            everyone = self._sign(file.fd, wanted.takers)
         except BaseException:
             _unlink(file.path)
             raise
         finally:
             _let_go(file.fd)
-        self._remember(file.free, _HEADER + count * dtype.itemsize)
+        self._remember(file.free, wanted.size)
         if everyone:
-            self._set_free(path, file.free)
+            self._set_free(wanted.path, file.free)
         return made
 
     def _remember(self, free: str, size: int) -> None:

@@ -19,7 +19,7 @@ settings.load_profile("scidata")
 
 @pytest.fixture(params=["obstore", "fsspec"])
 def engine(request, monkeypatch):
-    """What makes the requests to object stores: the tests that use this run with either."""
+    """What makes the requests to object stores. Users get obstore; what both must do runs with fsspec, too."""
     if request.param == "obstore":
         pytest.importorskip("obstore", reason="the other engine needs obstore")
     monkeypatch.setattr(object_stores, "enabled", request.param == "obstore")

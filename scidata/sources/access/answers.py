@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from scidata.core.urls import Url, Version
 from scidata.errors import CorruptDataError, ShortReadError, SourceChangedError, UnsupportedFormatError
@@ -17,6 +17,17 @@ def is_beyond_end(error: BaseException) -> bool:
     return status_of(error) == 416 or (invalid and "range" in str(error).lower())
 
 
+BLAME = "the server, or a proxy before it, is at fault: read it by another way, or copy it first"
+
+
+class Info(TypedDict, total=False):
+    """What fsspec's file systems say of an object; their own names for its version stand beside these."""
+
+    name: str
+    type: str
+    size: int | None
+
+
 class _CutShortError(ConnectionResetError):
     """A body that has fewer bytes than the object has there."""
 
@@ -26,7 +37,7 @@ def checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) -> 
     if len(data) == nbytes:
         return data
     if len(data) > nbytes:
-        raise CorruptDataError(f"{url}: {nbytes} bytes were asked for, and {len(data)} came; {_BLAME}")
+        raise CorruptDataError(f"{url}: {nbytes} bytes were asked for, and {len(data)} came; {BLAME}")
     if size is not None and size >= offset + nbytes:
         raise _CutShortError(errno.ECONNRESET, f"{url}: the body ended after {len(data)} of {nbytes} bytes")
     raise ShortReadError(
@@ -35,26 +46,26 @@ def checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) -> 
     )
 
 
-def noted(url: Url, method: str, found: Any) -> Any:
-    """Compare what ``info`` says with what was seen before."""
-    if method != "info" or found.get("type") == "directory":
+def noted(url: Url, found: Info) -> Info:
+    """Compare what a server says of an object with what was seen before."""
+    if found.get("type") == "directory":
         return found
     version = version_of(found)
     known = url.seen.get(str(url))
     if known is not None and is_pinned(url, known, version):
-        return found | {"size": known.size}  # of the version that is read
+        return {**found, "size": known.size}  # of the version that is read
     check_version(url, version)
     return found
 
 
-def version_of(info: Any, size: int | None = None) -> Version:
+def version_of(info: Mapping[str, object], size: int | None = None) -> Version:
     """Return what an answer of fsspec's file systems tells objects' contents apart by."""
 
     def first(*names: str) -> str | None:
         return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)
 
     return Version(
-        size=info.get("size") if size is None else size,
+        size=_size(info) if size is None else size,
         etag=_without_weakness(first("ETag", "etag")),
         version=first("VersionId", "generation", "version_id"),
         modified=first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
@@ -110,45 +121,12 @@ def check_document(where: str, nbytes: int | None, most: int) -> None:
         )
 
 
-def check_status(url: Url, status: int, encoding: str, *, asked_part: bool) -> None:
-    """Refuse answers of web servers that are no success, no whole object, or a part of something that is compressed.
-
-    Raises
-    ------
-    CorruptDataError, UnsupportedFormatError
-    """
-    if status not in (200, 203) and not (status == 206 and asked_part):
-        asked = "a part of it" if asked_part else "all of it"
-        raise CorruptDataError(f"{url}: the server answered {status}, when {asked} was asked for; {_BLAME}")
-    if status == 206 and encoding != "identity":
-        raise UnsupportedFormatError(
-            f"{url}: the server sends parts of it compressed (Content-Encoding: {encoding}), which cannot be read one "
-            "by one; have it serve the object as it is, or copy the object first"
-        )
+def _size(info: Mapping[str, object]) -> int | None:
+    found = info.get("size")
+    return found if isinstance(found, int) else None
 
 
-_BLAME = "the server, or a proxy before it, is at fault: read it by another way, or copy it first"
-
-
-def size_of_range(url: Url, span: tuple[int, int], content_range: str | None) -> int | None:
-    """Return the size of an object in ``bytes 0-9/1234``, which an answer of a part has to say of the part.
-
-    Raises
-    ------
-    CorruptDataError
-        It says nothing, or names other bytes than those that were asked for.
-    """
-    first, last = span[0], sum(span) - 1
-    found = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range or "")
-    size = int(found[3]) if found is not None and found[3] != "*" else None
-    wanted = first, last if size is None else min(last, size - 1)
-    if found is None or (int(found[1]), int(found[2])) != wanted:
-        said = f"names others: {content_range!r:.80}" if content_range else "does not name them (Content-Range)"
-        raise CorruptDataError(f"{url}: bytes {first} to {last} were asked for, and the answer {said}; {_BLAME}")
-    return size
-
-
-def size_in(info: Any, where: str) -> int:
+def size_in(info: Info, where: str) -> int:
     """Return the size that ``info`` tells.
 
     Raises
@@ -156,9 +134,10 @@ def size_in(info: Any, where: str) -> int:
     OSError
         The server does not say it.
     """
-    if info.get("size") is None:
+    size = info.get("size")
+    if size is None:
         raise OSError(errno.EIO, f"{where}: the server does not say how large it is; copy it first")
-    return int(info["size"])
+    return int(size)
 
 
 def whole(data: Any, size: int | None, url: Url) -> bytes:

@@ -11,10 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from scidata.core.urls import Url
-from scidata.sources.access.filesystems import NUM_THREADS, current
+from scidata.sources.access.filesystems import current
 from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import start
+
+_MAX_SIDE_BY_SIDE = 32  # threads of one call
 
 #: A URL, the first byte and the number of bytes.
 Range: TypeAlias = tuple[Url, int, int]
@@ -133,5 +135,5 @@ def run_each(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run functions that wait for requests side by side; return their results in order, or raise the first error."""
     if len(calls) < 2:
         return [call() for call in calls]
-    with ThreadPoolExecutor(min(NUM_THREADS, len(calls)), thread_name_prefix="scidata-request") as pool:
+    with ThreadPoolExecutor(min(_MAX_SIDE_BY_SIDE, len(calls)), thread_name_prefix="scidata-request") as pool:
         return list(pool.map(lambda call: call(), calls))

@@ -1,4 +1,4 @@
-"""The file systems of fsspec that this process asks."""
+"""What this process asks for objects: buckets of obstore, file systems of fsspec; and the threads that do."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ from scidata.core.install import install_hint
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, MissingDependencyError, near_matches
 from scidata.sources.access.load import MAX_REQUESTS, Load
-from scidata.sources.access.object_stores import ObjectStores, stores_of
-from scidata.sources.access.web_session import with_redirects
+from scidata.sources.access.object_stores import Bucket, find, is_available
+from scidata.sources.access.web import with_redirects
 
-NUM_THREADS = 32  # for file systems of fsspec that are not asynchronous
 _MAX_FILESYSTEMS = 64
 
-
+#: Extras that read the URLs of a scheme; ``cloud`` reads all others.
+_EXTRAS = {"s3": "obstore", "s3a": "obstore", "gs": "obstore", "gcs": "obstore"}
+_EXTRAS |= {"az": "obstore", "abfs": "obstore", "abfss": "obstore"}
 #: Of file systems for which scidata has no extra.
-_PACKAGES = dict.fromkeys(("az", "abfs", "abfss", "adl"), "pip install adlfs") | {"hf": "pip install huggingface_hub"}
+_PACKAGES = {"adl": "pip install adlfs", "hf": "pip install huggingface_hub"}
 
 
 class Place(NamedTuple):
-    """Where a URL leads: a file system of fsspec, the path in it, and obstore's stores that may read there, too."""
+    """Where fsspec reads a URL: a file system, the path in it, and how that is spoken to."""
 
     fs: Any
     path: str
     is_async: bool
-    stores: ObjectStores | None = None
+    is_web: bool = False
 
 
 class FileSystems:
-    """fsspec's file systems of this process, shared by its threads: fsspec itself makes one for each thread.
+    """What this process asks for objects, shared by its threads: file systems of fsspec, and obstore's buckets.
 
-    They are scidata's own and not in fsspec's cache, so that their retries can be left to ``retry``: botocore, s3fs and
-    scidata would multiply to a hundred requests otherwise.
+    fsspec itself makes one file system for each thread. These are scidata's own and not in fsspec's cache, so that
+    their retries can be left to ``retry``: botocore, s3fs and scidata would multiply to a hundred requests otherwise.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: dict[str, tuple[Any, ObjectStores | None]] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self._store_pool: ThreadPoolExecutor | None = None
-        self._keeper_pool: ThreadPoolExecutor | None = None
+        self._made: dict[str, Any] = {}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._buckets: dict[str, Bucket] = {}
         self.load = Load()
 
+    def bucket(self, url: Url) -> tuple[Bucket, str] | None:
+        """Return the bucket by which obstore reads a URL, and the key there; None where fsspec reads it."""
+        return find(url, self._buckets)
+
     def find(self, url: Url) -> Place:
-        """Return the file system of a URL, and its path in it.
+        """Return the file system of fsspec that reads a URL, and its path in it.
 
         Raises
         ------
@@ -60,7 +64,8 @@ class FileSystems:
             return self._find(url)
         except ImportError as e:
             scheme = url.target.partition("://")[0]
-            hint = _PACKAGES.get(scheme) or install_hint("gcs" if scheme in ("gs", "gcs") else "cloud")
+            extra = "cloud" if is_available() else _EXTRAS.get(scheme, "cloud")
+            hint = _PACKAGES.get(scheme) or install_hint(extra)
             raise MissingDependencyError(
                 f"{url}: {scheme}:// URLs need packages that are not here ({e}); {hint}"
             ) from e
@@ -90,35 +95,20 @@ class FileSystems:
                 if made is None:
                     if len(self._made) >= _MAX_FILESYSTEMS:
                         self._made.clear()
-                    fs = _make_filesystem(fsspec, protocol, kwargs)
-                    made = self._made[key] = fs, stores_of(fs, kwargs)
-        return Place(made[0], str(path), True, made[1])
+                    made = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
+        return Place(made, str(path), True, protocol in ("http", "https"))
 
-    def pool(self) -> ThreadPoolExecutor:
-        """Return the threads that ask file systems which are not asynchronous."""
+    def pool(self, name: str) -> ThreadPoolExecutor:
+        """Return threads: those that make requests, or those that look on disk first and then wait for the others."""
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="scidata-request")
-            return self._pool
-
-    def store_pool(self) -> ThreadPoolExecutor:
-        """Return the threads that wait for obstore's answers."""
-        with self._lock:
-            if self._store_pool is None:
-                self._store_pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="scidata-object")
-            return self._store_pool
-
-    def keeper_pool(self) -> ThreadPoolExecutor:
-        """Return the threads that look on disk first, and wait for the others where nothing is there."""
-        with self._lock:
-            if self._keeper_pool is None:
-                self._keeper_pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="scidata-kept")
-            return self._keeper_pool
+            if name not in self._pools:
+                self._pools[name] = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix=f"scidata-{name}")
+            return self._pools[name]
 
     def is_ending(self) -> bool:
         """Whether the interpreter ends, which waits for these threads: then nothing is worth another attempt."""
         try:
-            self.store_pool().submit(int)
+            self.pool("request").submit(int)
         except RuntimeError:
             return True
         return False

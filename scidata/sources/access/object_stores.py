@@ -1,61 +1,57 @@
-"""obstore's stores of S3, for reads that they make as s3fs would: a request takes a fifth of the CPU time.
+"""Objects of S3, Google Cloud Storage and Azure, read by obstore.
 
-What a store cannot do just as s3fs does with the same options (a proxy, a certificate of one's own, an option that is
-not known here) is left to s3fs, silently. So is a store's answer that is not understood. Whole reads from web servers
-were no faster by obstore (tests/bench/README.md), nor did they take less CPU time: these are left to fsspec, too.
+The options are those of fsspec's file systems (s3fs, gcsfs, adlfs). A URL with an option that has no counterpart here,
+and a server whose answer obstore does not understand, are left to fsspec.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import errno
+import functools
 import importlib
+import json
 import os
 import re
 import sys
 import threading
-import urllib.request
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from scidata.core.urls import Version
+from scidata.core.urls import Url, Version
+from scidata.sources.access.answers import Info, check_document
 
-#: ``False`` leaves all to fsspec; set by tests and benchmarks. Users leave out the extra.
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
+
+#: ``False`` leaves everything to fsspec; set by tests and benchmarks. Users leave out the extra.
 enabled = True
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)  # what obstore says of objects without a time
+MAX_LISTED = 1000  # objects of one listing; no server gives more
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)  # obstore's time of objects whose server tells none
 _CREDENTIALS_LAST = datetime.timedelta(minutes=6)  # obstore asks anew five minutes before their end
-_WAIT_FOR_CREDENTIALS = 60.0  # seconds
 _MAX_STORES = 64
-_SILENCE = 15.0  # seconds, after which s3fs gives up, too
-_NO_RETRIES: Any = {"max_retries": 0}  # these are left to ``retry``
+_SILENCE = 15.0  # seconds without a byte, after which a request is given up
+_NO_RETRIES: RetryConfig = {"max_retries": 0}  # ``retry`` does that
 
-#: Options of the file systems that mean nothing for a read of a range, and those that are translated.
+_Options: TypeAlias = Mapping[str, Any]
+#: Makes a store with these limits of time.
+_Make: TypeAlias = Callable[["ClientConfig"], "ObjectStore"]
+
+#: Options of fsspec's file systems that mean nothing for a read of a range.
 _IDLE = {"use_listings_cache", "listings_expiry_time", "max_paths", "default_block_size", "default_fill_cache"}
 _IDLE |= {"default_cache_type", "block_size", "cache_type", "cache_options", "simple_links", "max_concurrency"}
-_OF_S3 = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "config_kwargs", "requester_pays"}
-
-#: Variables that make connections differ: obstore's and the file systems' rules for them are not the same.
-_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
-#: ``AWS_*`` that botocore reads, or neither reads for a store made with all that is given here; obstore reads more.
-_OF_BOTOCORE = re.compile(
-    "AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|SECURITY_TOKEN|(DEFAULT_)?REGION|(DEFAULT_)?PROFILE"
-    "|CONFIG_FILE|SHARED_CREDENTIALS_FILE|ENDPOINT_URL(_.*)?|IGNORE_CONFIGURED_ENDPOINT_URLS|EC2_METADATA_.*"
-    "|METADATA_SERVICE_.*|ROLE_ARN|ROLE_SESSION_NAME|WEB_IDENTITY_TOKEN_FILE|CONTAINER_.*|DEFAULT_OUTPUT|PAGER"
-    "|MAX_ATTEMPTS|RETRY_MODE|DEFAULTS_MODE|STS_REGIONAL_ENDPOINTS|SDK_.*|EXECUTION_ENV|LAMBDA_.*|DATA_PATH"
-    "|CREDENTIAL_EXPIRATION|BATCH_.*|ACCOUNT_ID.*|CA_BUNDLE)"
-)
+_NAME = re.compile(r"[\w.-]+(@[\w.-]+)?")
 _AWS_ITSELF = re.compile(r"https://s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?/?")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
 class UnservedError(Exception):
-    """Says that fsspec has to make a request. ``for_good``: all further ones of this store, too."""
+    """Says that fsspec has to make a request. ``for_good``: all further ones to this bucket, too."""
 
-    def __init__(self, *, for_good: bool) -> None:
-        super().__init__()
+    def __init__(self, said: str, *, for_good: bool) -> None:
+        super().__init__(said)
         self.for_good = for_good
 
 
@@ -67,8 +63,8 @@ class AnswerError(OSError):
         self.status = status
 
 
-def _available() -> bool:
-    """Whether obstore is here, and its threads are: they do not survive a fork, and nothing says so but a hang."""
+def is_available() -> bool:
+    """Say whether obstore is installed, and its threads run: they do not survive a fork, and requests would hang."""
     if not enabled or _forked:
         return False
     try:
@@ -93,47 +89,30 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class ObjectStores:
-    """The stores that serve one of s3fs's file systems: one for each bucket, and time that is given.
+class Bucket:
+    """A bucket, with one store of obstore for each limit of time: a store's limits are fixed."""
 
-    Parameters
-    ----------
-    fs
-        The file system, connected.
-    options
-        What it was made with.
-    """
+    def __init__(self, settle: Callable[[], _Make]) -> None:
+        self._settle, self._lock = settle, threading.Lock()
+        self._make: _Make | None = None
+        self._made: dict[tuple[float, float], ObjectStore] = {}
+        self.is_served = True
 
-    def __init__(self, fs: Any, options: Mapping[str, Any]) -> None:
-        self._fs, self._options = fs, options
-        self._lock = threading.Lock()
-        self._made: dict[tuple[str, float, float], Any] = {}
-        self._unserved: set[str] = set()
-        self._serves = _is_open() and _is_known(options)
-
-    def place(self, path: str) -> tuple[str, str] | None:
-        """Return the bucket that a path lies in, and its key there; None where fsspec has to read it."""
-        if not self._serves or not _available():
-            return None
-        found = _place_of(self._fs, path)
-        return None if found is None or found[0] in self._unserved else found
-
-    def serves(self, method: str) -> bool:
-        """Whether stores answer such requests."""
-        return method in ("range", "info")
-
-    def leave(self, name: str) -> None:
-        """Leave a bucket to fsspec from now on."""
-        self._unserved.add(name)
-
-    def store(self, name: str, seconds: float, to_connect: float) -> Any:
-        """Return the store of a bucket in which a request, and a connection, may take so long.
+    def prepare(self) -> None:
+        """Find out, once, how the bucket's server is asked: credentials, region, address.
 
         Raises
         ------
         UnservedError
         """
-        key = name, seconds, to_connect
+        if self._make is None:
+            with self._lock:
+                self._make = self._make or self._settle()
+
+    def store(self, seconds: float, to_connect: float) -> ObjectStore:
+        """Return the store in which a request, and a connection, may take so long."""
+        assert self._make is not None
+        key = seconds, to_connect
         found = self._made.get(key)
         if found is None:
             with self._lock:
@@ -141,140 +120,252 @@ class ObjectStores:
                 if found is None:
                     if len(self._made) >= _MAX_STORES:
                         self._made.clear()
-                    times: dict[str, Any] = {"timeout": _seconds(seconds), "connect_timeout": _seconds(to_connect)}
-                    times["read_timeout"] = _seconds(_SILENCE)
-                    client = times | {"allow_http": True}
-                    found = self._made[key] = self._make(name, client)
+                    times = map(_seconds, (seconds, to_connect, _SILENCE))
+                    client = dict(zip(("timeout", "connect_timeout", "read_timeout"), times, strict=True))
+                    found = self._made[key] = self._make({"allow_http": True, **client})  # type: ignore[typeddict-item]
         return found
-
-    def _make(self, bucket: str, client: dict[str, Any]) -> Any:
-        """Make a store that asks the same server in the same way as botocore's client, which has read all settings."""
-        meta, anonymous = self._fs.s3.meta, bool(self._options.get("anon"))
-        found, s3, endpoint = meta.config, meta.config.s3 or {}, meta.endpoint_url.rstrip("/")
-        _check_certificates(endpoint)
-        differs = found.proxies or found.use_dualstack_endpoint or found.use_fips_endpoint or not meta.region_name
-        trusts = endpoint.startswith("https://") and self._fs.session.get_config_variable("ca_bundle")
-        if differs or trusts or set(s3) - {"addressing_style"}:
-            raise UnservedError(for_good=True)
-        credentials = None if anonymous else _credentials(self._fs, self._options)
-        if not anonymous and (credentials is None or found.signature_version != "s3v4"):
-            raise UnservedError(for_good=True)
-        style = s3.get("addressing_style", "auto")
-        virtual = style == "virtual" or (style == "auto" and _AWS_ITSELF.fullmatch(endpoint) is not None)
-        scheme, _, host = endpoint.partition("://")
-        address = f"{scheme}://{bucket}.{host}" if virtual else endpoint
-        settings = {  # all that it would take from the environment else
-            "endpoint": address,
-            "aws_endpoint_url_s3": address,
-            "region": meta.region_name,
-            "virtual_hosted_style_request": virtual,
-            "skip_signature": anonymous,
-            "request_payer": bool(self._options.get("requester_pays")),
-            "unsigned_payload": False,
-            "s3_express": False,
-        }
-        return _obstore("obstore.store").S3Store(
-            bucket, config=settings, client_options=client, retry_config=_NO_RETRIES, credential_provider=credentials
-        )
-
-
-def stores_of(fs: Any, options: Mapping[str, Any]) -> ObjectStores | None:
-    """Return the stores that may serve a file system of fsspec; None for a kind that they do not know."""
-    is_s3 = (type(fs).__module__, type(fs).__name__) == ("s3fs.core", "S3FileSystem")
-    return ObjectStores(fs, options) if is_s3 else None
-
-
-def _is_open() -> bool:
-    """Whether this environment lets obstore connect as botocore does."""
-    if urllib.request.getproxies():
-        return False
-    return all(_OF_BOTOCORE.fullmatch(name) for name in os.environ if name.startswith("AWS_"))
-
-
-def _check_certificates(address: str) -> None:
-    """Leave servers to fsspec that are known by certificates of one's own: its file systems trust no others then."""
-    if not address.startswith("http://") and any(map(os.environ.get, _CERTIFICATES)):
-        raise UnservedError(for_good=True)
 
 
 def _seconds(number: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=number)
 
 
+def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
+    """Return the bucket that an object lies in, from those that are known or a new one, and the object's key.
+
+    Returns
+    -------
+    Bucket, str
+        None where fsspec has to read the object.
+    """
+    scheme, _, rest = url.target.partition("://")
+    make = _MAKERS.get(scheme)
+    if make is None or not is_available():
+        return None
+    name, _, key = rest.partition("/")
+    if "?" in rest or not _NAME.fullmatch(name) or ("@" in name and make is not _azure) or _is_odd(key):
+        return None
+    known = f"{scheme}://{name} {url.options!r}"
+    found = buckets.get(known)
+    if found is None:
+        options = {name: value for name, value in url.options.items() if name not in _IDLE and name != "targets"}
+        found = buckets.setdefault(known, Bucket(functools.partial(make, name, options)))
+    return (found, key) if found.is_served else None
+
+
 def _is_odd(key: str) -> bool:
-    """Whether a key has parts that obstore refuses, or that clients leave out."""
-    return any(part in ("", ".", "..") for part in key.split("/"))
+    """Say whether a key has characters or parts that obstore refuses, or that clients leave out."""
+    return not key.isprintable() or any(part in ("", ".", "..") for part in key.split("/") if key)
 
 
-def _place_of(fs: Any, path: str) -> tuple[str, str] | None:
-    bucket, key, version = fs.split_path(path)
-    if version or "?" in path or not key.isprintable() or _is_odd(key) or not _BUCKET.fullmatch(bucket):
-        return None
-    return bucket, key
-
-
-def _is_known(options: Mapping[str, Any]) -> bool:
-    of_client, config = dict(options.get("client_kwargs") or {}), dict(options.get("config_kwargs") or {})
-    s3 = config.pop("s3", None) or {}
-    return not (
-        set(options) - _OF_S3 - _IDLE
-        or set(of_client) - {"region_name", "endpoint_url"}
-        or set(config) - {"signature_version"}
-        or set(s3) - {"addressing_style"}
-    )
-
-
-def _credentials(fs: Any, options: Mapping[str, Any]) -> Callable[[], dict[str, Any]] | None:
-    """Return what gives a store its credentials: those of the options, or what botocore finds where none are given."""
-    given = {name: options.get(name) for name in ("key", "secret", "token")}
-    if given["key"] and given["secret"]:
-        lasting = {"access_key_id": given["key"], "secret_access_key": given["secret"], "token": given["token"]}
-        return lambda: lasting | {"expires_at": None}
-    if any(given.values()):
-        return None
-
-    def ask(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, fs.loop).result(_WAIT_FOR_CREDENTIALS)
-
-    found = ask(fs.session.get_credentials())
-
-    def current() -> dict[str, Any]:
-        frozen = ask(found.get_frozen_credentials())  # which renews them
-        expires = datetime.datetime.now(datetime.UTC) + _CREDENTIALS_LAST
-        secret = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key, "token": frozen.token}
-        return secret | {"expires_at": expires}
-
-    return None if found is None else current
-
-
-def read(store: Any, key: str, offset: int, nbytes: int, version: str | None) -> tuple[Any, Version]:
-    """Read a range of an object; return it as a buffer, and of which version of the object it is.
+def _check_options(options: _Options, *known: str) -> None:
+    """Leave a bucket to fsspec whose options have no counterpart.
 
     Raises
     ------
-    AnswerError, OSError
-        By obstore's own, whose texts hold addresses with all that is in them.
+    UnservedError
+    """
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UnservedError(f"obstore knows no storage_options {', '.join(unknown)}", for_good=True)
+
+
+def _s3(bucket: str, options: _Options) -> _Make:
+    """Make stores that ask the server that botocore would ask, with the credentials and region that it finds."""
+    of_client, config = dict(options.get("client_kwargs") or {}), dict(options.get("config_kwargs") or {})
+    of_s3 = dict(config.get("s3") or {})
+    style = of_s3.get("addressing_style", "auto")
+    given = ("key", "secret", "token", "anon", "endpoint_url", "requester_pays", "client_kwargs", "config_kwargs")
+    _check_options(options, *given)
+    _check_options(of_client, "region_name", "endpoint_url")
+    _check_options(config, "signature_version", "s3")
+    _check_options(of_s3, "addressing_style")
+    try:
+        botocore = _obstore("botocore.session")
+    except ImportError as e:
+        raise UnservedError(f"{e}: it finds credentials and regions", for_good=True) from None
+    endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
+    session, anonymous = botocore.Session(), bool(options.get("anon"))
+    made = session.create_client(
+        "s3",
+        region_name=of_client.get("region_name"),
+        endpoint_url=endpoint,
+        aws_access_key_id=options.get("key"),
+        aws_secret_access_key=options.get("secret"),
+        aws_session_token=options.get("token"),
+        config=_obstore("botocore.config").Config(**config),
+    )
+    found, address = made.meta.config, made.meta.endpoint_url.rstrip("/")
+    credentials = None if anonymous else _credentials(session, options)
+    if not anonymous and credentials is None:
+        raise UnservedError("no credentials were found; public buckets are read with {'anon': True}", for_good=True)
+    signs = anonymous or found.signature_version == "s3v4"
+    if not signs or found.proxies or set(found.s3 or {}) - {"addressing_style"} or not made.meta.region_name:
+        raise UnservedError("obstore signs no such requests, or knows no such endpoint", for_good=True)
+    if found.use_dualstack_endpoint or found.use_fips_endpoint:
+        raise UnservedError("obstore knows no such endpoint", for_good=True)
+    virtual = style == "virtual" or (style == "auto" and "." not in bucket and bool(_AWS_ITSELF.fullmatch(address)))
+    if virtual:
+        scheme, _, host = address.partition("://")
+        address = f"{scheme}://{bucket}.{host}"
+    bundle = session.get_config_variable("ca_bundle")
+    settings = {  # all that obstore would take from the environment else
+        "endpoint": address,
+        "aws_endpoint_url_s3": address,
+        "region": made.meta.region_name,
+        "virtual_hosted_style_request": virtual,
+        "skip_signature": anonymous,
+        "request_payer": bool(options.get("requester_pays")),
+        "unsigned_payload": False,
+        "s3_express": False,
+    }
+    more = {"credential_provider": credentials}
+    return functools.partial(_store, "S3Store", bucket, settings, _content(bundle) if bundle else None, more)
+
+
+def _credentials(session: Any, options: _Options) -> Callable[[], S3Credential] | None:
+    """Return a function that gives a store its credentials: those of the options, else those that botocore finds."""
+    key, secret, token = (options.get(name) for name in ("key", "secret", "token"))
+    if key and secret:
+        return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+    found = None if key or secret or token else session.get_credentials()
+    if found is None:
+        return None
+
+    def current() -> S3Credential:
+        frozen = found.get_frozen_credentials()  # which renews them
+        expires = datetime.datetime.now(datetime.UTC) + _CREDENTIALS_LAST
+        secret = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key, "token": frozen.token}
+        return secret | {"expires_at": expires}  # type: ignore[return-value]
+
+    return current
+
+
+def _gcs(bucket: str, options: _Options) -> _Make:
+    """Make stores of Google Cloud Storage; the default credentials are those of Google's own libraries."""
+    _check_options(options, "token", "project", "endpoint_url", "access")
+    token, settings = options.get("token"), {"base_url": options.get("endpoint_url")}
+    if token == "anon":
+        settings["skip_signature"] = True
+    elif isinstance(token, Mapping) and token.get("type") == "service_account":
+        settings["service_account_key"] = json.dumps(dict(token))
+    elif isinstance(token, str) and os.path.isfile(token):
+        settings["application_credentials"] = token
+    elif token not in (None, "google_default", "cloud"):
+        raise UnservedError("obstore knows no such token", for_good=True)
+    return functools.partial(_store, "GCSStore", bucket, settings, None, {})
+
+
+def _azure(name: str, options: _Options) -> _Make:
+    """Make stores of a container of Azure: ``container`` or ``container@account.dfs.core.windows.net``."""
+    known = ("account_name", "account_key", "sas_token", "tenant_id", "client_id", "client_secret", "anon")
+    _check_options(options, *known)
+    container, _, host = name.partition("@")
+    settings = {name: options.get(name) for name in known}
+    settings["account_name"] = host.partition(".")[0] or settings["account_name"]
+    settings["sas_key"], settings["skip_signature"] = settings.pop("sas_token"), settings.pop("anon")
+    return functools.partial(_store, "AzureStore", container, settings, None, {})
+
+
+def _store(
+    kind: str, bucket: str, settings: _Options, certificates: str | None, more: _Options, client: ClientConfig
+) -> ObjectStore:
+    if certificates is not None:
+        client["root_certificate"] = certificates
+    known = {name: value for name, value in settings.items() if value is not None}
+    made: ObjectStore = getattr(_obstore("obstore.store"), kind)(
+        bucket, config=known, client_options=client, retry_config=_NO_RETRIES, **more
+    )
+    return made
+
+
+def _content(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+
+
+#: What settles how the buckets of a scheme are asked.
+_MAKERS: dict[str, Callable[[str, _Options], _Make]]
+_MAKERS = {"s3": _s3, "s3a": _s3, "gs": _gcs, "gcs": _gcs, "az": _azure, "abfs": _azure, "abfss": _azure}
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def read(
+    store: ObjectStore, key: str, span: tuple[int, int] | None, version: str | None, most: int, name: str
+) -> tuple[memoryview, Version]:
+    """Read an object, or a span of it from a first byte to one after the last.
+
+    Parameters
+    ----------
+    most
+        Bytes; a whole object that is larger is not read.
+
+    Returns
+    -------
+    memoryview, Version
+        The bytes, and the version of the object that they are of.
+
+    Raises
+    ------
+    AnswerError, OSError, UnsupportedFormatError
     UnservedError
         fsspec may do better, and will say what is wrong.
     """
-    options: dict[str, Any] = {"range": (offset, offset + nbytes)}
+    options: dict[str, Any] = {} if span is None else {"range": span}
     if version is not None:
         options["version"] = version
     with _translated():
         answer = _obstore().get(store, key, options=options)
+        if span is None:
+            check_document(name, answer.meta["size"], most)
         encoding = answer.attributes.get("Content-Encoding", "identity")
         return memoryview(answer.bytes()), _version(answer.meta, encoded=encoding not in ("", "identity"))
 
 
-def head(store: Any, key: str) -> dict[str, Any]:
-    """Return what fsspec's ``info`` says of an object; raises as :func:`read`."""
+def info(store: ObjectStore, key: str) -> Info:
+    """Return the size and version of an object, or that it is a folder; raises as :func:`read`, FileNotFoundError."""
+    found: Version | None = None
+    below: Sequence[ObjectMeta] = []
     with _translated():
-        found = _version(_obstore().head(store, key))
+        with contextlib.suppress(FileNotFoundError):
+            found = _version(_obstore().head(store, key)) if key else None
+        if found is None:
+            below = next(iter(_obstore().list(store, key or None, chunk_size=1)), [])
+    if found is None and not below:
+        raise FileNotFoundError(key)
+    if found is None:
+        return {"name": key, "type": "directory", "size": 0}
     names = {"ETag": found.etag, "VersionId": found.version, "LastModified": found.modified}
-    return {"name": key, "type": "file", "size": found.size} | {name: text for name, text in names.items() if text}
+    said = {name: text for name, text in names.items() if text}
+    return {"name": key, "type": "file", "size": found.size, **said}  # type: ignore[typeddict-item]
 
 
-def _version(meta: Mapping[str, Any], *, encoded: bool = False) -> Version:
+def ls(store: ObjectStore, key: str) -> list[Info]:
+    """List a folder; raises as :func:`read`."""
+    with _translated():
+        found = _obstore().list_with_delimiter(store, key or None)
+    folders: list[Info] = [{"name": name, "type": "directory", "size": 0} for name in found["common_prefixes"]]
+    return folders + [{"name": each["path"], "type": "file", "size": each["size"]} for each in found["objects"]]
+
+
+def page(store: ObjectStore, key: str, after: str) -> tuple[dict[str, Version], bool]:
+    """List objects in order, from the first one after a key on; raises as :func:`read`.
+
+    Returns
+    -------
+    dict of str to Version, bool
+        By key relative to the folder; and whether these are the last ones.
+    """
+    start = f"{key}/" if key else ""
+    with _translated():
+        listed = _obstore().list(store, key or None, offset=start + after or None, chunk_size=MAX_LISTED)
+        found: list[ObjectMeta] = next(iter(listed), [])
+    return {each["path"].removeprefix(start): _version(each) for each in found}, len(found) < MAX_LISTED
+
+
+def _version(meta: ObjectMeta, *, encoded: bool = False) -> Version:
     modified = meta["last_modified"]
     return Version(
         size=None if encoded else meta["size"],
@@ -288,13 +379,14 @@ _STATUS = re.compile(r"inner: Status \{\s*status: (\d{3})")
 _SAID = re.compile(r"<Code>([\w.-]+)</Code>\s*(?:<Message>([^<]{0,200})</Message>)?")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _REASON = re.compile(r'Os \{\s*code: (\d+).*?message: "([^"]+)"|"dns error",.*?error: "([^"]+)"', re.DOTALL)
-#: What is passed on to ``retry`` and the user as it is; other answers (redirects, requests that the server does not
+#: Passed on to ``retry`` and the user as they are; other answers (redirects, requests that the server does not
 #: understand) have reasons that fsspec's file systems know to deal with.
 _PLAIN = {401, 403, 404, 407, 408, 410, 416, 425, 429}
 
 
 @contextlib.contextmanager
-def _translated() -> Any:
+def _translated() -> Iterator[None]:
+    """Raise obstore's errors as others, without their texts, which hold addresses with all that is in them."""
     try:
         yield
         return
@@ -309,11 +401,12 @@ def _translation(said: str) -> Exception:
     status, kind = _STATUS.search(said), _KIND.search(said)
     if status is not None:
         number = int(status[1])
+        code = _SAID.search(said)
+        reason = "" if code is None else f": {code[1]}" + (f", {code[2]}" if code[2] else "")
+        text = f"the server answered {number}{reason}"
         if number in _PLAIN or number >= 500:
-            code = _SAID.search(said)
-            reason = "" if code is None else f": {code[1]}" + (f", {code[2]}" if code[2] else "")
-            return AnswerError(number, f"the server answered {number}{reason}")
-        return UnservedError(for_good=300 <= number < 400)
+            return AnswerError(number, text)
+        return UnservedError(text, for_good=300 <= number < 400)
     if kind is not None and kind[1] == "Timeout":
         return TimeoutError()
     if kind is not None and kind[1] in ("Interrupted", "Request"):
@@ -322,4 +415,5 @@ def _translation(said: str) -> Exception:
     if cause is not None:
         number = int(cause[1]) if cause[1] else errno.EHOSTUNREACH
         return OSError(number, f"Cannot connect: {cause[2] or cause[3]}")
-    return UnservedError(for_good=True)  # no ranges, no Content-Length, a certificate that is not trusted, ...
+    # no ranges, no Content-Length, a certificate that is not trusted, ...
+    return UnservedError("obstore does not understand the answer", for_good=True)

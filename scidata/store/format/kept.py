@@ -104,7 +104,7 @@ class KeptFiles:
         if own is None:
             return ask(method, options)
         job = own(self, url.key, options, ask)
-        return current().keeper_pool().submit(job.run) if (found := job.held()) is None else _done(found)
+        return current().pool("kept").submit(job.run) if (found := job.held()) is None else _done(found)
 
     def entries(self, key: str, offset: int, nbytes: int) -> dict[bytes, tuple[int, int]]:
         """Return what a range of a file is kept as, digests and shapes, there or not; nothing where its size is new."""

@@ -24,7 +24,7 @@ from scidata.core.options import ReadOptions
 from scidata.core.urls import Url, url_of
 from scidata.errors import ConfigError, MissingChunkError, SourceChangedError
 from scidata.grids.reader import GridReader
-from scidata.sources.access import mounts, remote, retry, validators
+from scidata.sources.access import mounts, object_stores, retry, validators
 from scidata.sources.access.files import files
 from tests.unit._s3 import BUCKET, SECRET, serve
 from tests.unit.grids.test_pool import BIG, OPTIONS, read, stores  # noqa: F401 - a fixture
@@ -501,7 +501,7 @@ def test_an_outage_is_no_reason_to_trust_the_cache(tmp_path: Path, s3: Any, wire
 
 def test_long_listings(tmp_path: Path, s3: Any, wire: Any, monkeypatch: Any) -> None:
     """Of 120 objects, in any order: a page of 40 for each 40 or so, not a request for each."""
-    monkeypatch.setattr(remote, "MAX_LISTED", 40)
+    monkeypatch.setattr(object_stores, "MAX_LISTED", 40)
     array = zarr.open_group(tmp_path / "store", mode="w").create_array(
         "u", shape=(120, 4), dtype="f4", chunks=(1, 4), dimension_names=("time", "x")
     )

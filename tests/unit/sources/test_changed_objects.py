@@ -23,8 +23,6 @@ from scidata.sources.access.files import files
 from scidata.sources.access.remote import request
 from tests.unit._s3 import BUCKET, serve
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 SHAPE = (6, 64, 96)
 VERSIONED = "versioned"
 

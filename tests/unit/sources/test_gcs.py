@@ -1,4 +1,4 @@
-"""Grids and stores in Google Cloud Storage, by gcsfs: read, replaced, missing, kept on a local disk."""
+"""Grids and stores in Google Cloud Storage, by obstore: read, replaced, missing, kept on a local disk."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SHAPE = (8, 30, 40)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serve(monkeypatch) as found:
+def server() -> Iterator[Server]:
+    with serve() as found:
         yield found
 
 

@@ -48,7 +48,7 @@ def fast(monkeypatch):
 
 
 @pytest.fixture
-def wire(s3, engine):
+def wire(s3):
     yield s3.wire
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.0
 

@@ -26,10 +26,10 @@ CLOUD = "aiohttp,s3fs,aiobotocore,botocore,gcsfs,obstore,adlfs,huggingface_hub"
 URLS = {
     "https://a.example/x.zarr": (CLOUD, "https:// URLs need packages", "cloud"),
     "http://a.example/x.nc": (CLOUD, "http:// URLs need packages", "cloud"),
-    "s3://bucket/x.zarr": (CLOUD, "s3:// URLs need packages", "cloud"),
-    "s3://bucket/x.store": ("fsspec", "s3:// URLs need packages", "cloud"),
-    "gs://bucket/x.zarr": (CLOUD, "gs:// URLs need packages", "gcs"),
-    "az://bucket/x.zarr": (CLOUD, "pip install adlfs", None),
+    "s3://bucket/x.zarr": (CLOUD, "s3:// URLs need packages", "obstore"),
+    "s3://bucket/x.store": ("fsspec", "no credentials were found", "cloud"),
+    "gs://bucket/x.zarr": (CLOUD, "gs:// URLs need packages", "obstore"),
+    "az://bucket/x.zarr": (CLOUD, "az:// URLs need packages", "obstore"),
     "simplecache::s3://bucket/x.nc": (CLOUD, "URLs need packages", "cloud"),
 }
 
@@ -67,7 +67,7 @@ def test_the_command(tmp_path):
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "s3:// URLs need packages that are not here" in done.stderr
-    assert done.stderr.rstrip().endswith(install_hint("cloud"))
+    assert done.stderr.rstrip().endswith(install_hint("obstore"))
 
 
 EXTRAS = "xarray,netCDF4,matplotlib,torch_geometric,pymetis,distributed,dask,meshio,icechunk,astropy_healpix,pyarrow"

@@ -19,12 +19,10 @@ from scipy.spatial import Delaunay
 
 import scidata
 from scidata.errors import ChecksumError, ConfigError
-from scidata.sources.access import answers, filesystems, load, retry, store_requests
+from scidata.sources.access import answers, filesystems, load, retry
 from scidata.sources.access import remote as requests
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import serve
-
-pytestmark = pytest.mark.usefixtures("engine")
 
 KINDS = ("mesh", "graph", "points")
 FAULTS = ("503", "reset", "cut")
@@ -228,8 +226,7 @@ def test_damage_is_found(stores, server, monkeypatch):
             body[7] ^= 1
         return bytes(body)
 
-    for module in (requests, store_requests):
-        monkeypatch.setattr(module, "checked", spoil)
+    monkeypatch.setattr(requests, "checked", spoil)
     with pytest.raises(ChecksumError, match="node/u"):
         remote[0]
     assert spoiled

@@ -148,7 +148,7 @@ def by(engine, call):
     return run
 
 
-ENGINES = {"s3": ("obstore", "fsspec") if object_stores._available() else ("fsspec",), "http": ("fsspec",)}
+ENGINES = {"s3": ("obstore", "fsspec") if object_stores.is_available() else ("fsspec",), "http": ("fsspec",)}
 
 
 def requests(args):

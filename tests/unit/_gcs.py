@@ -34,17 +34,18 @@ class Server:
     def _answer(self, environ: dict[str, Any], start: Any) -> Any:
         """Take an ETag's digits for a generation; of another one than is asked for there is nothing."""
         asked = urllib.parse.parse_qs(environ["QUERY_STRING"]).get("generation")
-        if not self.tells_generations:
-            return self._app(environ, start)
-
-        def told(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            etag = dict(headers).get("ETag", "").strip('"')
-            generation = str(int(etag[:12], 16)) if etag else ""
+        said: list[Any] = []
+        body = self._app(environ, lambda *args: said.append(args))
+        status, headers = said[0][:2]
+        etag = dict(headers).get("ETag", "").strip('"')
+        if etag and self.tells_generations:
+            generation = str(int(etag[:12], 16))
             if asked and asked[0] != generation:
-                status = "404 Not Found"
-            return start(status, [*headers, ("x-goog-generation", generation)] if etag else headers, *more)
-
-        return self._app(environ, told)
+                start("404 Not Found", [("Content-Length", "0")])
+                return []
+            headers = [*headers, ("x-goog-generation", generation)]
+        start(status, headers)
+        return body
 
     @property
     def gets(self) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{stop - 1}/{len(body)}")
         self.send_header("Content-Length", str(stop - begin))
         self.send_header("ETag", f'"{self.version}"')
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")  # Azure always says it
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -400,6 +402,23 @@ def test_info_of_s3(s3, engine):
     with pytest.raises(PermissionError, match="plain"):
         files().size(url_of(f"s3://{BUCKET}/plain", s3.options))
     s3.wire.fault = lambda environ: None
+
+
+# -- Azure -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["az://box/a.bin", "abfs://box@account.dfs.core.windows.net/a.bin"])
+def test_a_container_of_azure(web, count, monkeypatch, url):
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", web)
+    signed = {"sas_token": f"sv=2020&sig={SECRET}", "account_name": "account"}
+    read(url_of(url, signed))
+    assert count == ["a.bin"]
+    assert urlsplit(Handler.seen[0][1]).path == "/box/a.bin"
+    assert f"sig={SECRET}" in Handler.seen[0][1]
+    break_it("403", 99)
+    with pytest.raises(PermissionError, match=r"a\.bin") as caught:
+        read(url_of(url, signed))
+    assert SECRET not in str(caught.value)
 
 
 # -- threads and processes ---------------------------------------------------------------------------------------

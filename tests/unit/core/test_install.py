@@ -38,7 +38,7 @@ def test_a_checkout_names_the_packages_of_an_extra(extra):
 
 def test_extras_that_name_others_bring_theirs():
     assert install.install_hint("plot") == "pip install 'matplotlib>=3.8' (the extra '.[plot]')"
-    assert install.install_hint("obstore").startswith(install.install_hint("cloud").partition(" (")[0])
+    assert install.install_hint("gcs").startswith(install.install_hint("cloud").partition(" (")[0])
 
 
 def test_each_extra_that_the_code_names_is_there():

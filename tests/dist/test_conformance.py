@@ -45,7 +45,6 @@ ELSEWHERE = (
     "take_put",
     "selection",
     "gates",
-    "margin_losses",
     "points",
     "recurrent",
     "tables",

@@ -1,8 +1,7 @@
-"""Index tensors and masks on any dims: what they take. What is written through them is next door.
+"""Rows taken by index tensors and masks on any dims; writes are in ``writing``.
 
-What an index tensor that all ranks hold takes from a sharded dim is split anew: as before where the number of rows
-stays, else evenly. An index that is itself sharded gives its layout to the result. What a mask leaves stays on its
-rank.
+Rows of a sharded dim that an index tensor on all ranks names are split anew: as before where their number stays, else
+evenly. An index that is itself sharded gives its layout to the result. Rows that a mask keeps stay on their rank.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
@@ -28,7 +26,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
 
 
-def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
+def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
     found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
     if not is_sharded(x):
@@ -53,7 +51,7 @@ def take_advanced(func: Any, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor
     return _take_listed(func, x, dict(sorted(found.items())))
 
 
-def _look_up(func: Any, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
+def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
     """Take rows of a plain tensor by numbers of which each rank has its own."""
     (dim, index), *rest = tensors.items()
     if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
@@ -71,7 +69,7 @@ def _lies_along(spec: ShardSpec, dim: int, index: ShardSpec) -> bool:
     return index.ndim == 1 and index.device_mesh == spec.device_mesh and axes == [spec.axis_of_dim(dim)]
 
 
-def whole_index(func: Any, x: ShardTensor, index: Tensor) -> Tensor:
+def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
     """Return an index tensor or a mask whole. Collective where it is sharded."""
     if not isinstance(index, ShardTensor):
         return index
@@ -88,8 +86,12 @@ def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
     return torch.where(rows < 0, rows + extent, rows)
 
 
-def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
-    """Take by index tensors that every rank holds."""
+def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]) -> Tensor:
+    """Take by index tensors that every rank holds.
+
+    The indexed dims are merged to one, whose rows are then listed. ``x[i, j]`` of shape (6, 4), with dim 0 split 4 and
+    2, takes rows ``4 * i + j`` of 24, of which the ranks have 16 and 8. ``move_rows`` sends each where it belongs.
+    """
     spec, dims = x.spec, list(tensors)
     indices = torch.broadcast_tensors(*tensors.values())  # type: ignore[no-untyped-call]
     shape = tuple(indices[0].shape)
@@ -142,7 +144,7 @@ def _take_listed(func: Any, x: ShardTensor, tensors: dict[int, Tensor]) -> Tenso
     return ShardTensor(local, result)
 
 
-def _take_sharded(func: Any, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
+def _take_sharded(func: TorchFunction, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
     """Take rows by ids of which each rank has its own."""
     spec, ispec = x.spec, index.spec
     refuse_disorder(func, spec)
@@ -185,7 +187,11 @@ def split_alike(spec: ShardSpec, dim: int, mask: ShardSpec) -> bool:
     )
 
 
-def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
+def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
+    """Take the elements where a mask is true: those of this rank's rows, ``x`` and mask split alike first.
+
+    A mask over dims 0 and 1, split along 1, is brought to dim 0: in C order the elements of a rank then come together.
+    """
     spec, covered = x.spec, range(dim, dim + len(mask.shape))
     if mask.dtype != torch.bool:
         raise unsupported(func, "a mask of uint8", *specs_of([x, mask]), remedy="use a bool mask")
@@ -197,7 +203,7 @@ def _take_mask(func: Any, x: ShardTensor, dim: int, mask: Tensor) -> Tensor:
     if isinstance(mask, ShardTensor) and mask.spec.order != spec.order:
         refuse_disorder(func, spec, mask.spec)
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
-    before: Any = (slice(None),) * dim
+    before: tuple[slice | Tensor, ...] = (slice(None),) * dim
     if not axes:
         local = x.local[(*before, mask)]
         return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))

@@ -8,35 +8,43 @@ full extent, and taken as it is where it broadcasts; either way its gradient is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeGuard, TypeVar, overload
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
+from scidata.shard.base import ViewState
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
-from scidata.shard.op_table import unsupported
+from scidata.shard.comm.transport import Group
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
+
+Dims = int | tuple[int, ...] | list[int] | None
+Dtype = torch.dtype | None
 
 Labels = Sequence[Hashable]
 Entry = tuple[Hashable, tuple[int, ...]]
 #: The label and sizes that each mesh axis shards, None where it replicates.
 Layout = list[Entry | None]
 
+T = TypeVar("T")
 
-def refuse_out(func: Any, kwargs: Mapping[str, Any], *specs: ShardSpec) -> None:
+
+def refuse_out(func: TorchFunction, kwargs: Mapping[str, object], *specs: ShardSpec) -> None:
     """Raise where ``out=`` is given."""
     if kwargs.get("out") is not None:
         raise unsupported(func, "out= is not supported", *specs, remedy="assign the result")
 
 
 def operands_of(
-    args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Tensor], Callable[[Sequence[Any]], tuple[list[Any], dict[str, Any]]]]:
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], tuple[list[object], dict[str, object]]]]:
     """Return the tensors among the arguments and in lists of them, and a function that puts others in their places."""
     values = [*args, *kwargs.values()]
     operands: list[Tensor] = []
@@ -46,7 +54,7 @@ def operands_of(
         elif isinstance(value, list | tuple):
             operands.extend(x for x in value if isinstance(x, Tensor))
 
-    def rebuild(new: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def rebuild(new: Sequence[Tensor]) -> tuple[list[object], dict[str, object]]:
         others = iter(new)
         result = [_replace(value, others) for value in values]
         return result[: len(args)], dict(zip(kwargs, result[len(args) :], strict=True))
@@ -54,7 +62,7 @@ def operands_of(
     return operands, rebuild
 
 
-def _replace(value: Any, others: Iterator[Any]) -> Any:
+def _replace(value: object, others: Iterator[Tensor]) -> object:
     if isinstance(value, Tensor):
         return next(others)
     if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
@@ -62,52 +70,60 @@ def _replace(value: Any, others: Iterator[Any]) -> Any:
     return value
 
 
-def specs_of(operands: Sequence[Any]) -> list[ShardSpec]:
+def specs_of(operands: Iterable[object]) -> list[ShardSpec]:
     """Return the specs of the ShardTensors among ``operands``."""
     return [x.spec for x in operands if isinstance(x, ShardTensor)]
 
 
-def local_of(x: Any) -> Any:
+@overload
+def local_of(x: Tensor) -> Tensor: ...
+@overload
+def local_of(x: T) -> T: ...
+def local_of(x: object) -> object:
     """Return the local part of a ShardTensor, anything else as it is."""
     return x.local if isinstance(x, ShardTensor) else x
 
 
-def is_sharded(x: Any) -> TypeGuard[ShardTensor]:
+@overload
+def plain_of(x: Tensor) -> Tensor: ...
+@overload
+def plain_of(x: T) -> T: ...
+def plain_of(x: object) -> object:
+    """Return a ShardTensor as a plain tensor on each rank, anything else as it is. Collective where it is sharded."""
+    return x.full_tensor() if isinstance(x, ShardTensor) else x
+
+
+def is_sharded(x: object) -> TypeGuard[ShardTensor]:
     """Whether this is a ShardTensor that any axis shards."""
     return isinstance(x, ShardTensor) and not x.spec.is_replicated
 
 
-def bind(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Name the arguments that were given by position."""
-    return {**defaults, **dict(zip(names.split(), args, strict=False)), **kwargs}
-
-
-def refuse_plain(func: Any, x: Any, *others: Any) -> None:
+def refuse_plain(func: TorchFunction, x: Tensor, *others: object) -> None:
     """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
     if not is_sharded(x):
         specs = specs_of([x, *others])
         raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
 
-def refuse_without_dims(func: Any, x: Tensor, *others: Any) -> None:
+def refuse_without_dims(func: TorchFunction, x: Tensor, *others: object) -> None:
     """Raise for a single number where rows are asked for: torch takes it for a row, here it has no layout."""
     if not len(x.shape):
         specs = specs_of([x, *others])
         raise unsupported(func, "a tensor without dims beside sharded ones", *specs, remedy="use reshape(1)")
 
 
-def dims_of(func: Any, dim: Any, spec: ShardSpec) -> tuple[int, ...]:
+def dims_of(dim: int | Sequence[int] | None, spec: ShardSpec) -> tuple[int, ...]:
     """Normalise a dim argument: None and () mean all dims."""
     if dim is None:
         return tuple(range(spec.ndim))
-    dims = tuple(dim) if isinstance(dim, tuple | list) else (dim,)
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -max(spec.ndim, 1) <= d < max(spec.ndim, 1):
             raise IndexError(f"dim {d} is out of range for a tensor of {spec.ndim} dims")
     return tuple(d % spec.ndim for d in dims) or tuple(range(spec.ndim))
 
 
-def layout_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -> Layout:
+def layout_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> Layout:
     """Find which label each mesh axis shards; raise where two ShardTensors disagree."""
     specs = specs_of(operands)
     layout: Layout = [None] * len(specs[0].axes)
@@ -142,7 +158,7 @@ def spec_of_layout(layout: Layout, names: Labels, shape: Sequence[int], like: Sh
 
 
 def align(
-    func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]
+    func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]
 ) -> tuple[list[Tensor], Layout, dict[Hashable, int]]:
     """Return each operand's local part in the common layout, the layout, and the global extent of each label.
 
@@ -187,13 +203,17 @@ class _Plan(NamedTuple):
     gathered: dict[int, ShardSpec]  # operands that are to be brought to other layouts first
     layout: Layout
     extents: dict[Hashable, int]
-    moved: list[list[tuple[Any, int, int | None]]]  # of each operand: entry, mesh axis and dim of what it is sliced on
+    moved: list[
+        list[tuple[Entry, int, int | None]]
+    ]  # of each operand: entry, mesh axis and dim of what it is sliced on
     specs: list[ShardSpec]  # held, so that their ids stay theirs
     edges: ShardSpec | None = None  # of edges that are not in the order of one process
     mixed: bool = False  # edges beside others in another order
 
 
-def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> _Plan:
+def _planned(
+    func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]
+) -> _Plan:
     extents = extents_of(func, operands, labels)
     if _is_mixed(operands, labels):
         return _Plan({}, [], extents, [], specs, mixed=True)
@@ -210,7 +230,7 @@ def _planned(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels], sp
 
 def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
     """Whether edges meet others, split alike, that are in another order."""
-    orders: dict[Hashable, set[Any]] = {}
+    orders: dict[Hashable, set[Hashable]] = {}
     for x, names in zip(operands, labels, strict=True):
         if isinstance(x, ShardTensor):
             for dim in x.spec.sharded:
@@ -218,7 +238,7 @@ def _is_mixed(operands: Sequence[Tensor], labels: Sequence[Labels]) -> bool:
     return any(len(found) > 1 for found in orders.values())
 
 
-def _in_one_order(func: Any, x: Any) -> Any:
+def _in_one_order(func: TorchFunction, x: T) -> T | ShardTensor:
     """Bring edges to the order of one process. Collective where they are not in it."""
     if not isinstance(x, ShardTensor) or x.spec.in_order:
         return x
@@ -227,7 +247,7 @@ def _in_one_order(func: Any, x: Any) -> Any:
     return ShardTensor(*in_one_order(func, x.local, x.spec))
 
 
-def numbered_alike(func: Any, x: ShardTensor, dims: Collection[int]) -> ShardTensor:
+def numbered_alike(func: TorchFunction, x: ShardTensor, dims: Collection[int]) -> ShardTensor:
     """Bring edges to the order of one process where they are numbered along one of ``dims``. Collective then."""
     return x if x.spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
 
@@ -241,13 +261,13 @@ def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[S
     layout: Layout = []
     for axis in range(len(specs[0].axes)):
         used = {entry[0] for entry in layout if entry is not None}
-        entries = (_entry(spec, labels[i], axis) for i, spec in by_size)
+        entries = (entry_of(spec, labels[i], axis) for i, spec in by_size)
         layout.append(next((entry for entry in entries if entry is not None and entry[0] not in used), None))
     found = {}
     for i, spec in sharded:
         dims, sizes = list(spec.dims), list(spec.sizes)
         for axis, entry in enumerate(layout):
-            own = _entry(spec, labels[i], axis)
+            own = entry_of(spec, labels[i], axis)
             if own is None or own == entry:
                 continue
             names = list(labels[i])
@@ -260,7 +280,8 @@ def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[S
     return found
 
 
-def _entry(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
+def entry_of(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
+    """Return the label and sizes that a mesh axis shards, None where it replicates."""
     dim = spec.dims[axis]
     return None if dim is None else (names[dim], spec.sizes_of(axis))
 
@@ -272,7 +293,7 @@ def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
     )
 
 
-def extents_of(func: Any, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
+def extents_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
     """Return the global extent of each label, where dims of extent 1 broadcast; raise where they do not fit."""
     extents: dict[Hashable, int] = {}
     for x, names in zip(operands, labels, strict=True):
@@ -297,7 +318,7 @@ def _without_single(x: Tensor, names: Labels, extents: Mapping[Hashable, int]) -
     return spec.derive(spec.global_shape, [None if a in single else d for a, d in enumerate(spec.dims)], spec.sizes)
 
 
-def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Any, int, int | None]]:
+def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Entry, int, int | None]]:
     """Return along which mesh axes an operand is replicated that the result is not."""
     return [
         (entry, axis, names.index(entry[0]) if entry[0] in names else None)
@@ -320,18 +341,22 @@ def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec
     return replicate_to_shards(local, [spec.group(axis)]) if local.requires_grad else local
 
 
-def align_parameters(func: Any, x: ShardTensor, *parameters: Any) -> list[Any]:
+def align_parameters(x: ShardTensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Say that plain parameters meet the shards of ``x`` as a whole: their gradients are summed over its axes.
 
     Replicated ShardTensors count as plain, sharded ones are gathered (Collective then), None stays None.
     """
-    parameters = tuple([given.full_tensor() if is_sharded(given) else given for given in parameters])
-    result = [local_of(given) for given in parameters]
-    learned = [i for i, parameter in enumerate(result) if parameter is not None and parameter.requires_grad]
-    if learned:
-        shared = replicate_parameters([result[i] for i in learned], x.spec.shard_groups)
-        for i, parameter in zip(learned, shared, strict=True):
-            result[i] = parameter
+    weight, bias = meet_shards([weight, bias], x.spec.shard_groups)
+    return weight, bias
+
+
+def meet_shards(parameters: Sequence[Tensor | None], groups: Sequence[Group]) -> list[Tensor | None]:
+    """Do as :func:`align_parameters` for the shards along several groups."""
+    result = [given.full_tensor() if is_sharded(given) else local_of(given) for given in parameters]
+    learned = {i: each for i, each in enumerate(result) if each is not None and each.requires_grad}
+    if learned and groups:
+        for i, each in zip(learned, replicate_parameters([*learned.values()], groups), strict=True):
+            result[i] = each
     return result
 
 
@@ -340,13 +365,21 @@ def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
     return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
-def whole_along(x: Any, dim: int) -> Any:
+@overload
+def whole_along(x: ShardTensor, dim: int) -> ShardTensor: ...
+@overload
+def whole_along(x: Tensor, dim: int) -> Tensor: ...
+@overload
+def whole_along(x: None, dim: int) -> None: ...
+def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
     """Gather one dim, counted from either end, where it is sharded. Collective then."""
-    axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim) if isinstance(x, ShardTensor) else None
+    if not isinstance(x, ShardTensor):
+        return x
+    axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim)
     return x if axis is None else replicated(x, {axis})
 
 
-def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
     """Run a function that writes to a plain tensor, which every rank holds whole: what is sharded is gathered.
 
     Collective. The gradient of what is gathered is that of the plain tensor, the same on all ranks.
@@ -354,7 +387,7 @@ def write_to_plain(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return func(*[_whole(func, x) for x in args], **{name: _whole(func, x) for name, x in kwargs.items()})
 
 
-def _whole(func: Any, value: Any) -> Any:
+def _whole(func: TorchFunction, value: object) -> object:
     if isinstance(value, ShardTensor):
         if value.spec.edge_parts is None:
             refuse_disorder(func, value.spec)
@@ -364,9 +397,39 @@ def _whole(func: Any, value: Any) -> Any:
     return value
 
 
-def finish(local: Tensor, spec: ShardSpec, **how: Any) -> Tensor:
+def finish(
+    local: Tensor, spec: ShardSpec, *, halo: Mapping[int, HaloDim] | None = None, copied: ViewState | None = None
+) -> Tensor:
     """Wrap a result; one that is replicated on all axes is a plain tensor."""
-    return local if spec.is_replicated else ShardTensor(local, spec, **how)
+    return local if spec.is_replicated else ShardTensor(local, spec, halo=halo, copied=copied)
+
+
+def on_parts(
+    func: TorchFunction,
+    compute: TensorFunction,
+    operands: Sequence[Tensor],
+    labels: Sequence[Labels],
+    out: Labels,
+    extents: Mapping[Hashable, int] | None = None,
+) -> Tensor:
+    """Apply a function to aligned parts, where each rank can compute its own part of the result by itself.
+
+    Ids of labels ``["row"]`` and a table of ``["id", "feature"]``, say, give a result of ``["row", "feature"]``: where
+    rows are sharded, each rank looks its own ids up. No operand may be sharded along a label that is in no result.
+
+    Parameters
+    ----------
+    out
+        Labels of the result.
+    extents
+        Of labels of the result that no operand has, or in which it has another extent.
+    """
+    specs = specs_of(operands)
+    if not specs:
+        return compute(*operands)
+    locals_, layout, known = align(func, operands, labels)
+    known = {**known, **(extents or {})}
+    return finish(compute(*locals_), spec_of_layout(layout, out, [known[name] for name in out], specs[0]))
 
 
 def map_local(x: ShardTensor, function: Callable[[Tensor], Tensor]) -> ShardTensor:

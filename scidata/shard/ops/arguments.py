@@ -1,23 +1,83 @@
-"""Arguments of torch functions, by position or by name."""
+"""How a call of a torch function reaches its handler: with torch's own arguments, which Python binds."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
+from typing import TypeVar
+
+from torch import Tensor
+
+from scidata.shard.graphs import targets
+from scidata.shard.op_table import TorchFunction, register_op
+from scidata.shard.ops.align import operands_of, refuse_out, specs_of
+
+Run = TypeVar("Run", bound=Callable[..., object])
+
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+_FIRST = ("input", "self")
 
 
-def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str, default: Any = None) -> Any:
-    """Return an argument that was given by position or by name."""
-    return args[position] if len(args) > position else kwargs.get(name, default)
+def handles(
+    *functions: object, keeps_replicated: bool = False, any_order: bool = False, accepts_filled: bool = False
+) -> Callable[[Run], Run]:
+    """Make the decorated function answer for torch's: its parameters are those of torch, so that Python binds them.
+
+    Where ``topk(func, x, k, dim=-1)`` is decorated by ``handles(torch.topk)``, ``torch.topk(t, 3, axis=0)`` becomes
+    ``topk(torch.topk, t, 3, dim=0)``. A first parameter ``func`` gets the torch function that is called. Torch's
+    ``input`` may have another name, ``x`` here; ``out=`` is refused where the handler has no such parameter.
+
+    Parameters
+    ----------
+    keeps_replicated, any_order
+        As of :func:`~scidata.shard.op_table.register_op`.
+    accepts_filled
+        It takes a FilledTensor as it is, and may decide what that becomes.
+    """
+
+    def add(run: Run) -> Run:
+        code = run.__code__
+        own_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        unusual, takes_function = {"out", *_NUMPY_NAMES, *_FIRST}.difference(own_names), own_names[:1] == ("func",)
+
+        @wraps(run)
+        def handler(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+            if kwargs and not unusual.isdisjoint(kwargs):
+                args, kwargs = _renamed(func, args, kwargs, unusual)
+            return run(func, *args, **kwargs) if takes_function else run(*args, **kwargs)
+
+        register_op(*functions, keeps_replicated=keeps_replicated, any_order=any_order)(handler)
+        if accepts_filled:
+            targets.accepts_filled(handler)
+        return run
+
+    return add
 
 
-def many(args: tuple[Any, ...], kwargs: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+def _renamed(
+    func: TorchFunction, args: Sequence[object], kwargs: Mapping[str, object], unusual: Collection[str]
+) -> tuple[Sequence[object], dict[str, object]]:
+    """Put arguments that were given by one of several names where the handler has them."""
+    if "out" in unusual:
+        refuse_out(func, kwargs, *specs_of(operands_of(args, kwargs)[0]))
+    first = [kwargs[name] for name in _FIRST if name in kwargs and name in unusual]
+    rest = {
+        _NUMPY_NAMES.get(name, name): value
+        for name, value in kwargs.items()
+        if name not in unusual or name in _NUMPY_NAMES
+    }
+    return (*first, *args), rest
+
+
+def integers(*given: int | Sequence[int]) -> tuple[int, ...]:
     """Return integers that were given one by one or as one sequence."""
-    given = args[1:] if len(args) > 1 else next((kwargs[n] for n in names if n in kwargs), ())
-    if len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]
-    return tuple(operator.index(n) for n in given)
+    return tuple(operator.index(n) for each in given for n in ((each,) if isinstance(each, int) else each))
+
+
+def several(tensors: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
+    """Return tensors that were given one by one or as one sequence."""
+    return list(tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors)
 
 
 def normal_dim(dim: int, ndim: int) -> int:

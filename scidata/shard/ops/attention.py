@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,12 @@ from scidata.core.bounds import even_sizes
 from scidata.shard.attention.algorithms import chosen_algorithm
 from scidata.shard.attention.ring import RingLayout, ring_attention
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.op_table import register_op, unsupported
+from scidata.shard.comm.transport import Group
+from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import (
     Entry,
     Layout,
+    entry_of,
     finish,
     local_of,
     replicated,
@@ -33,12 +35,22 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import moved_off, tied_to
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 _NONE = float("-inf")  # the score of a key that is not attended to
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_NAMES = ("query", "key", "value", "attn_mask")
+
+
+class _Options(NamedTuple):
+    """Options of attention, by torch's names."""
+
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
 
 
 def _labels(operands: dict[str, Tensor]) -> dict[str, list[Hashable]]:
@@ -56,9 +68,8 @@ def _labels(operands: dict[str, Tensor]) -> dict[str, list[Hashable]]:
     return labels
 
 
-def _sharded_label(x: Any, labels: list[Hashable], axis: int) -> Entry | None:
-    dim = x.spec.dims[axis] if isinstance(x, ShardTensor) else None
-    return None if dim is None else (labels[dim], x.spec.sizes_of(axis))
+def _sharded_label(x: Tensor, labels: list[Hashable], axis: int) -> Entry | None:
+    return entry_of(x.spec, labels, axis) if isinstance(x, ShardTensor) else None
 
 
 def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: list[Hashable]) -> Tensor:
@@ -80,16 +91,36 @@ def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: 
     return to_layout(x, x.spec.derive(x.spec.global_shape, dims, sizes))
 
 
-@register_op(F.scaled_dot_product_attention)
-def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.scaled_dot_product_attention)
+def attention(
+    func: TensorFunction,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Attend to all keys from this rank's queries."""
-    given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
-    operands = {name: given[name] for name in _NAMES[:4] if given.get(name) is not None}
+    given = zip(_NAMES, (query, key, value, attn_mask), strict=True)
+    return _attend(
+        func, {name: x for name, x in given if x is not None}, _Options(dropout_p, is_causal, scale, enable_gqa)
+    )
+
+
+def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) -> Tensor:
+    """Bring the operands to one layout along each mesh axis, and attend by the way that is chosen.
+
+    Say 2 x 2 ranks where ``dp`` shards the batch and ``domain`` the sequence, 6 rows each. Along ``dp`` each rank has
+    its own samples of all operands. Along ``domain`` it keeps its 6 queries, and gets all 12 keys and values.
+    """
     batches = {tuple(operands[name].shape[:-2]) for name in _NAMES[:3]}
-    if len(batches) > 1 and not given.get("enable_gqa"):  # of a part without rows, torch's result may lack dims
+    if len(batches) > 1 and not how.enable_gqa:  # of a part without rows, torch's result may lack dims
         common = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
         operands |= {name: operands[name].expand(*common, -1, -1) for name in _NAMES[:3]}
-        given |= operands
     specs, labels = specs_of([*operands.values()]), _labels(operands)
     if any(spec.device_mesh != specs[0].device_mesh for spec in specs):
         raise unsupported(func, "the operands lie on different device meshes", *specs)
@@ -98,22 +129,20 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
             operands[name] = moved_off(x, [x.spec.ndim - 1])
     query = operands["query"]
     operands = {name: _beside_query(x, labels[name], query, labels["query"]) for name, x in operands.items()}
-    given |= operands
-    if given.get("is_causal") and "attn_mask" in operands:
+    if how.is_causal and "attn_mask" in operands:
         raise unsupported(func, "is_causal beside an attn_mask", *specs, remedy="put the causal mask into attn_mask")
     device = operands["query"].device.type
     if torch.is_autocast_enabled(device):  # it does not reach the ring, nor the products of dropped weights
         cast = {name: x.to(_autocast_dtype(x)) for name, x in operands.items()}
         with torch.autocast(device, enabled=False):
-            result: Tensor = attention(func, types, (), {**given, **cast})
-            return result
-    if given.get("dropout_p"):
-        return _with_dropout(operands, given)
-    groups = _head_groups(func, operands, given)
+            return _attend(func, cast, how)
+    if how.dropout_p:
+        return _with_dropout(operands, how)
+    groups = _head_groups(func, operands, how)
     sequence = _sequence_axis(operands)
-    way = "gather" if sequence is None else _way(func, operands, sequence, given)
+    way = "gather" if sequence is None else _way(func, operands, sequence, how)
     if sequence is not None and way == "heads":
-        return _by_heads(func, operands, given, sequence)
+        return _by_heads(func, operands, how, sequence)
     parts = {name: local_of(x) for name, x in operands.items()}
     layout: Layout = []
     for axis in range(len(specs[0].axes)):
@@ -127,12 +156,12 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if len(set(used)) != len(used):
         raise unsupported(func, "two mesh axes would shard the same dim of the result", *specs)
     if sequence is not None and way == "ring":
-        result = _by_ring(operands, parts, given, sequence)
+        result = _by_ring(operands, parts, how, sequence)
     else:
-        if given.get("is_causal") and "L" in used:
-            given["is_causal"] = False
+        if how.is_causal and "L" in used:
+            how = how._replace(is_causal=False)
             parts["attn_mask"] = _causal_mask(func, operands, parts)
-        result = _compute(func, given, parts)
+        result = _compute(func, parts, how)
     shape, names = list(result.shape), [*range(-result.ndim, -2), "L", "Ev"]
     for entry in layout:
         if entry is not None:
@@ -140,25 +169,24 @@ def attention(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return finish(result, spec_of_layout(layout, names, shape, specs[0]))
 
 
-def _with_dropout(operands: dict[str, Tensor], given: dict[str, Any]) -> Tensor:
+def _with_dropout(operands: dict[str, Tensor], how: _Options) -> Tensor:
     """Attend with weights of which some are dropped, those that one process drops with the same seed."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
-    if given.get("enable_gqa"):
+    if how.enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
-    scale = given.get("scale")
-    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if how.scale is None else how.scale)
     scores = (query.to(wide) * root) @ (key.to(wide) * root).transpose(-2, -1)
-    if given.get("is_causal"):
+    if how.is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
     if mask is not None:
         mask = whole_along(mask, -1)
         scores = scores.masked_fill(mask.logical_not(), _NONE) if mask.dtype == torch.bool else scores + mask
     nothing = (scores == _NONE).all(-1, keepdim=True)  # a row without any key has zeros, not NaN
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    result: Tensor = F.dropout(weights, given["dropout_p"]) @ value.to(wide)
+    result: Tensor = F.dropout(weights, how.dropout_p) @ value.to(wide)
     return result.to(query.dtype)
 
 
@@ -182,12 +210,12 @@ def _sequence_axis(operands: dict[str, Tensor]) -> int | None:
     return axis
 
 
-def _way(func: Any, operands: dict[str, Tensor], axis: int, given: dict[str, Any]) -> str:
+def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Options) -> str:
     """Choose from what all ranks know."""
     specs = [operands[name].spec for name in _NAMES[:3]]  # type: ignore[attr-defined]
     query, key, value = specs
     shapes = [spec.global_shape[:-2] for spec in specs]
-    alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or bool(given.get("enable_gqa")))
+    alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or how.enable_gqa)
     others = [dim for spec in specs for other, dim in enumerate(spec.dims) if other != axis]
     heads = shapes[1][-1] if alike and shapes[1] == shapes[2] and shapes[0] and query.ndim - 3 not in others else 0
     num_ranks = query.axes[axis].size
@@ -199,7 +227,7 @@ def _way(func: Any, operands: dict[str, Tensor], axis: int, given: dict[str, Any
     return "gather" if way == "ring" and not alike else way
 
 
-def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axis: int) -> Tensor:
+def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, axis: int) -> Tensor:
     """Exchange the sequence for heads, attend, and exchange back."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     assert isinstance(query, ShardTensor)
@@ -207,21 +235,22 @@ def _by_heads(func: Any, operands: dict[str, Tensor], given: dict[str, Any], axi
     num_heads, num_ranks = key.shape[-3], spec.axes[axis].size
     sizes = even_sizes(num_heads, num_ranks)
 
-    def to_heads(x: Any) -> Any:
+    def to_heads(x: Tensor) -> Tensor:
+        assert isinstance(x, ShardTensor)
         placements = list(x.placements)
         placements[axis] = Shard(x.spec.ndim - 3)
         return x.redistribute(placements=placements, sizes={axis: [n * x.shape[-3] // num_heads for n in sizes]})
 
     if query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype and _same_layout(operands):
-        moved = to_heads(torch.stack([query, key, value])).unbind(0)  # one exchange
+        moved = [*to_heads(torch.stack([query, key, value])).unbind(0)]  # one exchange
     else:
         moved = [to_heads(x) for x in (query, key, value)]
     mask = operands.get("attn_mask")
     if isinstance(mask, ShardTensor) and mask.spec.dims[axis] in (mask.spec.ndim - 2, mask.spec.ndim - 1):
         mask = replicated(mask, {axis})
-    rest = {name: value for name, value in given.items() if name not in _NAMES[:4]}
-    result: Any = func(*moved, attn_mask=mask, **rest)
-    return result.redistribute(placements=spec.placements, sizes={axis: spec.sizes_of(axis)})  # type: ignore[no-any-return]
+    result = func(*moved, mask, how.dropout_p, how.is_causal, scale=how.scale, enable_gqa=how.enable_gqa)
+    assert isinstance(result, ShardTensor)
+    return result.redistribute(placements=spec.placements, sizes={axis: spec.sizes_of(axis)})
 
 
 def _same_layout(operands: dict[str, Tensor]) -> bool:
@@ -229,17 +258,16 @@ def _same_layout(operands: dict[str, Tensor]) -> bool:
     return all(spec == specs[0] for spec in specs)
 
 
-def _by_ring(operands: dict[str, Tensor], parts: dict[str, Tensor], given: dict[str, Any], axis: int) -> Tensor:
+def _by_ring(operands: dict[str, Tensor], parts: dict[str, Tensor], how: _Options, axis: int) -> Tensor:
     """Pass the blocks of keys and values round."""
     query, key = operands["query"], operands["key"]
     assert isinstance(query, ShardTensor)
     assert isinstance(key, ShardTensor)
-    scale = given.get("scale")
     layout = RingLayout(
         sizes=key.spec.sizes_of(axis),
         first_query=query.spec.offsets[-2],
-        causal=bool(given.get("is_causal")),
-        scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+        causal=how.is_causal,
+        scale=1 / math.sqrt(query.shape[-1]) if how.scale is None else how.scale,
         group=key.spec.group(axis),
     )
     return ring_attention(parts["query"], parts["key"], parts["value"], parts.get("attn_mask"), layout)
@@ -249,7 +277,7 @@ def _by_ring(operands: dict[str, Tensor], parts: dict[str, Tensor], given: dict[
 
 
 def _align_axis(
-    func: Any,
+    func: TensorFunction,
     axis: int,
     specs: list[ShardSpec],
     parts: dict[str, Tensor],
@@ -290,10 +318,10 @@ def _align_axis(
     return rows
 
 
-def _head_groups(func: Any, operands: dict[str, Tensor], given: dict[str, Any]) -> int:
+def _head_groups(func: TensorFunction, operands: dict[str, Tensor], how: _Options) -> int:
     """Return how many heads of the queries share one of the keys: more than 1 with ``enable_gqa`` alone."""
     heads = [operands[name].shape[-3] if len(operands[name].shape) > 2 else 1 for name in _NAMES[:3]]
-    if not given.get("enable_gqa") or heads[0] == heads[1] == heads[2]:
+    if not how.enable_gqa or heads[0] == heads[1] == heads[2]:
         return 1
     if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
         specs = specs_of([*operands.values()])
@@ -302,7 +330,7 @@ def _head_groups(func: Any, operands: dict[str, Tensor], given: dict[str, Any]) 
 
 
 def _align_heads(
-    func: Any,
+    func: TensorFunction,
     axis: int,
     specs: list[ShardSpec],
     parts: dict[str, Tensor],
@@ -327,20 +355,22 @@ def _align_heads(
     return -3, tuple(n * groups for n in sizes)
 
 
-def _gather_rows(parts: dict[str, Tensor], sizes: dict[str, tuple[int, ...]], group: Any, how: Any) -> None:
+def _gather_rows(
+    parts: dict[str, Tensor], sizes: dict[str, tuple[int, ...]], group: Group, grad: Literal["own", "sum"]
+) -> None:
     """Gather keys, values or both, in one round where they fit together."""
     names = list(sizes)
     alike = {(x.shape[:-1], x.dtype, x.requires_grad, sizes[name]) for name in names for x in [parts[name]]}
     if len(alike) == 1:
         widths = [parts[name].shape[-1] for name in names]
-        whole = all_gather_v(torch.cat([parts[name] for name in names], -1), sizes[names[0]], -2, group, grad=how)
+        whole = all_gather_v(torch.cat([parts[name] for name in names], -1), sizes[names[0]], -2, group, grad=grad)
         parts.update(zip(names, torch.split(whole, widths, -1), strict=True))
         return
     for name in names:
-        parts[name] = all_gather_v(parts[name], sizes[name], -2, group, grad=how)
+        parts[name] = all_gather_v(parts[name], sizes[name], -2, group, grad=grad)
 
 
-def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor]) -> Tensor:
+def _causal_mask(func: TensorFunction, operands: dict[str, Tensor], parts: dict[str, Tensor]) -> Tensor:
     """Return this rank's rows of the lower triangle."""
     query = operands["query"]
     if not isinstance(query, ShardTensor):
@@ -351,15 +381,24 @@ def _causal_mask(func: Any, operands: dict[str, Tensor], parts: dict[str, Tensor
     return rows[:, None] >= torch.arange(parts["key"].shape[-2], device=device)
 
 
-def _compute(func: Any, given: dict[str, Any], parts: dict[str, Tensor]) -> Tensor:
+def _compute(func: TensorFunction, parts: dict[str, Tensor], how: _Options) -> Tensor:
     """Call torch's attention; where this rank has no queries, with one of zeros whose result is cut off."""
     query, mask = parts["query"], parts.get("attn_mask")
-    if given.get("enable_gqa") and parts["key"].ndim > 2 and parts["key"].shape[-3] == 0:
-        given = {**given, "enable_gqa": False}  # this rank has no heads
+    if parts["key"].ndim > 2 and parts["key"].shape[-3] == 0:
+        how = how._replace(enable_gqa=False)  # this rank has no heads
     empty = query.shape[-2] == 0
     if empty:
         query = torch.cat([query, query.new_zeros((*query.shape[:-2], 1, query.shape[-1]))], -2)
         if mask is not None and mask.ndim > 1 and mask.shape[-2] == 0:
             mask = torch.cat([mask, mask.new_ones((*mask.shape[:-2], 1, mask.shape[-1]))], -2)
-    result: Tensor = func(**{**given, **parts, "query": query, "attn_mask": mask})
+    result = func(
+        query,
+        parts["key"],
+        parts["value"],
+        mask,
+        how.dropout_p,
+        how.is_causal,
+        scale=how.scale,
+        enable_gqa=how.enable_gqa,
+    )
     return tied_to(result.narrow(-2, 0, 0) if empty else result, (query, parts["key"], parts["value"], mask))

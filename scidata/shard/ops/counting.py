@@ -5,7 +5,7 @@ They come in C order of the whole, split by the rank that has them; where dim 0 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,20 +15,10 @@ from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.transport import Group, gather, group_rank
-from scidata.shard.op_table import find, register_op
+from scidata.shard.op_table import TorchFunction, find
 from scidata.shard.ops.advanced import count_true
-from scidata.shard.ops.align import (
-    align,
-    bind,
-    is_sharded,
-    local_of,
-    refuse_out,
-    replicated,
-    spec_of_layout,
-    specs_of,
-    to_layout,
-)
-from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.ops.align import align, is_sharded, local_of, replicated, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.sorting import sort_line
 from scidata.shard.rows.ordered import counts_of
@@ -49,7 +39,7 @@ def split_along(x: ShardTensor, dim: int) -> tuple[ShardTensor, int]:
     return x.redistribute(placements=placements, sizes={axis: even_sizes(x.shape[dim], spec.axes[axis].size)}), axis
 
 
-def in_a_row(x: Any) -> tuple[ShardTensor, int]:
+def in_a_row(x: ShardTensor) -> tuple[ShardTensor, int]:
     """Flatten in C order; the rows of dim 0 stay together where there are some for each rank. Collective."""
     spec = x.spec
     if 0 not in spec.sharded and spec.global_shape[0] >= max(2, *(spec.axes[a].size for a in spec.sharded.values())):
@@ -74,21 +64,20 @@ def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], di
 # -- where something is --------------------------------------------------------------------------------------------
 
 
-@register_op(*find("nonzero argwhere", namespaces=_BOTH))
-def nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """List the global places of what is not zero. Collective."""
-    given = bind("input", args, kwargs)
-    x: ShardTensor = given.pop("input")
+@handles(*find("nonzero argwhere", namespaces=_BOTH))
+def nonzero(
+    func: Callable[..., Tensor | tuple[Tensor, ...]], x: ShardTensor, *, as_tuple: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """List the global places of elements that are not zero. Collective."""
     spec = x.spec
-    refuse_out(func, given, spec)
     if 0 in spec.global_shape:
-        return func(x.full_tensor(), **given)
-    line, axis = in_a_row(x.detach())
+        return func(x.full_tensor(), **({"as_tuple": True} if as_tuple else {}))
+    line, axis = in_a_row(_detached(x))
     own = x.local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
-    counts = count_true(x if own else line != 0)  # type: ignore[arg-type]
+    counts = count_true(x if own else ShardTensor(line.local != 0, line.spec))
     flat = line.local.nonzero().squeeze(1) + line.spec.offsets[0]
     places = torch.unravel_index(flat, spec.global_shape)
-    if given.get("as_tuple"):
+    if as_tuple:
         return tuple(_rows(place, spec, axis, counts) for place in places)
     result = _rows(torch.stack(places, 1), spec, axis, counts)
     if spec.ndim > 1 and sum(counts) > 1:
@@ -96,19 +85,22 @@ def nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
-@register_op(*find("masked_select", namespaces=_BOTH))
-def masked_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("masked_select", namespaces=_BOTH))
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """Take the elements where a mask is true, both broadcast. Collective."""
-    given = bind("input mask", args, kwargs)
-    operands = [given["input"], given["mask"]]
-    refuse_out(func, kwargs, *specs_of(operands))
-    if operands[1].dtype != torch.bool:
-        raise RuntimeError(f"masked_select: the mask must be of bools, not {operands[1].dtype}")
-    x, mask = alike(func, operands)
-    return x[mask]
+    if mask.dtype != torch.bool:
+        raise RuntimeError(f"masked_select: the mask must be of bools, not {mask.dtype}")
+    x, where = alike(torch.masked_select, [input, mask])
+    return x[where]
 
 
-def alike(func: Any, operands: list[Tensor]) -> list[ShardTensor]:
+def _detached(x: ShardTensor) -> ShardTensor:
+    result = x.detach()
+    assert isinstance(result, ShardTensor)
+    return result
+
+
+def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
     """Broadcast tensors, and bring them to one layout. Collective where these differ."""
     ndim = max(len(x.shape) for x in operands)
     labels = [range(ndim - len(x.shape), ndim) for x in operands]
@@ -161,83 +153,90 @@ def _of_runs(
     return _rows(kept, spec, axis, counts, dim), _rows(runs, spec, axis, sizes), _rows(lengths, spec, axis, counts)
 
 
-def _chosen(x: Any, result: Any, inverse: Any, counts: Any, given: dict[str, Any]) -> Any:
-    """Return what was asked for; as in torch, backward from what differs raises."""
-    rest = [each for each, name in ((inverse, "return_inverse"), (counts, "return_counts")) if given.get(name)]
+def _chosen(x: Tensor, result: Tensor, *rest: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+    """Return the results that were asked for; as in torch, backward from distinct values raises."""
     if x.requires_grad and torch.is_grad_enabled():
         local = known(local_of(x), local_of(result), _refuse_gradient)
-        if isinstance(result, ShardTensor):
-            result = ShardTensor(local, result.spec, global_strides=result.global_strides)
-        else:
-            result = local
-    return (result, *rest) if rest else result
+        like = result if isinstance(result, ShardTensor) else None
+        result = local if like is None else ShardTensor(local, like.spec, global_strides=like.global_strides)
+    asked = [each for each in rest if each is not None]
+    return (result, *asked) if asked else result
 
 
 def _refuse_gradient(grad: Tensor) -> Tensor:
     raise NotImplementedError("the derivative for 'unique' is not implemented; take unique() of x.detach()")
 
 
-def _bound(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ShardTensor, dict[str, Any]]:
-    given = bind(f"input {names}", args, kwargs)
-    x = given.pop("input")
-    return x, x.detach(), given
-
-
-@register_op(torch.unique_consecutive, Tensor.unique_consecutive)
-def unique_consecutive(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(torch.unique_consecutive, Tensor.unique_consecutive)
+def unique_consecutive(
+    input: ShardTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Keep the first of each run of equal elements, or rows of a dim. Collective."""
-    origin, x, given = _bound("return_inverse return_counts dim", args, kwargs)
-    if 0 in x.spec.global_shape:
-        return func(x.full_tensor(), **given)
-    if given.get("dim") is None:
+    spec, x = input.spec, _detached(input)
+    if 0 in spec.global_shape:
+        found: Tensor | tuple[Tensor, ...] = torch.unique_consecutive(
+            x.full_tensor(), return_inverse, return_counts, dim
+        )
+        return found
+    if dim is None:
         line, axis = in_a_row(x)
         result, inverse, counts = _of_runs(line, 0, axis)
-        back = to_layout(inverse.reshape(x.shape), x.spec) if given.get("return_inverse") else None  # type: ignore[arg-type]
-        return _chosen(origin, result, back, counts, given)
-    dim = normal_dim(given["dim"], x.spec.ndim)
-    result, inverse, counts = _of_runs(*_with_dim(x, dim))
-    _note_rows(result, dim)
-    return _chosen(origin, result, inverse, counts, given)
+        inverse = to_layout(as_sharded(inverse.reshape(x.shape), spec), spec) if return_inverse else inverse
+    else:
+        dim = normal_dim(dim, spec.ndim)
+        split, axis = split_along(x, dim)
+        result, inverse, counts = _of_runs(split, dim, axis)
+        # torch has the rows of a dim one after the other
+        moved = torch.empty(result.shape, device="meta").movedim(dim, 0).contiguous().movedim(0, dim)
+        result.global_strides = None if moved.is_contiguous() else moved.stride()
+    return _chosen(input, result, inverse if return_inverse else None, counts if return_counts else None)
 
 
-def _with_dim(x: ShardTensor, dim: int) -> tuple[ShardTensor, int, int]:
-    split, axis = split_along(x, dim)
-    return split, dim, axis
-
-
-def _note_rows(result: Any, dim: int) -> None:
-    """Note that torch has the rows of a dim one after the other."""
-    moved = torch.empty(result.shape, device="meta").movedim(dim, 0).contiguous().movedim(0, dim)
-    result.global_strides = None if moved.is_contiguous() else moved.stride()
-
-
-@register_op(torch.unique, Tensor.unique)
-def unique(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """List the values, or rows of a dim, that differ, in order: values split by rank, rows on each. Collective.
+@handles(torch.unique, Tensor.unique)
+def unique(
+    input: ShardTensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """List the distinct values, or rows of a dim, in order: values split by rank, rows on each. Collective.
 
     Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
     """
-    origin, x, given = _bound("sorted return_inverse return_counts dim", args, kwargs)
-    if 0 in x.spec.global_shape:
-        return func(x.full_tensor(), **given)
-    if given.get("dim") is not None:
-        return _unique_rows(origin, x, normal_dim(given["dim"], x.spec.ndim), given)
+    spec, x = input.spec, _detached(input)
+    if 0 in spec.global_shape:
+        found: Tensor | tuple[Tensor, ...] = torch.unique(x.full_tensor(), sorted, return_inverse, return_counts, dim)
+        return found
+    result, inverse, counts = _unique_values(x) if dim is None else _unique_rows(x, normal_dim(dim, spec.ndim))
+    return _chosen(input, result, inverse() if return_inverse else None, counts if return_counts else None)
+
+
+Unique = tuple[Tensor, Callable[[], Tensor], Tensor]  # values, the number of each element's value on demand, counts
+
+
+def _unique_values(x: ShardTensor) -> Unique:
+    """Find distinct values, with ranks that hold (3, 1, 3) and (1, 2), say.
+
+    Their own are (1, 3) with counts (1, 2) and (1, 2) with (1, 1). Sorted over ranks these are (1, 1 | 2, 3), runs of
+    equal ones are (1 | 2, 3), and counts of runs are added up: (2 | 1, 2).
+    """
     spec = x.spec
     axis = max(spec.sharded.values(), key=lambda a: spec.axes[a].size)
     x = replicated(x, set(spec.sharded.values()) - {axis})
     own, inverse, counts = torch.unique(x.local, return_inverse=True, return_counts=True)
     line = _rows(own, spec, axis, counts_of(len(own), spec.group(axis), own.device))
     values, places = sort_line(line)
-    weights: Any = ShardTensor(counts, line.spec)[places]
-    result, numbers, lengths = _of_runs(values, 0, axis, weights.local)
-    back: Any = None
-    if given.get("return_inverse"):
-        ranks: Any = numbers[sort_line(places)[1]]  # where each of my own went
-        back = to_layout(ShardTensor(ranks.local[inverse], x.spec), spec)
-    return _chosen(origin, result, back, lengths, given)
+    result, numbers, lengths = _of_runs(values, 0, axis, local_of(ShardTensor(counts, line.spec)[places]))
+
+    def back() -> Tensor:
+        ranks = local_of(numbers[sort_line(places)[1]])  # where each of my own went
+        return to_layout(ShardTensor(ranks[inverse], x.spec), spec)
+
+    return result, back, lengths
 
 
-def _unique_rows(origin: Any, x: ShardTensor, dim: int, given: dict[str, Any]) -> Any:
+def _unique_rows(x: ShardTensor, dim: int) -> Unique:
     x, axis = split_along(x, dim)
     spec = x.spec
     sizes, rank, group = spec.parts(dim)
@@ -248,4 +247,4 @@ def _unique_rows(origin: Any, x: ShardTensor, dim: int, given: dict[str, Any]) -
     result, numbers = torch.unique(rows, dim=dim, return_inverse=True)
     total = weights.new_zeros(result.shape[dim]).index_add_(0, numbers, weights)
     mine = numbers[sum(found[:rank]) :][: found[rank]]
-    return _chosen(origin, result, _rows(mine[inverse], spec, axis, sizes), total, given)
+    return result, lambda: _rows(mine[inverse], spec, axis, sizes), total

@@ -1,16 +1,17 @@
-"""Counts of values, and one answer for a whole tensor: each rank has its own, which are added up or asked for."""
+"""Counts of values, and one answer for a whole tensor: each rank has its own, which are combined."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from scidata.shard.comm.transport import all_reduce_max
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.ops.align import Dims, Dtype, finish, is_sharded, local_of, plain_of
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike
 from scidata.shard.rows.ordered import least_over, sum_over
 from scidata.shard.tensor import ShardTensor
@@ -19,8 +20,8 @@ from scidata.shard.torch_internals import coo_to_csr
 _BOTH = (torch, Tensor)
 
 
-def _beside(func: Any, x: Tensor, other: Any) -> tuple[ShardTensor, Tensor | None]:
-    """Bring weights to the layout of what they belong to."""
+def _beside(func: TorchFunction, x: Tensor, other: Tensor | None) -> tuple[ShardTensor, Tensor | None]:
+    """Bring weights to the layout of the values that they belong to."""
     if other is None:
         assert isinstance(x, ShardTensor)
         return x, None
@@ -52,14 +53,13 @@ def _range_of(x: ShardTensor) -> tuple[Tensor, Tensor]:
     return least_over(low, groups), high
 
 
-@register_op(*find("bincount", namespaces=_BOTH), any_order=True)
-def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("bincount", namespaces=_BOTH), any_order=True)
+def bincount(func: TensorFunction, input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Count how often each number occurs, or sum up its weights: plain, the same on each rank. Collective."""
-    given = bind("input weights minlength", args, kwargs, weights=None, minlength=0)
-    x, weights = _beside(func, given["input"], given["weights"])
+    x, weights = _beside(func, input, weights)
     if x.spec.ndim != 1 or x.local.is_floating_point() or x.local.is_complex() or x.dtype == torch.bool:
         raise RuntimeError("bincount: it takes integers of one dim")
-    length = int(given["minlength"])
+    length = int(minlength)
     if length < 0:
         raise RuntimeError("bincount: minlength must not be negative")
     if x.spec.global_shape[0]:
@@ -73,108 +73,100 @@ def bincount(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return _total(found, x)
 
 
-@register_op(coo_to_csr, any_order=True)
-def ends_of_numbers(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(coo_to_csr, any_order=True)
+def ends_of_numbers(input: Tensor, size: int, *, out_int32: bool = False) -> Tensor:
     """Say where each number ends in a sorted row of them, after a 0: plain, the same on each rank. Collective."""
-    given = bind("input size", args, kwargs, out_int32=False)
-    counts = torch.bincount(given["input"], minlength=given["size"])
-    ends = torch.cat([counts.new_zeros(1), counts[: given["size"]].cumsum(0)])
-    return ends.int() if given["out_int32"] else ends
+    counts = torch.bincount(input, minlength=size)
+    ends = torch.cat([counts.new_zeros(1), counts[:size].cumsum(0)])
+    return ends.int() if out_int32 else ends
 
 
-@register_op(*find("histc", namespaces=_BOTH), any_order=True)
-def histc(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("histc", namespaces=_BOTH), any_order=True)
+def histc(func: TensorFunction, x: ShardTensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Count the values in bins of equal width: plain, the same on each rank. Collective."""
-    given = bind("input bins min max", args, kwargs, bins=100, min=0, max=0)
-    x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x.spec)
-    low, high = given["min"], given["max"]
+    low, high = min, max
     if low == high and x.spec.global_size.numel():
-        low, high = (value.item() for value in _range_of(x))
-        _check_range(func, low, high)
+        low, high = _finite_range(func, x)
     if low == high:
         low, high = low - 1, high + 1
-    return _total(torch.histc(x.local.detach(), given["bins"], low, high), x)
+    return _total(torch.histc(x.local.detach(), bins, low, high), x)
 
 
-def _check_range(func: Any, low: float, high: float) -> None:
+def _finite_range(func: TorchFunction, x: ShardTensor) -> tuple[float, float]:
+    """Return the least and the largest value. Collective."""
+    low, high = (value.item() for value in _range_of(x))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise RuntimeError(f"{func.__name__}: range of [{low}, {high}] is not finite")
+    return low, high
 
 
-@register_op(*find("histogram", namespaces=_BOTH), any_order=True)
-def histogram(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("histogram", namespaces=_BOTH), any_order=True)
+def histogram(
+    func: Callable[..., tuple[Tensor, Tensor]],
+    input: Tensor,
+    bins: int | Sequence[int] | Tensor,
+    *,
+    range: tuple[float, float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Count the values in bins, or sum up their weights: plain, the same on each rank. Collective."""
-    given = bind("input bins", args, kwargs, weight=None, density=False, range=None)
-    refuse_out(func, kwargs, *specs_of([given["input"]]))
-    if is_sharded(given["bins"]):
-        raise unsupported(func, "the edges of bins are sharded", given["bins"].spec, remedy="use full_tensor()")
-    x, weights = _beside(func, given["input"], given["weight"])
-    bins = local_of(given["bins"])
-    options: dict[str, Any] = {}
+    if is_sharded(bins):
+        raise unsupported(func, "the edges of bins are sharded", bins.spec, remedy="use full_tensor()")
+    x, weights = _beside(func, input, weight)
+    options: dict[str, tuple[float, float] | None] = {}
     if not isinstance(bins, Tensor):
-        options["range"] = given["range"]
-        if options["range"] is None and x.spec.global_size.numel():
-            low, high = options["range"] = [value.item() for value in _range_of(x)]
-            _check_range(func, low, high)
-    counts, edges = torch.histogram(x.local.detach(), bins, weight=weights, **options)
+        own = _finite_range(func, x) if range is None and x.spec.global_size.numel() else range
+        options["range"] = own
+    counts, edges = func(x.local.detach(), local_of(bins), weight=weights, **options)
     counts = _total(counts, x)
-    if given["density"]:
+    if density:
         counts = counts / (counts.sum() * edges.diff())
     return torch.return_types.histogram((counts, edges))
 
 
-@register_op(torch.isin)
-def isin(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.isin)
+def isin(
+    func: TensorFunction, *operands: Tensor | float, assume_unique: bool = False, invert: bool = False, **named: float
+) -> Tensor:
     """Say which elements are among others, which are gathered where they are sharded beside sharded elements."""
-    given = bind("elements test_elements", args, kwargs)
-    refuse_out(func, kwargs, *specs_of([*given.values()]))
-    alias = {"element": "elements", "test_element": "test_elements"}
-    given = {alias.get(name, name): value for name, value in given.items()}
-    elements, others = given.pop("elements"), given.pop("test_elements")
+    first = [named.pop(name) for name in ("elements", "element") if name in named]
+    given = [*first, *operands, *named.values()]
+    elements, others = given[0], given[1]
     if is_sharded(elements):
-        others = others.full_tensor() if isinstance(others, ShardTensor) else others
-        return finish(func(elements.local, others, **given), elements.spec)
-    inverted = bool(given.pop("invert", False))
-    given.pop("assume_unique", None)  # of parts it would be no promise for all
-    found = _total(func(local_of(elements), others.local.reshape(-1), **given).long(), others) > 0
-    return ~found if inverted else found
+        found = func(elements.local, plain_of(others), assume_unique=assume_unique, invert=invert)
+        return finish(found, elements.spec)
+    assert isinstance(others, ShardTensor)
+    # of parts ``assume_unique`` would be no promise for all
+    found = _total(func(local_of(elements), others.local.reshape(-1)).long(), others) > 0
+    return ~found if invert else found
 
 
 # -- one answer ----------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("equal", namespaces=_BOTH), any_order=True)
-def equal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handles(*find("equal", namespaces=_BOTH), any_order=True)
+def equal(input: Tensor, other: Tensor) -> bool:
     """Whether two tensors have one shape and the same elements; the same answer on each rank. Collective."""
-    given = bind("input other", args, kwargs)
-    x, other = given["input"].detach(), given["other"].detach()
-    return tuple(x.shape) == tuple(other.shape) and bool((x == other).all())
+    return tuple(input.shape) == tuple(other.shape) and bool((input.detach() == other.detach()).all())
 
 
-@register_op(*find("allclose", namespaces=_BOTH), any_order=True)
-def allclose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handles(*find("allclose", namespaces=_BOTH), any_order=True)
+def allclose(input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """Whether all elements of two tensors are close; the same answer on each rank. Collective."""
-    given = bind("input other rtol atol equal_nan", args, kwargs)
-    x, other = given.pop("input").detach(), given.pop("other").detach()
-    return bool(torch.isclose(x, other, **given).all())
+    return bool(torch.isclose(input.detach(), other.detach(), rtol, atol, equal_nan).all())
 
 
-@register_op(*find("is_nonzero", namespaces=_BOTH), any_order=True)
-def is_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handles(*find("is_nonzero", namespaces=_BOTH), any_order=True)
+def is_nonzero(input: Tensor) -> bool:
     """Whether the only element is not zero. Collective."""
-    return bool(args[0] if args else kwargs["input"])
+    return bool(input)
 
 
-@register_op(*find("nanmean", namespaces=_BOTH), any_order=True)
-def nanmean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Mean of what is not NaN."""
-    given = bind("input dim keepdim", args, kwargs, dim=None, keepdim=False)
-    x, dtype = given["input"], given.get("dtype")
-    refuse_out(func, kwargs, x.spec)
-    if not (x.local.is_floating_point() or x.local.is_complex()):
-        raise RuntimeError(f"nanmean: expected floating point or complex numbers, not {x.dtype}")
-    dims = {"dim": given["dim"], "keepdim": given["keepdim"]}
-    count = (~x.detach().isnan()).sum(**dims)
-    total: Tensor = torch.nansum(x, **dims, **({} if dtype is None else {"dtype": dtype})) / count
-    return total
+@handles(*find("nanmean", namespaces=_BOTH), any_order=True)
+def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+    """Mean of all that is not NaN."""
+    if not (input.is_floating_point() or input.is_complex()):
+        raise RuntimeError(f"nanmean: expected floating point or complex numbers, not {input.dtype}")
+    count = (~input.detach().isnan()).sum(dim, keepdim)
+    return torch.nansum(input, dim, keepdim, dtype=dtype) / count

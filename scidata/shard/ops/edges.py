@@ -1,4 +1,4 @@
-"""What functions do with tensors of a graph's edges and with ids and masks that are sharded; handlers are elsewhere.
+"""Tensors of a graph's edges, and ids and masks that are sharded: how rows are taken, joined and written.
 
 The rows of a tensor of edges are a set: their order is by rank, so that joining two such tensors joins them on each
 rank. The owner of a node holds the edges that end there and the self-loop that a layer adds to it; so a gather of
@@ -8,7 +8,7 @@ sources exchanges ghosts once, and the rest is local.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,14 +19,16 @@ from scidata.shard.comm.transport import all_reduce_min
 from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
 from scidata.shard.graphs.routed import BetweenSets, RoutedIndex, check_nodes, node_spec
 from scidata.shard.graphs.targets import FilledTensor, MovedTensor
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
-from scidata.shard.ops.arguments import argument, many, normal_dim
+from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.rows.edge_order import as_joined, refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
+
+T = TypeVar("T")
 
 REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 
@@ -34,7 +36,7 @@ REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
-def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
+def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
     ispec = index.spec
     if index.dtype not in (torch.int64, torch.int32):
@@ -59,27 +61,29 @@ def take_rows(func: Any, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
         rows = source.index_select(dim, index.local_ids)
         shape = list(spec.global_shape)
     shape[dim] = ispec.global_shape[0]
-    return ShardTensor(
-        rows, ispec.derive(shape, [dim if a == axis else None for a in range(len(ispec.axes))], ispec.sizes)
-    )
+    return ShardTensor(rows, _along_axis(ispec, axis, shape, dim))
 
 
-def only_index(index: Any) -> tuple[int, Any] | None:
+def _along_axis(like: ShardSpec, axis: int, shape: Sequence[int], dim: int) -> ShardSpec:
+    """Return a layout of which ``dim`` is sharded by one mesh axis of ``like``, into the sizes of that one."""
+    return like.derive(shape, [dim if a == axis else None for a in range(len(like.axes))], like.sizes)
+
+
+def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:
     """Return the place of the one sharded tensor in an index whose other items take their dims whole."""
-    items = index if isinstance(index, tuple) else (index,)
-    places = [i for i, item in enumerate(items) if is_sharded(item)]
-    if not places:
+    sharded = [(i, item) for i, item in enumerate(items) if is_sharded(item)]
+    if len(sharded) != 1:
         return None
-    whole = all(isinstance(item, slice) and item == slice(None) for i, item in enumerate(items) if i not in places)
-    return (places[0], items[places[0]]) if len(places) == 1 and whole else None
+    others = [item for i, item in enumerate(items) if i != sharded[0][0]]
+    return sharded[0] if all(isinstance(item, slice) and item == slice(None) for item in others) else None
 
 
-def lies_beside(x: Any, dim: int, mask: ShardTensor) -> bool:
+def lies_beside(x: object, dim: int, mask: ShardTensor) -> bool:
     """Whether a sharded mask is of one dim, and the rows of ``x``, where it is sharded, lie where those of it do."""
     return mask.spec.ndim == 1 and (not is_sharded(x) or split_alike(x.spec, dim, mask.spec))
 
 
-def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
+def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
     """Return this rank's rows of ``x`` that the mask is about, and the layout of those where it is true."""
     spec = mask.spec
     (axis,) = spec.sharded.values()
@@ -91,18 +95,18 @@ def _where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, S
     else:
         whole = as_joined(func, local_of(x), dim, spec)
         local = slice_to_shard(whole, spec.sizes_of(axis), dim, spec.group(axis))
-        base = spec.derive(shape, [dim if a == axis else None for a in range(len(spec.axes))], spec.sizes)
+        base = _along_axis(spec, axis, shape, dim)
     return local, base.with_rows(dim, count_true(mask))
 
 
-def take_where(func: Any, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
+def take_where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
     """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
     local, spec = _where(func, x, dim, mask)
-    items: tuple[Any, ...] = (*[slice(None)] * dim, mask.local)
-    return ShardTensor(local[items], spec)
+    index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, mask.local)
+    return ShardTensor(local[index], spec)
 
 
-def gather_by_ids(func: Any, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
+def gather_by_ids(func: TorchFunction, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
     """Gather elements of a tensor of nodes by ids that know their routes. Collective for ghosts."""
     if not is_sharded(x) or list(index.spec.sharded) != [dim]:
         raise unsupported(func, "the index has no routes along this dim", *specs_of([x, index]), remedy=REMEDY)
@@ -114,25 +118,18 @@ def gather_by_ids(func: Any, x: Tensor, dim: int, index: RoutedIndex) -> Tensor:
 # -- new tensors, and joining ----------------------------------------------------------------------------------------
 
 
-def new_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FilledTensor | None:
-    """Put off what a new tensor made from one of edges will be: it may become one of nodes. None where it cannot."""
-    x = args[0]
-    if kwargs.get("requires_grad"):
+def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> FilledTensor | None:
+    """Put off what a new tensor made from one of edges will be: it may become one of nodes. None where it cannot.
+
+    ``make`` gets a size, and returns a tensor of one value.
+    """
+    if not is_sharded(x) or x.spec.exchange is None or not size or (constant := make(())).requires_grad:
         return None
-    options = {"dtype": kwargs.get("dtype") or x.dtype, "device": kwargs.get("device") or x.device}
-    if func is Tensor.new_full:
-        size = tuple(argument(args, kwargs, 1, "size"))
-        value = argument(args, kwargs, 2, "fill_value")
-    else:
-        size, value = many(args, kwargs, "size"), int(func is Tensor.new_ones)
-    if not size or isinstance(value, Tensor):
-        return None
-    constant = torch.full((), value, **options).expand(size)
     nothing = [None] * len(x.spec.axes)
-    return FilledTensor(constant, x.spec.derive(size, nothing, nothing))
+    return FilledTensor(constant.expand(size), x.spec.derive(size, nothing, nothing))
 
 
-def join_edges(func: Any, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
+def join_edges(func: TorchFunction, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:
     """Join tensors of edges, and one row for each node (self-loops), along the sharded dim: on each rank."""
     axis, exchange = spec.sharded[dim], spec.exchange
     parts = [_part_of(func, x, dim, axis, spec) for x in tensors]
@@ -157,11 +154,11 @@ def _share_routes(tensors: Sequence[Tensor]) -> bool:
 
 
 def _edge_parts(x: Tensor, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Return what a tensor of edges is joined of: one row for each node is a part of its own."""
+    """Return the parts that a tensor of edges was joined of: one row for each node is a part of its own."""
     return x.spec.edge_parts if is_sharded(x) and not x.spec.in_order else (sizes,)
 
 
-def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
+def _part_of(func: TorchFunction, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tuple[Tensor, tuple[int, ...]]:
     """Return the local part and the sizes of one of the tensors to join."""
     if is_sharded(x):
         if x.spec.dims != spec.dims:
@@ -188,7 +185,7 @@ def _part_of(func: Any, x: Tensor, dim: int, axis: int, spec: ShardSpec) -> tupl
     return slice_to_shard(plain, sizes, dim, spec.group(axis)), sizes
 
 
-def _ids_of(func: Any, x: Tensor, spec: ShardSpec, exchange: GhostExchange) -> Tensor:
+def _ids_of(func: TorchFunction, x: Tensor, spec: ShardSpec, exchange: GhostExchange) -> Tensor:
     """Return the ids in local numbering of an edge index to join: routed, or plain self-loops of every node."""
     if isinstance(x, RoutedIndex):
         return x.local_ids
@@ -214,11 +211,11 @@ def owned_everywhere(index: RoutedIndex) -> bool:
     return bool(index.__dict__["_no_ghosts"])
 
 
-def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
+def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: float | Tensor) -> bool:
     """Write where a sharded mask is true, on each rank; return whether this is a way to do it."""
     if not lies_beside(target, 0, mask):
         return False
-    plain = isinstance(value, Tensor) and value.ndim and not is_sharded(value)
+    plain = isinstance(value, Tensor) and bool(value.ndim) and not is_sharded(value)
     if not is_sharded(target) or target.copied is not None or (plain and mask.spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask.spec)
     local, spec = _where(func, target, 0, mask)
@@ -229,13 +226,14 @@ def set_where(func: Any, target: Tensor, mask: ShardTensor, value: Any) -> bool:
     return True
 
 
-def _met(value: Any, spec: ShardSpec) -> Any:
-    """Return this rank's part of what is written; of a number that all ranks hold, their gradients are added up."""
-    plain = isinstance(value, Tensor) and not is_sharded(value)
-    return replicate_to_shards(local_of(value), spec.shard_groups) if plain else local_of(value)
+def _met(value: T, spec: ShardSpec) -> T | Tensor:
+    """Return this rank's part of a value to write; of a number that all ranks hold, their gradients are added up."""
+    if isinstance(value, Tensor) and not is_sharded(value):
+        return replicate_to_shards(local_of(value), spec.shard_groups)
+    return local_of(value)
 
 
-def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
+def set_rows(func: TorchFunction, target: Tensor, index: RoutedIndex, value: float | Tensor) -> None:
     """Write to rows of nodes at ids whose owners write them."""
     operands = specs_of([target, index, value])
     if index.spec.ndim != 1 or not owned_everywhere(index) or not isinstance(target, ShardTensor):
@@ -248,7 +246,7 @@ def set_rows(func: Any, target: Tensor, index: RoutedIndex, value: Any) -> None:
     write_to(func, target, base, spec)
 
 
-def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
+def node_part(func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
     """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
     if is_sharded(target):
         check_nodes(func, target, dim, index)
@@ -262,7 +260,7 @@ def node_part(func: Any, target: Tensor, dim: int, index: RoutedIndex) -> tuple[
     return part.clone(memory_format=torch.contiguous_format), spec
 
 
-def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
+def rows_like(func: TorchFunction, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Return this rank's rows of ``src``, one for each id along ``dim``."""
     (axis,) = index.spec.sharded.values()
     (index_dim,) = index.spec.sharded
@@ -279,7 +277,7 @@ def rows_like(func: Any, src: Tensor, dim: int, index: ShardTensor) -> Tensor:
     return slice_to_shard(as_joined(func, plain, dim, index.spec), sizes, dim, index.spec.group(axis))
 
 
-def write_to(func: Any, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
+def write_to(func: TorchFunction, target: Tensor, result: Tensor, spec: ShardSpec) -> Tensor:
     """Make ``target`` hold the result, in place."""
     if isinstance(target, FilledTensor) and target.spec.is_replicated:
         target.decide(result, spec)

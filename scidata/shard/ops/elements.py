@@ -6,30 +6,27 @@ the cost of their memory. Ids of a graph know better ways: see ``edges`` and ``s
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.graphs.routed import RoutedIndex
-from scidata.shard.graphs.targets import accepts_filled
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.align import (
     align,
-    bind,
     finish,
     is_sharded,
     local_of,
-    refuse_out,
+    on_parts,
     refuse_without_dims,
     spec_of_layout,
     specs_of,
     whole_along,
     write_to_plain,
 )
-from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
@@ -48,7 +45,7 @@ def _labels(operands: Sequence[Tensor], dim: int) -> list[list[Hashable]]:
     ]
 
 
-def _check_sharded_extents(func: Any, operands: Sequence[Tensor], dim: int) -> None:
+def _check_sharded_extents(func: TorchFunction, operands: Sequence[Tensor], dim: int) -> None:
     specs = specs_of(operands)
     for d in {d for spec in specs for d in spec.sharded} - {dim}:
         if len({x.shape[d] for x in operands if len(x.shape)}) > 1:
@@ -59,20 +56,15 @@ def _check_sharded_extents(func: Any, operands: Sequence[Tensor], dim: int) -> N
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
-@accepts_filled
-@register_op(*find("gather", namespaces=_BOTH), any_order=True)
-def gather(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("gather", namespaces=_BOTH), any_order=True, accepts_filled=True)
+def gather(func: TensorFunction, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """Pick one element of a row for each entry of the index."""
-    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
-    refuse_out(func, kwargs, *specs_of([x, index]))
     refuse_without_dims(func, x, index)
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(x.shape))
-    if isinstance(index, RoutedIndex):
-        return gather_by_ids(func, x, dim, index)
-    return _gather(func, x, dim, index)
+    dim = normal_dim(dim, len(x.shape))
+    return gather_by_ids(func, x, dim, index) if isinstance(index, RoutedIndex) else _gather(func, x, dim, index)
 
 
-def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
+def _gather(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     if is_sharded(x) and dim in x.spec.sharded:
         spec: ShardSpec = x.spec
         refuse_disorder(func, spec)
@@ -86,20 +78,17 @@ def _gather(func: Any, x: Tensor, dim: int, index: Tensor) -> Tensor:
     operands = [x, index]
     _check_sharded_extents(func, operands, dim)
     labels = _labels(operands, dim)
-    (source, ids), layout, _ = align(func, operands, labels)
-    return finish(source.gather(dim, ids), spec_of_layout(layout, labels[1], tuple(index.shape), specs_of(operands)[0]))
+    extents = dict(zip(labels[1], index.shape, strict=True))
+    return on_parts(func, lambda source, ids: source.gather(dim, ids), operands, labels, labels[1], extents)
 
 
-@register_op(*find("take_along_dim", namespaces=_BOTH), any_order=True)
-def take_along_dim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("take_along_dim", namespaces=_BOTH), any_order=True)
+def take_along_dim(func: TensorFunction, x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """``gather`` with broadcasting of the other dims."""
-    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "indices")
-    refuse_out(func, kwargs, *specs_of([x, index]))
-    dim = argument(args, kwargs, 2, "dim")
-    if dim is None or len(x.shape) != len(index.shape):
-        raise unsupported(func, "it needs a dim, and as many dims in both", *specs_of([x, index]))
+    if dim is None or len(x.shape) != len(indices.shape):
+        raise unsupported(func, "it needs a dim, and as many dims in both", *specs_of([x, indices]))
     dim = normal_dim(dim, len(x.shape))
-    index = index.remainder(max(x.shape[dim], 1))  # as torch takes any number here, and does not say so
+    index = indices.remainder(max(x.shape[dim], 1))  # as torch takes any number here, and does not say so
     others = [torch.Size([*t.shape[:dim], *t.shape[dim + 1 :]]) for t in (x, index)]
     common = torch.broadcast_shapes(*others)  # type: ignore[no-untyped-call]
     x, index = (t.expand(*common[:dim], t.shape[dim], *common[dim:]) for t in (x, index))
@@ -109,11 +98,23 @@ def take_along_dim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
 # -- scatters ------------------------------------------------------------------------------------------------------
 
 
-def _scatter(
-    func: Any, target: ShardTensor, dim: int, index: Tensor, src: Tensor | None, rest: Sequence[Any], named: Any
+def scatter_along(
+    func: TensorFunction,
+    target: ShardTensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | float | None,
+    *rest: object,
+    **named: object,
 ) -> Tensor:
-    """Do any function ``(target, dim, index, values, ...)``; rows of other ranks are written to one row more."""
+    """Scatter to a sharded tensor by an index without routes: ``func(target, dim, index, src, ...)``.
+
+    Rows of other ranks are written to one row more. With rows 0 to 3 on rank 0, ids (1, 6) become (1, 4) there: the
+    second value goes to its spare row 4, which is cut off.
+    """
     in_place = func.__name__.endswith("_")
+    if not isinstance(src, Tensor):  # one number for all
+        src, rest = None, (src, *rest)
     if in_place:
         refuse_write_to_copy(func, target)
     function = getattr(torch, func.__name__.rstrip("_"))
@@ -155,38 +156,36 @@ def _scatter(
     return target
 
 
-def scatter_along(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[str]) -> Tensor:
-    """Scatter to a sharded tensor by an index without routes; the values may be called any of the names given."""
-    named, rest = bind(f"input dim index {values[0]}", args, kwargs), args[4:]
-    target, dim, index = (named.pop(name, None) for name in ("input", "dim", "index"))
-    src = next((named.pop(name) for name in values if name in named), None)
-    refuse_out(func, named, *specs_of([target]))
-    if not isinstance(src, Tensor):  # one number for all
-        return _scatter(func, target, dim, index, None, [src, *rest], named)
-    return _scatter(func, target, dim, index, src, rest, named)
-
-
-@register_op(
+@handles(
     *find("scatter index_copy index_fill index_reduce", namespaces=_BOTH),
     *find("scatter_ index_copy_ index_fill_ index_reduce_", namespaces=(Tensor,)),
     keeps_replicated=True,
     any_order=True,
 )
-def write_at(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def write_at(
+    func: TensorFunction,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    *values: Tensor | float,
+    src: Tensor | None = None,
+    source: Tensor | None = None,
+    value: Tensor | float | None = None,
+    **options: object,
+) -> Tensor:
     """Write values into the rows of a sharded tensor."""
-    named = bind("input dim index", args, kwargs)
-    target, index = named.get("input"), named.get("index")
-    if is_sharded(target) and not isinstance(index, RoutedIndex):
-        return scatter_along(func, args, kwargs, ("source", "src", "value"))
-    if not isinstance(target, ShardTensor):
-        return write_to_plain(func, args, kwargs)
-    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, ShardTensor)]
+    given = [*values, *(each for each in (src, source, value) if each is not None)]
+    if is_sharded(x) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, x, dim, index, given[0], *given[1:], **options)
+    if not isinstance(x, ShardTensor):
+        return write_to_plain(func, (x, dim, index, *given), options)
+    operands = [each for each in (x, index, *given) if isinstance(each, ShardTensor)]
     if any(map(is_sharded, operands)):
         raise unsupported(func, "the ids are those of a graph", *specs_of(operands))
-    in_place = func.__name__.endswith("_") and isinstance(target, ShardTensor)
+    in_place = func.__name__.endswith("_")
     if in_place:
-        refuse_write_to_copy(func, target)
-    result = func(*map(local_of, args), **{name: local_of(x) for name, x in kwargs.items()})
+        refuse_write_to_copy(func, x)
+    result = func(x.local, dim, local_of(index), *map(local_of, given), **options)
     if in_place:
-        written(target)
+        written(x)
     return result

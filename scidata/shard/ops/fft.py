@@ -2,82 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import find, getters, register_op
-from scidata.shard.ops.align import refuse_out, refuse_plain, to_layout
-from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.op_table import TensorFunction, find, getters
+from scidata.shard.ops.align import Dims, refuse_plain, to_layout
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import cut_to, moved_off, there_and_back, without_empty
 from scidata.shard.ops.shapes import derived
+from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy
 
-_ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
-_MANY = tuple(f"{name}{kind}" for name in _ONE for kind in ("2", "n"))
-_SHIFTS = ("fftshift", "ifftshift")
+_ONE = "fft ifft rfft irfft hfft ihfft"
+_TWO, _MANY = ([f"{name}{kind}" for name in _ONE.split()] for kind in ("2", "n"))
 
 
-def _named(*names: str) -> list[Any]:
-    return [getattr(torch.fft, name) for name in names]
-
-
-def _dims(func: Any, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """Return the dims that are transformed."""
-    name = func.__name__.removeprefix("fft_")
-    if name in _SHIFTS:
-        size, dim = None, argument(args, kwargs, 1, "dim")
-    else:
-        size = argument(args, kwargs, 1, "n" if name in _ONE else "s")
-        dim = argument(args, kwargs, 2, "dim", -1 if name in _ONE else (-2, -1) if name.endswith("2") else None)
+def _dims(spec: ShardSpec, size: int | Sequence[int] | None, dim: Dims) -> list[int]:
+    """Return the dims that are transformed: by default the last, as many as there are sizes, or all."""
     if dim is None:
-        count = spec.ndim if size is None else len(size)
+        count = len(size) if isinstance(size, Sequence) else spec.ndim
         return list(range(spec.ndim - count, spec.ndim))
-    return [normal_dim(d, spec.ndim) for d in (dim if isinstance(dim, tuple | list) else (dim,))]
+    return [normal_dim(d, spec.ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
 
 
-@register_op(*_named(*_ONE, *_MANY))
-def fourier(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Transform any dims. Collective where one is sharded: another dim is for the time being, one exchange each way."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
+@handles(*find(_ONE, namespaces=(torch.fft,)))
+def fourier(
+    func: TensorFunction, x: ShardTensor, n: int | None = None, dim: int = -1, norm: str | None = None
+) -> Tensor:
+    """Transform one dim. Collective where it is sharded: another dim is for the time being, one exchange each way."""
+    return _transformed(func, x, n, dim, norm)
+
+
+@handles(*find(_TWO, namespaces=(torch.fft,)))
+def fourier_2d(
+    func: TensorFunction, x: ShardTensor, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: str | None = None
+) -> Tensor:
+    """Transform two dims."""
+    return _transformed(func, x, s, dim, norm)
+
+
+@handles(*find(_MANY, namespaces=(torch.fft,)))
+def fourier_of_many(
+    func: TensorFunction, x: ShardTensor, s: Sequence[int] | None = None, dim: Dims = None, norm: str | None = None
+) -> Tensor:
+    """Transform any dims."""
+    return _transformed(func, x, s, dim, norm)
+
+
+def _transformed(
+    func: TensorFunction, x: ShardTensor, size: int | Sequence[int] | None, dim: Dims, norm: str | None
+) -> Tensor:
     refuse_plain(func, x)
-    refuse_out(func, kwargs, x.spec)
-    rest = {name: value for name, value in kwargs.items() if name != "input"}
-    dims = _dims(func, x.spec, args, kwargs)
+    dims = _dims(x.spec, size, dim)
     if any(d in x.spec.sharded for d in dims):
-        return there_and_back(x, dims, lambda moved: func(moved, *args[1:], **rest))
-    result = func(without_empty(x.local, x.spec), *args[1:], **rest)
+        return there_and_back(x, dims, lambda moved: func(moved, size, dim, norm))
+    result = func(without_empty(x.local, x.spec), size, dim, norm)
     shape = [n if d in x.spec.sharded else result.shape[d] for d, n in enumerate(x.spec.global_shape)]
     spec = x.spec.derive(shape, x.spec.dims, x.spec.sizes)
     return ShardTensor(cut_to(result, spec), spec)
 
 
-@register_op(*_named(*_SHIFTS))
-def shift(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.fft.fftshift, torch.fft.ifftshift)
+def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
     """Bring the zero frequency to the middle, or back: rolls by half. Collective along sharded dims."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    dims = _dims(func, x.spec, args, kwargs)
-    halves = [x.spec.global_shape[d] // 2 for d in dims]
-    inverse = func is torch.fft.ifftshift
-    return torch.roll(x, [-half if inverse else half for half in halves], dims)
+    dims, sign = _dims(x.spec, None, dim), -1 if func is torch.fft.ifftshift else 1
+    return torch.roll(x, [sign * (x.spec.global_shape[d] // 2) for d in dims], dims)
 
 
 # -- complex numbers -----------------------------------------------------------------------------------------------
 
 
-@register_op(*find("real imag conj", namespaces=(torch, Tensor)), *getters("real imag"))
-def parts_of_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("real imag conj", namespaces=(torch, Tensor)), *getters("real imag"))
+def parts_of_complex(func: TensorFunction, x: ShardTensor) -> Tensor:
     """Take a part of complex numbers, or their conjugates, as views."""
-    x: ShardTensor = args[0] if args else kwargs["input"]
     return derived(x, func(x.local), x.spec)
 
 
-@register_op(torch.view_as_real)
-def view_as_real(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.view_as_real)
+def view_as_real(x: ShardTensor) -> Tensor:
     """See complex numbers as pairs along a new last dim."""
-    x: ShardTensor = args[0] if args else kwargs["input"]
     spec, pairs = x.spec, torch.view_as_real(x.local)
     if pairs.requires_grad and not pairs.numel():  # backward sees the gradient as complex, as below
         pairs.register_hook(_compact)  # type: ignore[no-untyped-call, unused-ignore]
@@ -89,10 +95,9 @@ def _compact(part: Tensor) -> Tensor:
     return part if part.numel() else part.clone(memory_format=torch.contiguous_format)
 
 
-@register_op(torch.view_as_complex)
-def view_as_complex(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.view_as_complex)
+def view_as_complex(x: ShardTensor) -> Tensor:
     """See pairs along the last dim as complex numbers. Collective where that dim is sharded."""
-    x: ShardTensor = args[0] if args else kwargs["input"]
     last = x.spec.ndim - 1
     if last not in x.spec.sharded:
         return derived(x, torch.view_as_complex(_compact(x.local)), x.spec.without([last]))

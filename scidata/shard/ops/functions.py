@@ -8,19 +8,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.hooks import RemovableHandle
 
-from scidata.shard.op_table import register_op
-from scidata.shard.ops.align import local_of
+from scidata.shard.ops.align import local_of, plain_of
+from scidata.shard.ops.arguments import handles
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.tensor_parallel import ShardedDTensor, from_local
 from scidata.shard.torch_internals import BackwardHookFunction, FromTorchTensor, forward_of
+
+Wrap = Callable[[Tensor], Tensor]  # a part to a ShardTensor
+Tensors = tuple[Tensor | None, ...]
+
+
+class _TorchContext(Protocol):
+    """What torch hands a function as ``ctx``."""
+
+    saved_tensors: Tensors
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_dirty(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
 class _Context(FunctionCtx):
@@ -28,22 +44,27 @@ class _Context(FunctionCtx):
 
     def __init__(self, positions: Sequence[int], num_args: int) -> None:
         self._positions, self._num_args = positions, num_args
-        self._real: Any = None  # torch's, while forward or backward runs: for longer, it would be a circle
-        self._saved: list[Callable[[Tensor], Tensor] | None] = []
+        self._held: _TorchContext | None = None  # while forward or backward runs: for longer, it would be a circle
+        self._saved: list[Wrap | None] = []
 
-    def run(self, real: Any, function: Callable[..., Any], *args: Any) -> Any:
-        self._real = real
+    @property
+    def _real(self) -> _TorchContext:
+        assert self._held is not None, "ctx is used after its function has run"
+        return self._held
+
+    def run(self, real: _TorchContext, function: Callable[..., object], *args: object) -> object:
+        self._held = real
         try:
             return function(self, *args)
         finally:
-            self._real = None
+            self._held = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self._saved = [_wrapper(x) for x in tensors]
         self._real.save_for_backward(*map(local_of, tensors))
 
     @property
-    def saved_tensors(self) -> tuple[Any, ...]:
+    def saved_tensors(self) -> Tensors:
         found = zip(self._real.saved_tensors, self._saved, strict=True)
         return tuple(x if x is None or wrap is None else wrap(x) for x, wrap in found)
 
@@ -64,8 +85,8 @@ class _Context(FunctionCtx):
         self._real.set_materialize_grads(value)
 
 
-def _wrapper(x: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return what makes a ShardTensor like this one of its part."""
+def _wrapper(x: object) -> Wrap | None:
+    """Return a function from a part to a ShardTensor like this one; None for anything else."""
     if not isinstance(x, ShardTensor):
         return None
     spec, memory = x.spec, x.global_strides
@@ -79,70 +100,75 @@ def _wrapper(x: Any) -> Callable[[Tensor], Tensor] | None:
 class _Call:
     """One use of a custom function."""
 
-    def __init__(self, function: type[Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, function: type[Function], args: tuple[object, ...]) -> None:
         self.function, self.args = function, args
-        self.positions = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
-        self.specs = [x.spec if isinstance(x, ShardTensor) else None for x in (args[i] for i in self.positions)]
-        self.context = _Context(self.positions, len(args))
-        self.wrappers: list[Callable[[Tensor], Tensor] | None] = []
+        self.given = {i: x for i, x in enumerate(args) if isinstance(x, Tensor)}
+        self.specs = {i: x.spec if isinstance(x, ShardTensor) else None for i, x in self.given.items()}
+        self.context = _Context([*self.given], len(args))
+        self.wrappers: list[Wrap | None] = []
         self.single = True
 
-    def forward(self, real: Any) -> tuple[Any, ...]:
-        args, self.args = self.args, ()
+    def forward(self, real: _TorchContext) -> tuple[object, ...]:
+        args, self.args, self.given = self.args, (), {}
         if self.function.setup_context is Function.setup_context:
             result = self.context.run(real, forward_of(self.function), *args)
         else:
             result = forward_of(self.function)(*args)
             self.context.run(real, self.function.setup_context, args, result)
-        self.single = not isinstance(result, tuple)
-        results = (result,) if self.single else result
+        results = result if isinstance(result, tuple) else (result,)
+        self.single = results is not result
         self.wrappers = [_wrapper(x) for x in results]
         return tuple(map(local_of, results))
 
-    def backward(self, real: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def backward(self, real: _TorchContext, grads: Sequence[Tensor | None]) -> Tensors:
         given = [g if g is None or wrap is None else wrap(g) for g, wrap in zip(grads, self.wrappers, strict=True)]
-        found = self.context.run(real, self.function.backward, *given)
-        found = found if isinstance(found, tuple) else (found,)
-        return tuple(_as_gradient(found[i], spec) for i, spec in zip(self.positions, self.specs, strict=True))
+        result = self.context.run(real, self.function.backward, *given)
+        found = result if isinstance(result, tuple) else (result,)
+        return tuple(_as_gradient(found[i], spec) for i, spec in self.specs.items())
 
 
-def _as_gradient(gradient: Any, spec: ShardSpec | None) -> Tensor | None:
-    """Bring a gradient to the layout of what it belongs to. Collective where it is moved.
+def _as_gradient(gradient: Tensor | None, spec: ShardSpec | None) -> Tensor | None:
+    """Bring a gradient to the layout of the argument that it belongs to. Collective where it is moved.
 
     Plain tensors have whole gradients; a plain gradient of a sharded tensor is whole too, or this rank's part, where
     the function worked on ``to_local()``.
     """
     if spec is None:
-        return gradient.full_tensor() if isinstance(gradient, ShardTensor) else gradient
+        return plain_of(gradient)
     if isinstance(gradient, ShardTensor):
         sizes: dict[int | str, Sequence[int]] = {axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
         return gradient.redistribute(placements=spec.placements, sizes=sizes).local
     if gradient is not None and gradient.shape != spec.local_shape:
         for dim in spec.sharded:
             gradient = gradient.narrow(dim, spec.offsets[dim], spec.local_shape[dim])
-    return gradient  # type: ignore[no-any-return]
+    return gradient
+
+
+class _OnPartsContext(_TorchContext, Protocol):
+    call: _Call
 
 
 class _OnParts(Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *parts: Tensor) -> tuple[Any, ...]:
+    def forward(ctx: _OnPartsContext, call: _Call, *parts: Tensor) -> tuple[object, ...]:
         ctx.call = call
         return call.forward(ctx)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: _OnPartsContext, *grads: Tensor | None) -> Tensors:
         return None, *ctx.call.backward(ctx, grads)
 
 
-@register_op(Function, any_order=True)
-def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(Function, any_order=True)
+def apply_function(func: type[Function], *args: object, **kwargs: object) -> object:
     """Apply a custom function to tensors of which some are sharded. Collective where its operations are."""
     if func is BackwardHookFunction:
-        return _hooked(args)
+        return _hooked([x for x in args if isinstance(x, Tensor)])
     if func is FromTorchTensor:
-        return from_local(func, *args, **kwargs)
+        convert: Callable[..., object] = from_local
+        return convert(func, *args, **kwargs)
     if any(isinstance(x, ShardedDTensor) for x in args):
-        return ShardedDTensor.__torch_function__(func.apply, types, args, kwargs)
+        return ShardedDTensor.__torch_function__(func.apply, (), args, kwargs)
     if func is CheckpointFunction:  # it would call backward() within backward()
         run, preserve, *rest = args
         return checkpoint(run, *rest, use_reentrant=False, preserve_rng_state=preserve)
@@ -154,8 +180,8 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
         if isinstance(x, ShardTensor):
             x.refresh()
     call = _Call(func, args)
-    given = [args[i] for i in call.positions]
-    results: Any = _OnParts.apply(call, *map(local_of, given))  # type: ignore[no-untyped-call, unused-ignore]
+    given = [*call.given.values()]
+    results: Sequence[Tensor] = _OnParts.apply(call, *map(local_of, given))  # type: ignore[no-untyped-call, unused-ignore]
     known = {id(x.local): x for x in given if isinstance(x, ShardTensor)}  # those that were written to are returned
     wrapped = [
         x if wrap is None else known[id(x)] if id(x) in known else wrap(x)
@@ -164,26 +190,26 @@ def apply_function(func: type[Any], types: Any, args: tuple[Any, ...], kwargs: d
     return wrapped[0] if call.single else tuple(wrapped)
 
 
-def _hooked(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Pass what goes into a module, or comes out, through a node whose hook gets the gradients as ShardTensors."""
+def _hooked(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Pass a module's inputs, or results, through a node whose hook gets the gradients as ShardTensors."""
     specs = [x.spec if isinstance(x, ShardTensor) else None for x in args]
-    parts: Any = BackwardHookFunction.apply(*map(local_of, args))  # type: ignore[no-untyped-call, unused-ignore]
+    parts: tuple[Tensor, ...] = BackwardHookFunction.apply(*map(local_of, args))  # type: ignore[no-untyped-call, unused-ignore]
     node = next(part.grad_fn for part in parts if part.grad_fn is not None)
 
-    def wrap(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    def wrap(grads: Sequence[Tensor | None]) -> Tensors:
         return tuple(
             g if g is None or spec is None else ShardTensor(g, spec) for g, spec in zip(grads, specs, strict=True)
         )
 
-    def register_hook(hook: Callable[..., Any]) -> Any:
-        def on_parts(*grads: Any) -> Any:
+    def register_hook(hook: Callable[..., Sequence[Tensor | None] | None]) -> RemovableHandle:
+        def on_parts(*grads: Sequence[Tensor | None]) -> Tensors | None:
             found = hook(*map(wrap, grads))
-            return found and tuple(_as_gradient(g, spec) for g, spec in zip(found, specs, strict=True))
+            return tuple(_as_gradient(g, spec) for g, spec in zip(found, specs, strict=True)) if found else None
 
         del node.register_hook  # torch asks for it once; for longer, it would be a circle
         return node.register_hook(on_parts)
 
-    node.register_hook = register_hook
+    node.register_hook = register_hook  # type: ignore[assignment, method-assign]
     return tuple(
         ShardTensor(part, x.spec, halo=x.halo, copied=x.copied) if isinstance(x, ShardTensor) else part
         for x, part in zip(args, parts, strict=True)

@@ -1,14 +1,14 @@
-"""Functions that take parts: slices, single rows and splits, on any dim. Index tensors and masks are next door.
+"""Functions that take parts: slices, single rows and splits, on any dim. See ``advanced`` for index tensors and masks.
 
-A slice of a sharded dim is cut on each rank, without communication: its layout says who holds what is left, parts may
-become uneven or empty. A single row of a sharded dim is on one rank; all of them get a copy.
+A slice of a sharded dim is cut on each rank, without communication: its layout says how many rows each rank keeps.
+Parts may become uneven or empty. A single row of a sharded dim is on one rank; all of them get a copy.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -16,17 +16,10 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.graphs.routed import RoutedIndex
-from scidata.shard.graphs.targets import accepts_filled
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.advanced import take_advanced
-from scidata.shard.ops.align import (
-    is_sharded,
-    local_of,
-    refuse_out,
-    specs_of,
-    write_to_plain,
-)
-from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.ops.align import is_sharded, local_of, plain_of, specs_of, write_to_plain
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import derived, keep_dims
 from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
@@ -40,9 +33,16 @@ _MASKS = (torch.bool, torch.uint8)
 _INDEX_DTYPES = (*_MASKS, torch.int64, torch.int32)
 _NO_NUMBERS = (Tensor, Sequence, np.ndarray, slice)
 
+T = TypeVar("T")
+#: One item of an index that is no tensor: a slice, the number of a row, or None for a new dim.
+Basic = slice | SupportsIndex | None
+
 
 def _cut(sizes: Sequence[int], rank: int, start: int, count: int, step: int) -> tuple[slice, tuple[int, ...]]:
-    """Return what a slice takes of this rank's rows, and how many of each rank's."""
+    """Return the slice of this rank's rows, and how many rows each rank keeps.
+
+    Of sizes (4, 4) the slice 1, 4, 7 (start 1, count 3, step 3) is rows 1 of rank 0, and 0 and 3 of rank 1.
+    """
     counts, low, mine = [], 0, _WHOLE
     for part, size in enumerate(sizes):
         first, last = (min(count, max(0, -((start - bound) // step))) for bound in (low, low + size))
@@ -54,7 +54,7 @@ def _cut(sizes: Sequence[int], rank: int, start: int, count: int, step: int) -> 
     return mine, tuple(counts)
 
 
-def _row(extent: int, item: Any, dim: int) -> int:
+def _row(extent: int, item: SupportsIndex, dim: int) -> int:
     row = operator.index(item)
     if not -extent <= row < extent:
         raise IndexError(f"index {row} is out of bounds for dimension {dim} with size {extent}")
@@ -64,12 +64,12 @@ def _row(extent: int, item: Any, dim: int) -> int:
 class _Take(NamedTuple):
     """What a basic index means for one layout."""
 
-    local: tuple[Any, ...]  # the index of this rank's part
+    local: tuple[slice | int | None, ...]  # the index of this rank's part
     spec: ShardSpec
     rows: list[tuple[int, int, int]]  # dim of the local result, mesh axis and owner of single rows of sharded dims
 
 
-def take_basic(x: ShardTensor, items: Sequence[Any]) -> Tensor:
+def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
     """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
     plan = _planned(x.spec, items)
     part = x.local[plan.local]
@@ -96,19 +96,19 @@ def _with_rows(part: Tensor, plan: _Take) -> Tensor:
     return part
 
 
-def _planned(spec: ShardSpec, items: Sequence[Any]) -> _Take:
-    key: list[Any] = ["take"]
+def _planned(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
+    key: list[object] = ["take"]
     for item in items:
         ends = (item.start, item.stop, item.step) if type(item) is slice else (item,)
         if not all(end is None or type(end) is int for end in ends):
             return _plan(spec, items)
-        key.append(ends if type(item) is slice else item)
+        key.append(ends if isinstance(item, slice) else item)
     found: _Take | None = spec.plans.get(tuple(key))
     return spec.plans.put(tuple(key), _plan(spec, items)) if found is None else found
 
 
-def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:
-    local: list[Any] = []
+def _plan(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
+    local: list[slice | int | None] = []
     shape: list[int] = []
     dims, sizes = list(spec.dims), list(spec.sizes)
     rows: list[tuple[int, int, int]] = []
@@ -148,19 +148,19 @@ def _plan(spec: ShardSpec, items: Sequence[Any]) -> _Take:
 class _Index(NamedTuple):
     """An index, one item for each dim and None; index tensors are taken from what the rest leaves."""
 
-    basic: list[Any]
+    basic: list[Basic]
     tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
 
 
-def _items_of(index: Any) -> tuple[Any, ...]:
+def _items_of(index: object) -> tuple[object, ...]:
     """Return the items of an index; of a short sequence too that has more than numbers (``treatSequenceAsTuple``)."""
-    short = isinstance(index, tuple) or (isinstance(index, Sequence) and len(index) < 32)
-    if short and any(item is None or item is Ellipsis or isinstance(item, _NO_NUMBERS) for item in index):
-        return tuple(index)
+    items = tuple(index) if isinstance(index, Sequence) and (isinstance(index, tuple) or len(index) < 32) else ()
+    if any(item is None or item is Ellipsis or isinstance(item, _NO_NUMBERS) for item in items):
+        return items
     return index if isinstance(index, tuple) else (index,)
 
 
-def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
+def _as_tensor(item: object, device: torch.device) -> Tensor | None:
     """Return an index tensor or a mask, None where the item is something simpler."""
     if isinstance(item, Sequence | np.ndarray):  # numbers of any kind are rows there
         made = torch.as_tensor(item, device=device)
@@ -172,9 +172,9 @@ def _as_tensor(item: Any, device: torch.device) -> Tensor | None:
     return item
 
 
-def _parsed(func: Any, x: ShardTensor, items: tuple[Any, ...]) -> _Index:
+def _parsed(func: TorchFunction, x: ShardTensor, items: tuple[object, ...]) -> _Index:
     spec = x.spec
-    basic: list[Any] = []
+    basic: list[Basic] = []
     tensors: dict[int, Tensor] = {}
     tensor_of = [None if isinstance(i, int | slice) else _as_tensor(i, x.device) for i in items]
     width = [t.ndim if t is not None and t.dtype == torch.bool else 1 for t in tensor_of]
@@ -196,24 +196,25 @@ def _parsed(func: Any, x: ShardTensor, items: tuple[Any, ...]) -> _Index:
             left += dims
         elif isinstance(item, bool | np.bool_):
             raise unsupported(func, f"the index {item}", spec, remedy="use torch.where")
-        else:
+        elif item is None or isinstance(item, slice | int) or isinstance(item, SupportsIndex):  # noqa: SIM101, a protocol asks longer
             basic.append(item)
             left += item is None or isinstance(item, slice)
+        else:
+            raise TypeError(f"an index holds numbers, slices, None, Ellipsis and tensors, not {type(item).__name__}")
     old = sum(item is not None for item in basic)
     basic.extend([_WHOLE] * (spec.ndim - old))
     return _Index(basic, tensors)
 
 
-@accepts_filled
-@register_op(Tensor.__getitem__, any_order=True)
-def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(Tensor.__getitem__, any_order=True, accepts_filled=True)
+def getitem(func: TensorFunction, x: Tensor, index: object) -> Tensor:
     """Index with integers, slices, None, Ellipsis, index tensors and masks, on any dims."""
-    x, index = args
     items = index if type(index) is tuple else _items_of(index)
     if isinstance(x, ShardTensor):
         left = x.spec.ndim - len(items)
-        if left >= 0 and all(type(item) is int or type(item) is slice for item in items):
-            return take_basic(x, items + (_WHOLE,) * left)
+        plain: list[Basic] = [item for item in items if type(item) is int or type(item) is slice]
+        if left >= 0 and len(plain) == len(items):
+            return take_basic(x, plain + [_WHOLE] * left)
     found = only_index(items)
     if found is not None:
         dim, rows = found
@@ -230,23 +231,23 @@ def getitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return take_advanced(func, x if whole else take_basic(x, parsed.basic), parsed.tensors)
 
 
-def _of_plain(func: Any, x: Tensor, items: tuple[Any, ...]) -> Tensor:
+def _of_plain(func: TorchFunction, x: Tensor, items: tuple[object, ...]) -> Tensor:
     """Take rows of a plain tensor by one sharded index, whole along all other dims."""
-    places = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
-    others = [item for i, item in enumerate(items) if i not in places]
+    tensors = {i: item for i, item in enumerate(items) if isinstance(item, Tensor)}
+    others = [item for i, item in enumerate(items) if i not in tensors]
     whole = all(item is Ellipsis or (isinstance(item, slice) and item == _WHOLE) for item in others)
-    if len(places) != 1 or not whole or sum(item is Ellipsis for item in others) > 1:
+    if len(tensors) != 1 or not whole or sum(item is Ellipsis for item in others) > 1:
         raise unsupported(func, "the index of a plain tensor is sharded", *specs_of(items))
     ellipsis = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
-    dim = places[0] if ellipsis > places[0] else x.ndim - (len(items) - places[0])
-    return take_advanced(func, x, {dim: items[places[0]]})
+    ((place, tensor),) = tensors.items()
+    return take_advanced(func, x, {place if ellipsis > place else x.ndim - (len(items) - place): tensor})
 
 
-def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[Any], Any]:
+def _as_view(spec: ShardSpec, items: Sequence[Basic], value: T) -> tuple[list[Basic], T | Tensor]:
     """Take single rows of sharded dims as slices of one, so that what is written to is a view."""
-    basic: list[Any] = []
+    basic: list[Basic] = []
     old, behind = 0, sum(item is None or isinstance(item, slice) for item in items)
-    value = without_ones(value, behind)
+    new: T | Tensor = without_ones(value, behind)
     for item in items:
         if item is None or isinstance(item, slice):
             basic.append(item)
@@ -254,21 +255,19 @@ def _as_view(spec: ShardSpec, items: Sequence[Any], value: Any) -> tuple[list[An
         elif old in spec.sharded:
             row = _row(spec.global_shape[old], item, old)
             basic.append(slice(row, row + 1))
-            if isinstance(value, Tensor) and value.ndim >= behind:
-                value = value.unsqueeze(value.ndim - behind)
+            if isinstance(new, Tensor) and new.ndim >= behind:
+                new = new.unsqueeze(new.ndim - behind)
         else:
             basic.append(item)
         old += item is not None
-    return basic, value
+    return basic, new
 
 
-@accepts_filled
-@register_op(Tensor.__setitem__, any_order=True)
-def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@handles(Tensor.__setitem__, any_order=True, accepts_filled=True)
+def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | Tensor) -> None:
     """Write to slices and rows of any dims, where a mask is true, through index tensors or ids that have routes."""
-    x, index, value = args
     if not isinstance(x, ShardTensor):
-        write_to_plain(func, args, kwargs)
+        write_to_plain(func, (x, index, value), {})
         return
     if is_sharded(index) and index.dtype == torch.bool:
         if set_where(func, x, index, value):
@@ -285,7 +284,7 @@ def setitem(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         put(func, target, parsed.tensors, value)
 
 
-def _target(x: ShardTensor, items: Sequence[Any]) -> ShardTensor:
+def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:
     """Return the view that is written to, wrapped even where it is replicated."""
     target = take_basic(x, items)
     if isinstance(target, ShardTensor):
@@ -294,7 +293,7 @@ def _target(x: ShardTensor, items: Sequence[Any]) -> ShardTensor:
     return ShardTensor(target, x.spec.derive(target.shape, nothing, nothing))
 
 
-def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
+def _put_basic(x: ShardTensor, items: Sequence[Basic], value: float | Tensor) -> None:
     refuse_repeated(Tensor.__setitem__, x, tuple(items))
     basic, value = _as_view(x.spec, items, value)
     target = _target(x, basic)
@@ -307,25 +306,21 @@ def _put_basic(x: ShardTensor, items: Sequence[Any], value: Any) -> None:
 # -- by name -------------------------------------------------------------------------------------------------------
 
 
-def _take_along(x: ShardTensor, dim: int, item: Any) -> Tensor:
+def _take_along(x: ShardTensor, dim: int, item: Basic) -> Tensor:
     """Take a slice or one row of a dim, the others whole."""
     return take_basic(x, [item if d == dim else _WHOLE for d in range(x.spec.ndim)])
 
 
-@register_op(*find("select", namespaces=(torch, Tensor)), any_order=True)
-def select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("select", namespaces=(torch, Tensor)), any_order=True)
+def select(x: ShardTensor, dim: int, index: int) -> Tensor:
     """Take one row of a dim."""
-    x: ShardTensor = args[0]
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
-    return _take_along(x, dim, argument(args, kwargs, 2, "index"))
+    return _take_along(x, normal_dim(dim, x.spec.ndim), index)
 
 
-@register_op(*find("unbind", namespaces=(torch, Tensor)), any_order=True)
-def unbind(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+@handles(*find("unbind", namespaces=(torch, Tensor)), any_order=True)
+def unbind(x: ShardTensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
-    x: ShardTensor = args[0]
-    spec = x.spec
-    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim)
+    spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis = spec.axis_of_dim(dim)
     new = spec.without([dim])
     if axis is None:
@@ -350,13 +345,10 @@ def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
     return Copy(x, local, take, put)
 
 
-@register_op(*find("narrow", namespaces=(torch, Tensor)), torch.narrow_copy, Tensor.narrow_copy, any_order=True)
-def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("narrow narrow_copy", namespaces=(torch, Tensor)), any_order=True)
+def narrow(func: TensorFunction, x: ShardTensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """Keep some rows of a dim."""
-    x: ShardTensor = args[0]
-    refuse_out(func, kwargs, x.spec)
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
-    start, length = int(argument(args, kwargs, 2, "start")), int(argument(args, kwargs, 3, "length"))
+    dim, start, length = normal_dim(dim, x.spec.ndim), int(start), int(length)
     extent = x.spec.global_shape[dim]
     start += extent if start < 0 else 0
     if length < 0 or not 0 <= start <= extent - length:
@@ -365,35 +357,30 @@ def narrow(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return part.clone() if "copy" in func.__name__ else part
 
 
-@register_op(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
-def split(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+@handles(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
+def split(
+    func: Callable[..., Sequence[Tensor]], x: ShardTensor, *where: SupportsIndex, dim: int = 0, **named: SupportsIndex
+) -> tuple[Tensor, ...]:
     """Cut along a dim; no communication, so a piece of a sharded dim may lie on few ranks."""
-    x: ShardTensor = args[0]
-    if specs_of([*args[1:], *kwargs.values()]):
-        raise unsupported(func, "where to cut is sharded", *specs_of([*args, *kwargs.values()]))
-    spec = x.spec
-    dim = normal_dim(argument(args, kwargs, 2, "dim", 0), spec.ndim)
+    (cuts, *rest), spec = (*where, *named.values()), x.spec
+    if isinstance(cuts, ShardTensor):
+        raise unsupported(func, "where to cut is sharded", spec, cuts.spec)
+    dim = normal_dim(operator.index(rest[0]) if rest else dim, spec.ndim)
     if dim not in spec.sharded:
-        return tuple(keep_dims(x, part) for part in func(x.local, *args[1:], **kwargs))
+        return tuple(keep_dims(x, part) for part in func(x.local, cuts, dim))
     rows = torch.empty(spec.global_shape[dim], device="meta")  # torch says how long the pieces are
-    options = {name: value for name, value in kwargs.items() if name != "dim"}
     pieces, start = [], 0
-    for piece in func(rows, *args[1:2], **options):
+    for piece in func(rows, cuts):
         pieces.append(_take_along(x, dim, slice(start, start + len(piece))))
         start += len(piece)
     return tuple(pieces)
 
 
-@accepts_filled
-@register_op(*find("index_select", namespaces=(torch, Tensor)), any_order=True)
-def index_select(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("index_select", namespaces=(torch, Tensor)), any_order=True, accepts_filled=True)
+def index_select(func: TensorFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Take the rows of a dim that an index names."""
-    x, index = argument(args, kwargs, 0, "input"), argument(args, kwargs, 2, "index")
-    refuse_out(func, kwargs, *specs_of([x, index]))
     if not len(x.shape):  # torch takes a single number for a row; the function that PyG puts in its place does not
-        row: Tensor = local_of(x).index_select(argument(args, kwargs, 1, "dim"), index.full_tensor())
-        return row
+        return local_of(x).index_select(dim, plain_of(index))
     if is_sharded(index):
-        return take_rows(func, x, argument(args, kwargs, 1, "dim"), index)
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
-    return take_advanced(func, x, {dim: index.reshape(-1)})
+        return take_rows(func, x, dim, index)
+    return take_advanced(func, x, {normal_dim(dim, len(x.shape)): index.reshape(-1)})

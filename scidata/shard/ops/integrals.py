@@ -5,14 +5,15 @@ Others that are equal on paper differ where integers wrap, and where NaN, infini
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from scidata.shard.op_table import find
-from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.derived import composed
+from scidata.shard.ops.arguments import handles, normal_dim
+
+Step = float | Tensor
 
 # -- derivatives ---------------------------------------------------------------------------------------------------
 
@@ -22,7 +23,7 @@ def _between(x: Tensor, dim: int, first: int, last: int) -> Tensor:
     return x.narrow(dim, first, x.shape[dim] - first - last)
 
 
-@composed(*find("diff"))
+@handles(*find("diff"))
 def diff(
     input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
 ) -> Tensor:
@@ -38,13 +39,22 @@ def diff(
     return x
 
 
-@composed(torch.gradient)
-def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> list[Tensor]:
+@handles(torch.gradient)
+def gradient(
+    input: Tensor,
+    *,
+    spacing: Step | Sequence[Step] | None = None,
+    dim: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> list[Tensor]:
     """Central differences along each dim, one-sided ones of first or second order at its ends."""
     ndim = len(input.shape)
-    asked = range(ndim) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
+    asked = range(ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
     dims = [normal_dim(d, ndim) for d in asked]
-    steps = [*spacing] if isinstance(spacing, tuple | list) else [1 if spacing is None else spacing] * len(dims)
+    if spacing is None or isinstance(spacing, int | float | Tensor):
+        steps: list[Step] = [1 if spacing is None else spacing] * len(dims)
+    else:
+        steps = [*spacing]
     if len(steps) != len(dims) or edge_order not in (1, 2):
         raise RuntimeError(f"gradient: {len(steps)} spacings for {len(dims)} dims, edges of order {edge_order}")
     if input.dtype in (torch.uint8, torch.bool):
@@ -55,24 +65,24 @@ def gradient(input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order:
     return [_gradient(input, d, step, edge_order) for d, step in zip(dims, steps, strict=True)]
 
 
-def _gradient(x: Tensor, dim: int, step: Any, edge_order: int) -> Tensor:
+def _gradient(x: Tensor, dim: int, step: Step, edge_order: int) -> Tensor:
     """Differentiate along a dim, between rows that are ``step`` apart, or lie at the places in it."""
-    count, uneven = x.shape[dim], isinstance(step, Tensor) and step.ndim
-    h: Any = [step, step]
-    if uneven:
-        h = torch.diff(step.to(x.device))
-        if len(h) != count - 1:
-            raise RuntimeError(f"gradient: {len(h) + 1} coordinates for {count} rows of dim {dim}")
-        shape = [-1 if d == dim else 1 for d in range(len(x.shape))]
-        low, high = h[:-1].view(shape), h[1:].view(shape)
-        inside = (
-            -high / (low * (low + high)) * _between(x, dim, 0, 2)
-            + (high - low) / (low * high) * _between(x, dim, 1, 1)
-            + low / (high * (low + high)) * _between(x, dim, 2, 0)
-        )
-    else:
+    count = x.shape[dim]
+    if not isinstance(step, Tensor) or not step.ndim:
         inside = (_between(x, dim, 2, 0) - _between(x, dim, 0, 2)) / step / 2
-    ends = _ends(x, dim, h) if edge_order == 1 else _curved_ends(x, dim, h) if uneven else _even_ends(x, dim, step)
+        ends = _ends(x, dim, step, step) if edge_order == 1 else _even_ends(x, dim, step)
+        return torch.cat([ends[0], inside, ends[1]], dim)
+    h = torch.diff(step.to(x.device))
+    if len(h) != count - 1:
+        raise RuntimeError(f"gradient: {len(h) + 1} coordinates for {count} rows of dim {dim}")
+    shape = [-1 if d == dim else 1 for d in range(len(x.shape))]
+    low, high = h[:-1].view(shape), h[1:].view(shape)
+    inside = (
+        -high / (low * (low + high)) * _between(x, dim, 0, 2)
+        + (high - low) / (low * high) * _between(x, dim, 1, 1)
+        + low / (high * (low + high)) * _between(x, dim, 2, 0)
+    )
+    ends = _ends(x, dim, h[0], h[-1]) if edge_order == 1 else _curved_ends(x, dim, h)
     return torch.cat([ends[0], inside, ends[1]], dim)
 
 
@@ -80,13 +90,12 @@ def _row(x: Tensor, dim: int, place: int) -> Tensor:
     return x.narrow(dim, place % x.shape[dim], 1)
 
 
-def _ends(x: Tensor, dim: int, h: Any) -> tuple[Tensor, Tensor]:
-    """Return the slopes of the lines through the first two rows, and the last two."""
-    first = (_row(x, dim, 1) - _row(x, dim, 0)) / h[0]
-    return first, (_row(x, dim, -1) - _row(x, dim, -2)) / h[-1]
+def _ends(x: Tensor, dim: int, first: Step, last: Step) -> tuple[Tensor, Tensor]:
+    """Return the slopes of the lines through the first two rows, and the last two, so far apart."""
+    return (_row(x, dim, 1) - _row(x, dim, 0)) / first, (_row(x, dim, -1) - _row(x, dim, -2)) / last
 
 
-def _even_ends(x: Tensor, dim: int, step: Any) -> tuple[Tensor, Tensor]:
+def _even_ends(x: Tensor, dim: int, step: Step) -> tuple[Tensor, Tensor]:
     """Return the slopes at the ends of the parabolas through three rows."""
     first = (-1.5 * _row(x, dim, 0) + 2 * _row(x, dim, 1) - 0.5 * _row(x, dim, 2)) / step
     return first, (0.5 * _row(x, dim, -3) - 2 * _row(x, dim, -2) + 1.5 * _row(x, dim, -1)) / step
@@ -125,8 +134,8 @@ def _dim_of(y: Tensor, x: Tensor | None, dim: int) -> int:
     return normal_dim(dim, len(y.shape))
 
 
-@composed(torch.trapezoid, torch.trapz)
-def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+@handles(torch.trapezoid, torch.trapz)
+def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Tensor:
     """Integral along a dim by the trapezoidal rule."""
     dim = _dim_of(y, x, dim)
     if not y.shape[dim]:
@@ -137,8 +146,8 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1)
     return result
 
 
-@composed(torch.cumulative_trapezoid)
-def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+@handles(torch.cumulative_trapezoid)
+def cumulative_trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Tensor:
     """Integrals from the first row to each other one."""
     dim = _dim_of(y, x, dim)
     if not y.shape[dim]:

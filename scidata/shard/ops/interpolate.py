@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import bind, finish, is_sharded, refuse_plain
+from scidata.shard.op_table import TensorFunction, unsupported
+from scidata.shard.ops.align import finish, is_sharded, refuse_plain
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, there_and_back, without_empty
 from scidata.shard.ops.pooling import adaptive_average
 from scidata.shard.ops.sliding import Middle, Windows
@@ -35,8 +36,8 @@ def _nearest_rows(
     """Ask torch's own kernel, whose rounding is in float32 and differs with the number of dims, what it copies."""
     rows = torch.arange(extent, dtype=torch.float64, device=device).view(1, 1, extent, *[1] * (count - 1))
     ones = [1] * (count - 1)
-    how: dict[str, Any] = {"size": [num_out, *ones]} if scale is None else {"scale_factor": [scale, *map(float, ones)]}
-    return F.interpolate(rows, mode=mode, **how).view(-1, 1).long()
+    factors = None if scale is None else [scale, *map(float, ones)]
+    return F.interpolate(rows, None if factors else [num_out, *ones], factors, mode).view(-1, 1).long()
 
 
 def _near(distance: Tensor) -> Tensor:
@@ -47,18 +48,25 @@ def _far(distance: Tensor) -> Tensor:
     return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
 
 
+class _Along(NamedTuple):
+    """How one dim is resampled."""
+
+    extent: int
+    num_out: int
+    scale: float | None
+    mode: str
+    corners: bool
+    num_spatial: int
+
+
 @lru_cache(maxsize=512)
-def _taps(
-    extent: int,
-    num_out: int,
-    scale: float | None,
-    mode: str,
-    align: bool,
-    count: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the rows that each output row is made of, ``(num_out, taps)`` int64, and their weights; None is one."""
+def _taps(how: _Along, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return the rows that each output row is made of, ``(num_out, taps)`` int64, and their weights; None is one.
+
+    Linear, from 2 rows to 4: outputs lie at -0.25, 0.25, 0.75 and 1.25 between rows 0 and 1. So their rows are (0, 1),
+    their weights (1, 0), (0.75, 0.25), (0.25, 0.75); the last is row 1 alone.
+    """
+    extent, num_out, scale, mode, align, count = how
     if mode.startswith("nearest"):
         return _nearest_rows(extent, num_out, scale, mode, count, device), None
     wide = torch.float64 if dtype == torch.float64 else torch.float32  # what torch's kernels compute places in
@@ -95,53 +103,63 @@ def _combined(local: Tensor, dim: int, taps: Tensor, weights: Tensor | None) -> 
 
 
 def _extents(
-    x: ShardTensor, size: Any, factor: Any, recompute: Any, count: int
+    x: ShardTensor,
+    size: int | Sequence[int] | None,
+    factor: float | Sequence[float] | None,
+    recompute: bool,
+    count: int,
 ) -> tuple[list[int], list[float] | None]:
     """Return the output extents, and the scale factors where the kernels use them instead of the extents' ratio."""
     extents = x.spec.global_shape[2:]
     if (size is None) == (factor is None):
         raise ValueError("give one of size and scale_factor")
     if size is not None:
-        sizes = [int(n) for n in size] if isinstance(size, list | tuple) else [int(size)] * count
+        sizes = [int(size)] * count if isinstance(size, int) else [int(n) for n in size]
         if len(sizes) != count:
             raise ValueError(f"size {size} does not have one number for each of {count} spatial dims")
         return sizes, None
-    factors = [float(f) for f in factor] if isinstance(factor, list | tuple) else [float(factor)] * count
+    assert factor is not None
+    factors = [float(factor)] * count if isinstance(factor, int | float) else [float(f) for f in factor]
     if len(factors) != count:
         raise ValueError(f"scale_factor {factor} does not have one number for each of {count} spatial dims")
     return [math.floor(n * f) for n, f in zip(extents, factors, strict=True)], None if recompute else factors
 
 
-@register_op(F.interpolate)
-def interpolate(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.interpolate)
+def interpolate(
+    func: TensorFunction,
+    x: ShardTensor,
+    size: int | Sequence[int] | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Tensor:
     """Resample the spatial dims."""
-    names = "input size scale_factor mode align_corners recompute_scale_factor antialias"
-    given = bind(names, args, kwargs, size=None, scale_factor=None, mode="nearest", align_corners=None)
-    x, mode, align = given["input"], given["mode"], bool(given["align_corners"])
     refuse_plain(func, x)
     spec, count = x.spec, x.spec.ndim - 2
-    if given.get("antialias"):
-        rest = {name: value for name, value in given.items() if name != "input"}
-        return _antialiased(x, lambda part: F.interpolate(part, **rest))
-    recompute = given.get("recompute_scale_factor") or mode == "area"
-    sizes, factors = _extents(x, given["size"], given["scale_factor"], recompute, count)
+    if antialias:
+        given = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        return _antialiased(x, lambda part: F.interpolate(part, *given))
+    recompute = bool(recompute_scale_factor) or mode == "area"
+    sizes, factors = _extents(x, size, scale_factor, recompute, count)
     if min(sizes, default=0) < 1:
         raise RuntimeError(f"interpolate: input {spec.global_shape[2:]} gives no rows: {sizes}")
     if mode == "area":
-        return adaptive_average(func, x, sizes, _AREA[count - 1])
+        return adaptive_average(x, sizes, _AREA[count - 1])
     allowed = _NUM_SPATIAL.get(mode, (1, 2, 3) if mode in ("nearest", "nearest-exact") else ())
     if count not in allowed:
         raise NotImplementedError(f"interpolate: mode {mode!r} with {count} spatial dims")
     if not x.local.is_floating_point() and not mode.startswith("nearest"):
         raise unsupported(func, f"mode {mode!r} of {x.local.dtype}", spec, remedy="convert to a floating dtype first")
-    return _resample(x, sizes, factors, mode, align, given["align_corners"])
+    return _resample(x, sizes, factors, mode, align_corners)
 
 
-@register_op(*kernels("_upsample_bilinear2d_aa", "default", "vec"))
-def upsample_antialiased(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*kernels("_upsample_bilinear2d_aa", "default", "vec"))
+def upsample_antialiased(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Do as ``F.interpolate`` with ``antialias=True``."""
-    x, rest = (args[0], args[1:]) if args else (kwargs.pop("self", None) or kwargs.pop("input"), ())
-    return _antialiased(x, lambda part: func(part, *rest, **kwargs))
+    return _antialiased(x, lambda part: func(part, *args, **kwargs))
 
 
 def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor:
@@ -155,7 +173,7 @@ def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor
 
 
 def _resample(
-    x: ShardTensor, sizes: Sequence[int], factors: Sequence[float] | None, mode: str, align: bool, given: bool | None
+    x: ShardTensor, sizes: Sequence[int], factors: Sequence[float] | None, mode: str, align_corners: bool | None
 ) -> Tensor:
     spec, windows, sums = x.spec, Windows(x), []
     windows.keep([d for d in range(spec.ndim) if d < 2 or sizes[d - 2] == spec.global_shape[d]])
@@ -165,7 +183,8 @@ def _resample(
         if d not in spec.sharded or (num_out == extent and (factors is None or factors[s] == 1)):
             continue
         scale = None if factors is None else factors[s]
-        taps, weights = _taps(extent, num_out, scale, mode, align, len(sizes), x.local.dtype, x.local.device)
+        how = _Along(extent, num_out, scale, mode, bool(align_corners), len(sizes))
+        taps, weights = _taps(how, x.local.dtype, x.local.device)
         first, last = taps.amin(1).tolist(), taps.amax(1).tolist()
 
         def rows(start: int, stop: int, first: list[int] = first, last: list[int] = last) -> Runs:
@@ -181,31 +200,35 @@ def _resample(
         local = _combined(local, d, own_taps, own_weights)
     rest = [d for d in range(2, spec.ndim) if d not in spec.sharded]
     if any(windows.shape[d] != spec.global_shape[d] or (factors and factors[d - 2] != 1) for d in rest):
-        how: dict[str, Any] = {"mode": mode, "align_corners": given}
-        if factors is None:
-            how["size"] = [sizes[d - 2] if d in rest else local.shape[d] for d in range(2, spec.ndim)]
-        else:
-            how["scale_factor"] = [factors[d - 2] if d in rest else 1.0 for d in range(2, spec.ndim)]
-        local = F.interpolate(local, **how)
+        dims = range(2, spec.ndim)
+        size = [sizes[d - 2] if d in rest else local.shape[d] for d in dims] if factors is None else None
+        scales = None if factors is None else [factors[d - 2] if d in rest else 1.0 for d in dims]
+        local = F.interpolate(local, size, scales, mode, align_corners)
     return windows.finish(local)
 
 
 # -- channels to pixels and back ------------------------------------------------------------------------------------
 
 
-@register_op(F.pixel_shuffle, F.pixel_unshuffle)
-def pixel_shuffle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Move groups of channels to blocks of pixels, or back; where channels are sharded, another dim is instead."""
-    up = func is F.pixel_shuffle
-    given = bind("input upscale_factor" if up else "input downscale_factor", args, kwargs)
-    x, factor = given["input"], int(given["upscale_factor" if up else "downscale_factor"])
-    if x.spec.ndim - 3 in x.spec.sharded:
-        x = moved_off(x, [x.spec.ndim - 3])
+@handles(F.pixel_shuffle)
+def pixel_shuffle(input: ShardTensor, upscale_factor: int) -> Tensor:
+    """Move groups of channels to blocks of pixels; where channels are sharded, another dim is instead."""
+    return _moved_pixels(F.pixel_shuffle, input, upscale_factor)
+
+
+@handles(F.pixel_unshuffle)
+def pixel_unshuffle(input: ShardTensor, downscale_factor: int) -> Tensor:
+    """Do it back."""
+    return _moved_pixels(F.pixel_unshuffle, input, downscale_factor)
+
+
+def _moved_pixels(func: TensorFunction, x: ShardTensor, factor: int) -> Tensor:
+    up, channels = func is F.pixel_shuffle, x.spec.ndim - 3
+    x = moved_off(x, [channels]) if channels in x.spec.sharded else x
     if not is_sharded(x):
-        return func(x.local, factor)  # type: ignore[no-any-return]
-    spec = x.spec
-    windows, own = Windows(x), {}
-    windows.keep(range(spec.ndim - 3))
+        return func(x.local, factor)
+    spec, windows = x.spec, Windows(x)
+    windows.keep(range(channels))
     for d in (spec.ndim - 2, spec.ndim - 1):
         extent = spec.global_shape[d]
         windows.shape[d] = extent * factor if up else extent // factor
@@ -216,11 +239,7 @@ def pixel_shuffle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str
         if up:
             rows = lambda start, stop: ((start // factor, -(-stop // factor) - start // factor),)  # noqa: E731
             start, count = windows.slide(d, extent * factor, Middle(over=factor), rows, 1)
-            own[d] = start % factor, count
+            windows.cuts[d] = (start % factor, count) if count else (0, 0)
         else:
-            rows = lambda start, stop: ((start * factor, (stop - start) * factor),)  # noqa: E731
-            windows.slide(d, extent // factor, Middle(factor, (factor - 1) // 2), rows, factor)
-    result = func(windows.fetch(), factor)
-    for d, (start, count) in own.items():
-        result = result.narrow(d, start, count) if count else result
-    return windows.finish(result, channels=spec.ndim - 3)
+            windows.slide_under(d, extent // factor, factor, factor)
+    return windows.finish(func(windows.fetch(), factor), channels=channels)

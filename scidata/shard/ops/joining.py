@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
-from scidata.shard.graphs.targets import accepts_filled
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import align, finish, operands_of, refuse_out, spec_of_layout, specs_of, to_layout
-from scidata.shard.ops.arguments import argument, many, normal_dim
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
@@ -32,7 +30,11 @@ _BOTH = (torch, Tensor)
 
 
 def _rows(
-    x: ShardTensor, dim: int, build: Callable[..., IntArray], args: tuple[Any, ...], sizes: Sequence[int] | None = None
+    x: ShardTensor,
+    dim: int,
+    build: Callable[..., IntArray],
+    args: tuple[object, ...],
+    sizes: Sequence[int] | None = None,
 ) -> ShardTensor:
     """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes``, by default as it was."""
     spec = x.spec
@@ -48,27 +50,23 @@ def _rows(
 # -- joining -------------------------------------------------------------------------------------------------------
 
 
-@accepts_filled
-@register_op(torch.cat, torch.concat, torch.concatenate, any_order=True)
-def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.cat, torch.concat, torch.concatenate, any_order=True, accepts_filled=True)
+def cat(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join along a dim; plain tensors are sliced to the shards. Collective along a sharded dim, but for edges."""
-    tensors = list(argument(args, kwargs, 0, "tensors"))
-    refuse_out(func, kwargs, *specs_of(tensors))
     edges = next((spec for spec in specs_of(tensors) if spec.exchange is not None and not spec.is_replicated), None)
-    if edges is not None:
-        dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), edges.ndim)
-        if dim in edges.sharded:
-            return join_edges(func, tensors, dim, edges)
+    if edges is not None and normal_dim(dim, edges.ndim) in edges.sharded:
+        return join_edges(func, tensors, normal_dim(dim, edges.ndim), edges)
     tensors = [x for x in tensors if isinstance(x, ShardTensor) or tuple(x.shape) != (0,)]
     spec = next(iter(specs_of(tensors)))
-    dim = normal_dim(argument(args, kwargs, 1, "dim", kwargs.get("axis", 0)), spec.ndim)
+    dim = normal_dim(dim, spec.ndim)
     if any(len(x.shape) != spec.ndim for x in tensors):
         raise unsupported(func, "the tensors have different numbers of dims", *specs_of(tensors))
     if any(dim in each.sharded for each in specs_of(tensors)):
         return _cat_rows(func, tensors, dim)
-    if all(isinstance(x, ShardTensor) and x.spec.lies_as(spec) for x in tensors):  # torch checks the other dims
-        new = spec.with_rows(dim, sum(x.spec.global_shape[dim] for x in tensors))
-        return ShardTensor(torch.cat([x.local for x in tensors], dim), new)
+    alike = [x for x in tensors if isinstance(x, ShardTensor) and x.spec.lies_as(spec)]
+    if len(alike) == len(tensors):  # torch checks the other dims
+        new = spec.with_rows(dim, sum(x.spec.global_shape[dim] for x in alike))
+        return ShardTensor(torch.cat([x.local for x in alike], dim), new)
     labels = [[("joined", i) if d == dim else d for d in range(spec.ndim)] for i in range(len(tensors))]
     locals_, layout, extents = align(func, tensors, labels)
     shape = [extents.get(d, 0) for d in range(spec.ndim)]
@@ -79,8 +77,11 @@ def cat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return finish(torch.cat(locals_, dim), spec_of_layout(layout, range(spec.ndim), shape, spec))
 
 
-def _cat_rows(func: Any, tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Join along a sharded dim: on each rank first, then in one exchange to the order of the whole."""
+def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Join along a sharded dim: on each rank first, then in one exchange to the order of the whole.
+
+    Parts (a0 | a1) and (b0 | b1) are joined to (a0 b0 | a1 b1). The whole is a0 a1 b0 b1, so a1 and b0 change places.
+    """
     first = next(spec for spec in specs_of(tensors) if dim in spec.sharded)
     axis = first.sharded[dim]
     parts: list[ShardTensor] = []
@@ -121,31 +122,26 @@ def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, t
     return plan_listed(np.concatenate(index), together, together, rank), tuple(together)
 
 
-@register_op(torch.stack, any_order=True)
-def stack(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.stack, any_order=True)
+def stack(func: TensorFunction, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Join along a new dim."""
-    refuse_out(func, kwargs, *specs_of(operands_of(args, {})[0]))
-    tensors = list(argument(args, kwargs, 0, "tensors"))
-    spec = next(iter(specs_of(tensors)))
     shapes = {tuple(x.shape) for x in tensors}
     if len(shapes) != 1:
         raise RuntimeError(f"stack: the tensors' shapes differ: {sorted(shapes)}")
-    dim = normal_dim(argument(args, kwargs, 1, "dim", 0), spec.ndim + 1)
-    locals_, layout, _ = align(func, tensors, [range(spec.ndim)] * len(tensors))
-    shape = (*spec.global_shape[:dim], len(tensors), *spec.global_shape[dim:])
-    names = [*range(dim), "stacked", *range(dim, spec.ndim)]
-    return finish(torch.stack(locals_, dim), spec_of_layout(layout, names, shape, spec))
+    ndim = len(tensors[0].shape)
+    dim = normal_dim(dim, ndim + 1)
+    names = [*range(dim), "stacked", *range(dim, ndim)]
+    labels = [range(ndim)] * len(tensors)
+    return on_parts(func, lambda *parts: torch.stack(parts, dim), tensors, labels, names, {"stacked": len(tensors)})
 
 
 # -- padding and repeating -----------------------------------------------------------------------------------------
 
 
-@register_op(F.pad)
-def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Pad any dims; what a sharded dim gets is on its first and last rank."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    widths = list(argument(args, kwargs, 1, "pad"))
-    mode, value = argument(args, kwargs, 2, "mode", "constant"), argument(args, kwargs, 3, "value")
+@handles(F.pad)
+def pad(x: ShardTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Pad any dims; the first and the last rank of a sharded dim get the rows."""
+    widths = list(pad)
     ndim = x.spec.ndim
     if len(widths) % 2 or len(widths) > 2 * ndim:
         raise RuntimeError(f"pad: {widths} are no pairs for at most {ndim} dims")
@@ -154,7 +150,7 @@ def pad(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if not lo and not hi:
             continue
         if (lo < 0 or hi < 0) and mode != "replicate":  # crops; which torch does last for that mode
-            x = x.narrow(dim, max(0, -lo), x.shape[dim] + min(lo, 0) + min(hi, 0))  # type: ignore[assignment]
+            x = as_sharded(x.narrow(dim, max(0, -lo), x.shape[dim] + min(lo, 0) + min(hi, 0)), x.spec)
             lo, hi = max(0, lo), max(0, hi)
         if mode == "constant":
             x = _pad_constant(x, dim, lo, hi, 0 if value is None else value)
@@ -197,11 +193,16 @@ def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
     raise RuntimeError(f"pad: {(lo, hi)} rows of mode {mode!r} do not fit a dim of extent {extent}")
 
 
-@register_op(*find("repeat tile", namespaces=_BOTH))
-def repeat(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("repeat tile", namespaces=_BOTH))
+def repeat(
+    func: TensorFunction,
+    x: ShardTensor,
+    *given: int | Sequence[int],
+    repeats: Sequence[int] = (),
+    dims: Sequence[int] = (),
+) -> Tensor:
     """Tile along any dims."""
-    x: ShardTensor = args[0]
-    times = many(args, kwargs, "repeats", "dims")
+    times = integers(*given, *repeats, *dims)
     added = len(times) - x.spec.ndim
     if added < 0 and func.__name__ == "tile":
         times, added = (*[1] * -added, *times), 0
@@ -225,25 +226,25 @@ def _tiled_rows(extent: int, times: int) -> IntArray:
     return np.tile(np.arange(extent), times)
 
 
-@register_op(*find("repeat_interleave", namespaces=_BOTH))
-def repeat_interleave(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("repeat_interleave", namespaces=_BOTH))
+def repeat_interleave(
+    x: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
     """Repeat each row of a dim a number of times, which is the same for all or is given for each."""
-    x: Any = argument(args, kwargs, 0, "input")
-    times, dim = argument(args, kwargs, 1, "repeats"), argument(args, kwargs, 2, "dim")
-    if not isinstance(times, int | Tensor):  # the only tensor says how often each of its own numbers is repeated
-        counts = x.full_tensor()
-        return torch.repeat_interleave(counts, **{n: v for n, v in kwargs.items() if n not in ("input", "repeats")})
+    if not isinstance(repeats, int | Tensor):  # the only tensor says how often each of its own numbers is repeated
+        return torch.repeat_interleave(plain_of(x), output_size=output_size)
     if dim is None:  # plain where there are no elements
-        x, dim = as_sharded(x.reshape(-1), specs_of([x, times])[0]), 0
+        x, dim = as_sharded(x.reshape(-1), specs_of([x, repeats])[0]), 0
     dim = normal_dim(dim, len(x.shape))
-    if isinstance(times, Tensor):
-        counts = times.full_tensor() if isinstance(times, ShardTensor) else times
+    if isinstance(repeats, Tensor):
+        counts = plain_of(repeats)
         rows = torch.arange(x.shape[dim], device=counts.device)
-        return x.index_select(dim, rows.repeat_interleave(counts))  # type: ignore[no-any-return]
+        return x.index_select(dim, rows.repeat_interleave(counts))
+    assert isinstance(x, ShardTensor)
     spec = x.spec
     axis = spec.axis_of_dim(dim)
-    new = spec.global_shape[dim] * times if axis is None else [n * times for n in spec.sizes_of(axis)]
-    return finish(x.local.repeat_interleave(times, dim), spec.with_rows(dim, new))
+    new = spec.global_shape[dim] * repeats if axis is None else [n * repeats for n in spec.sizes_of(axis)]
+    return finish(x.local.repeat_interleave(repeats, dim), spec.with_rows(dim, new))
 
 
 # -- turning around ------------------------------------------------------------------------------------------------
@@ -257,16 +258,10 @@ def _flipped_rows(extent: int) -> IntArray:
     return np.arange(extent)[::-1].copy()
 
 
-def _dims(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-@register_op(*find("roll", namespaces=_BOTH))
-def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("roll", namespaces=_BOTH))
+def roll(x: ShardTensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
     """Shift rows of any dims around; the layout stays."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    spec, shifts = x.spec, _dims(argument(args, kwargs, 1, "shifts"))
-    dims = _dims(argument(args, kwargs, 2, "dims", ()))
+    spec, shifts, dims = x.spec, integers(shifts), integers(dims)
     if not dims and len(shifts) == 1 and spec.ndim > 1:
         flat = torch.roll(x.reshape(-1), shifts, 0).reshape(spec.global_shape)  # plain where there are no elements
         return to_layout(as_sharded(flat, spec), spec)
@@ -279,12 +274,11 @@ def roll(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return x
 
 
-@register_op(*find("flip fliplr flipud", namespaces=_BOTH))
-def flip(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("flip fliplr flipud", namespaces=_BOTH))
+def flip(func: TensorFunction, x: ShardTensor, *given: int | Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Turn the order of rows of any dims around; the layout stays."""
-    x: ShardTensor = args[0]
     name, spec = func.__name__, x.spec
-    dims = many(args, kwargs, "dims") if name == "flip" else (1,) if name == "fliplr" else (0,)
+    dims = integers(*given, *dims) if name == "flip" else (int(name == "fliplr"),)
     chosen = [normal_dim(d, spec.ndim) for d in dims]
     if len(set(chosen)) < len(chosen):
         raise RuntimeError(f"flip: a dim appears twice in {dims}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,38 +10,38 @@ from torch import Tensor
 
 from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import specs_of
-from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.derived import composed
+from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.derived import along
 from scidata.shard.torch_internals import kernels
 
 
-@composed(*kernels("slice", "Tensor"))
+@handles(*kernels("slice", "Tensor"))
 def slice_rows(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """Some rows of a dim."""
-    return input[(slice(None),) * normal_dim(dim, len(input.shape)) + (slice(start, end, step),)]
+    return input[along(input, dim, slice(start, end, step))]
 
 
-@composed(*kernels("_safe_softmax"))
+@handles(*kernels("_safe_softmax"))
 def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax over one dim; of a row of which all is masked, zeros."""
-    nothing: Any = (input == float("-inf")).all(dim, keepdim=True)
+    nothing = (input == float("-inf")).all(dim, keepdim=True)
     return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
 
 
-@composed(*kernels("_softmax_backward_data"))
+@handles(*kernels("_softmax_backward_data"))
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """The gradient of what a softmax was taken of."""
+    """Backward of a softmax."""
     products = grad_output * output
     return (products - output * products.sum(dim, keepdim=True)).to(input_dtype)
 
 
-@composed(*kernels("native_dropout_backward"))
+@handles(*kernels("native_dropout_backward"))
 def dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The gradient of what was dropped in part."""
+    """Backward of dropout."""
     return grad_output * mask * scale
 
 
-@composed(torch.native_layer_norm, *kernels("native_layer_norm"))
+@handles(torch.native_layer_norm, *kernels("native_layer_norm"))
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,10 +54,12 @@ def layer_norm(
     return result, mean, (var + eps).rsqrt()
 
 
-@composed(*kernels("max_pool2d_with_indices_backward"))
-def max_pool_backward(grad_output: Tensor, self: Tensor, *others: Any) -> Tensor:
-    """Add up what windows give to their maxima, the last of ``others``, by flat numbers of the last two dims."""
+@handles(*kernels("max_pool2d_with_indices_backward"))
+def max_pool_backward(grad_output: Tensor, self: Tensor, *others: object) -> Tensor:
+    """Add up the gradients of windows at the places of their maxima, by flat numbers of the last two dims."""
+    places = others[-1]
+    assert isinstance(places, Tensor)
     flat = torch.zeros_like(self, dtype=grad_output.dtype).flatten(-2)
-    flat = flat.scatter_add(-1, others[-1].flatten(-2), grad_output.flatten(-2))
+    flat = flat.scatter_add(-1, places.flatten(-2), grad_output.flatten(-2))
     # torch has a gradient of nought for the values that were pooled
     return torch.where(torch.ones_like(self, dtype=torch.bool), flat.reshape(tuple(self.shape)), self)

@@ -9,29 +9,16 @@ import math
 import re
 import string
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import (
-    Entry,
-    Layout,
-    align,
-    align_parameters,
-    bind,
-    extents_of,
-    finish,
-    operands_of,
-    refuse_out,
-    spec_of_layout,
-    specs_of,
-)
+from scidata.shard.op_table import TensorFunction, find, unsupported
+from scidata.shard.ops.align import Entry, Layout, align, align_parameters, extents_of, finish, spec_of_layout, specs_of
+from scidata.shard.ops.arguments import handles, several
 from scidata.shard.ops.moments import HALF, widened
-from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
@@ -45,15 +32,18 @@ def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hasha
 
 
 def contract(
-    func: Any,
+    func: TensorFunction,
     operands: Sequence[Tensor],
     labels: Sequence[Sequence[Hashable]],
     out: Sequence[Hashable],
-    compute: Any,
+    compute: TensorFunction,
     *,
     apart: bool = False,
-) -> tuple[Tensor, ShardSpec]:
-    """Apply ``compute`` to the aligned local parts, add up over the ranks that share a summed label, say the layout.
+) -> Tensor:
+    """Apply ``compute`` to the aligned local parts, and add up over the ranks that share a summed label.
+
+    Of ``matmul`` labels are (n, k), (k, m) and out (n, m). If a mesh axis shards n, each rank has its rows of the
+    result; if it shards k, each multiplies its columns by its rows, and these products are added up.
 
     Collective where operands are split differently: see ``_meet``. With ``apart``, parts are copied on all ranks where
     one has less than two rows: what backward keeps there may be a view of an operand, and on others a copy, which may
@@ -70,15 +60,15 @@ def contract(
         local = all_reduce_sum(local, spec.group(axis))
     if summed and locals_[0].dtype in HALF:  # sums of ranks, too, are rounded once
         local = local.to(locals_[0].dtype)
-    return local, spec_of_layout(layout, out, [extents[name] for name in out], spec)
+    return finish(local, spec_of_layout(layout, out, [extents[name] for name in out], spec))
 
 
 def _meet(
-    func: Any, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable]
+    func: TensorFunction, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable]
 ) -> list[Tensor]:
     """Redistribute operands that are split differently, so that each mesh axis shards one label, alike in all.
 
-    What is kept: a label of the result before one that is summed over, then that of the largest operand. Operands
+    A label of the result goes before one that is summed over, then the label of the largest operand counts. Operands
     that do not have it are gathered.
     """
     specs = specs_of(operands)
@@ -117,50 +107,36 @@ def _as_kept(x: Tensor, names: Sequence[Hashable], kept: Layout, extents: dict[H
     return x.redistribute(placements=target.placements, sizes={a: s for a, s in enumerate(target.sizes) if s})
 
 
-def _plus(func: Any, x: Tensor, y: Tensor) -> Tensor:
+def _plus(func: TensorFunction, x: Tensor, y: Tensor) -> Tensor:
     """Add two tensors that may be split differently."""
     ndim = max(len(x.shape), len(y.shape))
     out = list(range(ndim))
     if not specs_of([x, y]):
         return x + y
-    return finish(*contract(func, [x, y], [out[ndim - len(t.shape) :] for t in (x, y)], out, torch.add))
+    return contract(func, [x, y], [out[ndim - len(t.shape) :] for t in (x, y)], out, torch.add)
 
 
-@register_op(
-    *find("matmul", namespaces=(torch, Tensor)),
-    Tensor.__matmul__,
-    *find("mm bmm mv dot", namespaces=(torch, Tensor)),
-    any_order=True,
-)
-def matmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("matmul mm bmm mv dot", namespaces=(torch, Tensor)), Tensor.__matmul__, any_order=True)
+def matmul(func: TensorFunction, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
-    operands, rebuild = operands_of(args, kwargs)
-    refuse_out(func, kwargs, *specs_of(operands))
+    operands = [*args, *kwargs.values()]
     lhs, rhs, out = _labels_of_matmul(*(len(x.shape) for x in operands))
-
-    def compute(*locals_: Tensor) -> Tensor:
-        new_args, new_kwargs = rebuild(locals_)
-        return func(*new_args, **new_kwargs)  # type: ignore[no-any-return]
-
-    return finish(*contract(func, operands, [lhs, rhs], out, compute))
+    return contract(func, operands, [lhs, rhs], out, func)
 
 
-@register_op(Tensor.__rmatmul__, any_order=True)
-def rmatmul(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(Tensor.__rmatmul__, any_order=True)
+def rmatmul(right: Tensor, left: Tensor) -> Tensor:
     """``plain @ sharded``."""
-    product: Tensor = matmul(torch.matmul, types, (args[1], args[0]), {})
-    return product
+    return matmul(torch.matmul, left, right)
 
 
-@register_op(F.linear, any_order=True)
-def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.linear, any_order=True)
+def linear(func: TensorFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``; a sharded last dim of ``x`` meets the columns of the weight."""
-    x, weight, *rest = (*args, *(kwargs[name] for name in ("input", "weight", "bias") if name in kwargs))
-    bias = rest[0] if rest else None
     if isinstance(x, ShardTensor) and not isinstance(weight, ShardTensor) and not isinstance(bias, ShardTensor):
         spec = x.spec
         if 0 <= spec.last_sharded < spec.ndim - 1 and weight.ndim == 2:  # rows, by far the most common
-            local = func(x.local, *align_parameters(func, x, weight, bias))
+            local = func(x.local, *align_parameters(x, weight, bias))
             new = spec.derive((*spec.global_shape[:-1], weight.shape[0]), spec.dims, spec.sizes)
             return ShardTensor(local, new)
     if len(weight.shape) != 2:
@@ -170,21 +146,21 @@ def linear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     labels: list[Sequence[Hashable]] = [[*rows, "in"], ["out", "in"]]
     summed = any(s.dims[axis] == s.ndim - 1 for s in specs_of(operands) for axis in range(len(s.axes)))
     if bias is not None and not summed:
-        return finish(*contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func))
-    result = finish(*contract(func, operands, labels, [*rows, "out"], func))
+        return contract(func, [*operands, bias], [*labels, ["out"]], [*rows, "out"], func)
+    result = contract(func, operands, labels, [*rows, "out"], func)
     return result if bias is None else _plus(func, result, bias.to(result.dtype))  # autocast casts both
 
 
-@register_op(torch.einsum, torch.functional.einsum, any_order=True)
-def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.einsum, torch.functional.einsum, any_order=True)
+def einsum(func: TensorFunction, given: str, *args: Tensor | Sequence[Tensor]) -> Tensor:
     """Einstein sums without a letter twice in one operand."""
-    operands, _ = operands_of(args[1:], kwargs)
+    operands = several(args)
     specs = specs_of(operands)
-    equation = _spelled_out(args[0], operands) if isinstance(args[0], str) else ""
+    equation = _spelled_out(given, operands) if isinstance(given, str) else ""
     match = re.fullmatch(r"([a-zA-Z]*(?:,[a-zA-Z]*)*)(?:->([a-zA-Z]*))?", equation)
     inputs = match[1].split(",") if match else []
     if match is None or len(inputs) != len(operands) or any(len(set(i)) != len(i) for i in inputs):
-        raise unsupported(func, f"the equation {args[0]!r} is not supported", *specs, remedy="name each dim once")
+        raise unsupported(func, f"the equation {given!r} is not supported", *specs, remedy="name each dim once")
     letters = "".join(inputs)
     out = match[2] if match[2] is not None else "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     for names, x in zip(inputs, operands, strict=True):
@@ -204,13 +180,13 @@ def einsum(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     def compute(*parts: Tensor) -> Tensor:
         device = parts[0].device.type
         if not is_product or not torch.is_autocast_enabled(device):
-            return func(equation, *parts)  # type: ignore[no-any-return]
+            return func(equation, *parts)
         # where a rank has one row to sum over, torch multiplies, which autocast leaves in float32
         dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return func(equation, *[x if x.dtype == torch.float64 else x.to(dtype) for x in parts])  # type: ignore[no-any-return]
+            return func(equation, *[x if x.dtype == torch.float64 else x.to(dtype) for x in parts])
 
-    return finish(*contract(func, operands, [*map(list, inputs)], list(out), compute, apart=is_product))
+    return contract(func, operands, [*map(list, inputs)], list(out), compute, apart=is_product)
 
 
 def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
@@ -234,13 +210,12 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
     return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
 
 
-@register_op(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)), any_order=True)
-def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)), any_order=True)
+def add_product(
+    func: TensorFunction, x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **named: Tensor
+) -> Tensor:
     """``beta * x + alpha * (a @ b)``, with the sum over a batch for ``addbmm``."""
-    operands, _ = operands_of(args, {name: x for name, x in kwargs.items() if name != "out"})
-    refuse_out(func, kwargs, *specs_of(operands))
-    x, left, right = operands
-    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    left, right = (*factors, *named.values())
     product = torch.outer(left, right) if func.__name__ == "addr" else torch.matmul(left, right)
     product = product.sum(0) if func.__name__ == "addbmm" else product
     product = product if alpha == 1 else product * alpha
@@ -251,14 +226,12 @@ def add_product(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return product if beta == 0 else _plus(func, product, x if beta == 1 else x * beta)
 
 
-@register_op(F.bilinear, torch.bilinear, any_order=True)
-def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``x1 @ weight @ x2 + bias`` for each row; rows or features may be sharded."""
-    given = bind("input1 input2 weight bias", args, kwargs)
-    first, second, weight, bias = (given.get(name) for name in ("input1", "input2", "weight", "bias"))
-    if first is None or second is None or weight is None:
-        raise TypeError("bilinear: it needs input1, input2 and weight")
-    rows: list[Hashable] = list(range(len(first.shape) - 1))
+@handles(F.bilinear, torch.bilinear, any_order=True)
+def bilinear(
+    func: TensorFunction, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """``input1 @ weight @ input2 + bias`` for each row; rows or features may be sharded."""
+    rows: list[Hashable] = list(range(len(input1.shape) - 1))
     labels: list[Sequence[Hashable]] = [[*rows, "i"], [*rows, "j"], ["out", "i", "j"]]
 
     def compute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -266,12 +239,11 @@ def bilinear(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         with torch.autocast(x.device.type, enabled=False):
             return torch.einsum("...i,...j,oij->...o", x.to(dtype), y.to(dtype), w.to(dtype))
 
-    result = finish(*contract(func, [first, second, weight], labels, [*rows, "out"], compute))
+    result = contract(func, [input1, input2, weight], labels, [*rows, "out"], compute)
     return result if bias is None else _plus(func, result, bias)
 
 
-@register_op(*find("outer ger", namespaces=(torch, Tensor)), any_order=True)
-def outer(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("outer ger", namespaces=(torch, Tensor)), any_order=True)
+def outer(func: TensorFunction, x: Tensor, vec2: Tensor) -> Tensor:
     """Outer product of two vectors."""
-    refuse_out(func, kwargs, *specs_of(args))
-    return finish(*contract(func, args[:2], [["n"], ["m"]], ["n", "m"], func))
+    return contract(func, [x, vec2], [["n"], ["m"]], ["n", "m"], func)

@@ -5,20 +5,29 @@ Targets and weights lie beside the input or are plain: then they are sliced to t
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align, bind, finish, is_sharded, local_of, spec_of_layout, specs_of
-from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.op_table import TensorFunction, unsupported
+from scidata.shard.ops.align import (
+    align,
+    finish,
+    is_sharded,
+    local_of,
+    on_parts,
+    plain_of,
+    spec_of_layout,
+    specs_of,
+    whole_along,
+)
+from scidata.shard.ops.arguments import Run, handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.pointwise import elementwise
@@ -26,21 +35,25 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
-@cache
-def _signature(func: Any) -> inspect.Signature:
-    return inspect.signature(func)
+def loss(*functions: object, any_order: bool = False) -> Callable[[Run], Run]:
+    """Do as :func:`handles` for losses; ``size_average`` and ``reduce``, long deprecated, are refused."""
 
+    def add(run: Run) -> Run:
+        @handles(*functions, any_order=any_order)
+        @wraps(run)
+        def checked(
+            func: TensorFunction, *args: object, size_average: object = None, reduce: object = None, **kwargs: object
+        ) -> object:
+            if size_average is not None or reduce is not None:
+                specs = specs_of([*args, *kwargs.values()])
+                raise unsupported(func, "size_average= and reduce=", *specs, remedy="use reduction=")
+            if kwargs.get("reduction", "mean") not in ("none", "mean", "sum", "batchmean"):
+                raise ValueError(f"{kwargs['reduction']!r} is not a valid value for reduction")
+            return run(func, *args, **kwargs)
 
-def bound(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments by name; ``size_average`` and ``reduce``, long deprecated, are refused."""
-    bound = _signature(func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = dict(bound.arguments)
-    if any(given.pop(name, None) is not None for name in ("size_average", "reduce")):
-        raise unsupported(func, "size_average= and reduce=", *specs_of([*given.values()]), remedy="use reduction=")
-    if given.get("reduction") not in ("none", "mean", "sum", "batchmean"):
-        raise ValueError(f"{given.get('reduction')!r} is not a valid value for reduction")
-    return given
+        return run
+
+    return add
 
 
 def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
@@ -56,17 +69,21 @@ def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tens
     return mean.to(each.dtype)
 
 
-@register_op(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True)
-def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@loss(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True)
+def regression_loss(
+    func: TensorFunction,
+    x: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    weight: Tensor | None = None,
+    **options: float,
+) -> Tensor:
     """Compare with a target of the same layout, or a plain one; mean and sum are over the whole tensor."""
-    given = bound(func, args, kwargs)
-    reduction, weight = given.pop("reduction"), given.pop("weight", None)
-    operands = given.pop("input"), given.pop("target")
-    dtype = torch.result_type(*operands)
+    dtype = torch.result_type(x, target)
     if func is F.mse_loss and dtype in HALF and reduction == "mean" and weight is None:
         # in half precision, backward would double a difference, maybe to inf, before it is scaled
-        operands = operands[0].float(), operands[1].float()
-    each: Tensor = elementwise(func, types, operands, {**given, "reduction": "none"}).to(dtype)
+        x, target = x.float(), target.float()
+    each: Tensor = elementwise(func, (), (x, target), {**options, "reduction": "none"}).to(dtype)
     if weight is None:
         return reduced(each, reduction)
     if tuple(weight.shape) != tuple(each.shape):
@@ -76,7 +93,7 @@ def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     return reduced(each * weight, reduction, weight)
 
 
-@register_op(
+@loss(
     F.soft_margin_loss,
     F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits,
@@ -84,20 +101,15 @@ def regression_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[s
     F.poisson_nll_loss,
     any_order=True,
 )
-def other_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def other_loss(
+    func: TensorFunction, x: Tensor, target: Tensor, reduction: str = "mean", **options: Tensor | float | None
+) -> Tensor:
     """Losses whose weights, where they have any, do not count in the mean."""
-    given = bound(func, args, kwargs)
-    reduction = given.pop("reduction")
-    first, second, *_ = given.values()
-    if tuple(first.shape) != tuple(second.shape):
-        raise unsupported(func, f"{tuple(first.shape)} and {tuple(second.shape)} differ", *specs_of([first, second]))
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    options = {name: value for name, value in given.items() if value is not None and name not in tensors}
-    each: Tensor = elementwise(func, types, (), {**tensors, **options, "reduction": "none"})
-    if reduction == "batchmean":
-        mean: Tensor = each.sum() / first.shape[0]
-        return mean
-    return reduced(each, reduction)
+    if tuple(x.shape) != tuple(target.shape):
+        raise unsupported(func, f"{tuple(x.shape)} and {tuple(target.shape)} differ", *specs_of([x, target]))
+    given = {name: value for name, value in options.items() if value is not None}
+    each: Tensor = elementwise(func, (), (x, target), {**given, "reduction": "none"})
+    return each.sum() / x.shape[0] if reduction == "batchmean" else reduced(each, reduction)
 
 
 # -- classes -------------------------------------------------------------------------------------------------------
@@ -120,10 +132,21 @@ def _pick(scores: Tensor, target: Tensor, axis: int | None, spec: ShardSpec, sta
     return all_reduce_sum(picked, spec.group(axis))
 
 
-def _class_loss(
-    func: Any, scores: Tensor, target: Tensor, weight: Tensor | None, ignore: int, reduction: str, smoothing: float
-) -> Tensor:
-    """Negative log-likelihood of class numbers, from log-probabilities."""
+class _Classes(TypedDict):
+    """How a loss of classes weighs rows and reduces them: torch always gives all."""
+
+    weight: Tensor | None
+    ignore_index: int
+    reduction: str
+
+
+def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing: float, how: _Classes) -> Tensor:
+    """Negative log-likelihood of class numbers, from log-probabilities.
+
+    Where classes are sharded, say 0 to 4 on rank 0 and 5 to 9 on rank 1, and a row's class is 7, rank 1 picks the score
+    at its own place 2, rank 0 a zero, and their sum is the score on both.
+    """
+    weight, ignore = how["weight"], how["ignore_index"]
     dim = 1 if len(scores.shape) > 1 else 0
     names, rows = _class_labels(len(scores.shape))
     num_classes = scores.shape[dim]
@@ -150,7 +173,7 @@ def _class_loss(
         smooth = -total.masked_fill(~kept, 0)
         each = (1 - smoothing) * each + smoothing / num_classes * smooth
     new = spec_of_layout(layout, rows, tuple(target.shape), spec)
-    return reduced(finish(each, new), reduction, finish(factor, new))
+    return reduced(finish(each, new), how["reduction"], finish(factor, new))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -158,92 +181,245 @@ def _wide(x: Tensor) -> Tensor:
     return widened(x) if torch.is_autocast_enabled(x.device.type) else x
 
 
-@register_op(F.nll_loss, any_order=True)
-def nll_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@loss(F.nll_loss, any_order=True)
+def nll_loss(func: TensorFunction, x: Tensor, target: Tensor, **how: Unpack[_Classes]) -> Tensor:
     """Negative log-likelihood; rows, positions and classes may be sharded."""
-    given = bound(func, args, kwargs)
-    scores, target, weight = _wide(given["input"]), given["target"], given["weight"]
-    return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], 0.0)
+    return _class_loss(func, _wide(x), target, 0.0, how)
 
 
-@register_op(F.cross_entropy, any_order=True)
-def cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@loss(F.cross_entropy, any_order=True)
+def cross_entropy(
+    func: TensorFunction, x: Tensor, target: Tensor, label_smoothing: float = 0.0, **how: Unpack[_Classes]
+) -> Tensor:
     """Cross entropy with class numbers or probabilities; rows, positions and classes may be sharded."""
-    given = bound(func, args, kwargs)
-    x, target, weight, smoothing = given["input"], given["target"], given["weight"], given["label_smoothing"]
+    weight, reduction = how["weight"], how["reduction"]
     x, target = _wide(x), _wide(target)
     dim = 1 if len(x.shape) > 1 else 0
     scores = F.log_softmax(x, dim)
     if not target.is_floating_point():
-        return _class_loss(func, scores, target, weight, given["ignore_index"], given["reduction"], smoothing)
+        return _class_loss(func, scores, target, label_smoothing, how)
     if tuple(target.shape) != tuple(x.shape):
         raise ValueError(f"class probabilities {tuple(target.shape)} need the shape of the scores {tuple(x.shape)}")
-    if smoothing:
-        target = target * (1 - smoothing) + smoothing / x.shape[dim]
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
     products = scores * target
     if weight is not None:
         products = products * weight.view([-1 if d == dim else 1 for d in range(len(x.shape))])
     each: Tensor = -products.sum(dim)
-    result = reduced(each, "sum" if given["reduction"] == "mean" else given["reduction"])
-    return result / each.numel() if given["reduction"] == "mean" else result
+    result = reduced(each, "sum" if reduction == "mean" else reduction)
+    return result / each.numel() if reduction == "mean" else result
 
 
-@register_op(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
-def linear_cross_entropy(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
+def linear_cross_entropy(
+    x: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: object = None,
+) -> Tensor:
     """Cross entropy of a linear layer's scores; ``options=``, how many rows are done at a time, changes no value."""
-    given = bound(func, args, kwargs)
-    x, weight, bias = given["input"], given["linear_weight"], given["linear_bias"]
-    shape = (*x.shape[:-1], *weight.shape[:-1])
-    if given["ignore_index"] is not None and tuple(given["target"].shape) == shape:
+    shape = (*x.shape[:-1], *linear_weight.shape[:-1])
+    if ignore_index is not None and tuple(target.shape) == shape:
         raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
-    ignore = -100 if given["ignore_index"] is None else given["ignore_index"]
-    how = {name: given[name] for name in ("weight", "reduction", "label_smoothing")}
-    scores = F.linear(x, weight.reshape(-1, weight.shape[-1]), None if bias is None else bias.reshape(-1))
-    return F.cross_entropy(scores.reshape(shape), given["target"], ignore_index=ignore, **how)
+    bias = None if linear_bias is None else linear_bias.reshape(-1)
+    scores = F.linear(x, linear_weight.reshape(-1, linear_weight.shape[-1]), bias).reshape(shape)
+    ignore = -100 if ignore_index is None else ignore_index
+    return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, label_smoothing)
 
 
-@register_op(F.ctc_loss)
-def ctc_loss(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@loss(F.ctc_loss)
+def ctc_loss(
+    func: TensorFunction,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
     """Each sequence against its target. Collective where steps or classes are sharded: sequences are instead."""
-    given = bound(func, args, kwargs)
-    scores = given["log_probs"]
-    if len(scores.shape) != 3:
-        raise unsupported(func, "a sequence without a batch", *specs_of([*given.values()]), remedy="use unsqueeze(1)")
-    names = ("targets", "input_lengths", "target_lengths")
-    targets, *counts = (x.full_tensor() if isinstance(x, ShardTensor) else x for x in map(given.__getitem__, names))
-    steps, labels = (torch.as_tensor(each) for each in counts)
-    num_steps, num_rows, _ = scores.shape
+    if len(log_probs.shape) != 3:
+        specs = specs_of([log_probs, targets, input_lengths, target_lengths])
+        raise unsupported(func, "a sequence without a batch", *specs, remedy="use unsqueeze(1)")
+    targets = plain_of(targets)
+    steps, labels = (torch.as_tensor(plain_of(each)) for each in (input_lengths, target_lengths))
+    num_steps, num_rows, _ = log_probs.shape
     if not len(steps) == len(labels) == num_rows or any(n > num_steps for n in steps.tolist()):
-        raise RuntimeError(f"ctc_loss: {steps} steps and {labels} labels for scores of shape {tuple(scores.shape)}")
-    x: Any = moved_off(scores, [0, 2]) if is_sharded(scores) else scores
-    how = {"blank": given["blank"], "zero_infinity": given["zero_infinity"]}
+        raise RuntimeError(f"ctc_loss: {steps} steps and {labels} labels for scores of shape {tuple(log_probs.shape)}")
+    x = moved_off(log_probs, [0, 2]) if is_sharded(log_probs) else log_probs
     if not is_sharded(x):
-        return F.ctc_loss(local_of(x), targets, steps, labels, reduction=given["reduction"], **how)
+        return F.ctc_loss(local_of(x), targets, steps, labels, blank, reduction, zero_infinity)
     start, count = x.spec.offsets[1], x.spec.local_shape[1]
     first, last = (start, start + count) if targets.ndim > 1 else (labels[:n].sum() for n in (start, start + count))
     own = slice(start, start + count)
     local = x.local.sum((0, 2))  # where there are none
     if count:
-        local = F.ctc_loss(x.local, targets[first:last], steps[own], labels[own], reduction="none", **how)
+        local = F.ctc_loss(x.local, targets[first:last], steps[own], labels[own], blank, "none", zero_infinity)
     each: Tensor = ShardTensor(local, x.spec.without([0, 2]))
-    if given["reduction"] == "mean":
+    if reduction == "mean":
         each = each / labels.to(local.device).clamp(min=1)
-    return reduced(each, given["reduction"])
+    return reduced(each, reduction)
 
 
-@register_op(F.cosine_similarity, any_order=True)
-def cosine_similarity(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.cosine_similarity, any_order=True)
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Cosine of the angle between vectors along any dim."""
-    given = bind("x1 x2 dim eps", args, kwargs, dim=1, eps=1e-8)
-    pair = [given["x1"], given["x2"]]
-    ndim = max(len(x.shape) for x in pair)
-    pair = [x[(None,) * (ndim - len(x.shape))] if len(x.shape) < ndim else x for x in pair]
-    dim = normal_dim(given["dim"], ndim)
+    ndim = max(len(x1.shape), len(x2.shape))
+    pair = [x[(None,) * (ndim - len(x.shape))] if len(x.shape) < ndim else x for x in (x1, x2)]
+    dim = normal_dim(dim, ndim)
     units = []
     for x, other in (pair, reversed(pair)):
         repeats = other.shape[dim] if x.shape[dim] == 1 else 1  # lengths are those of the vectors after broadcasting
         norm = torch.linalg.vector_norm(x, 2, dim, True) * math.sqrt(repeats)
-        low = norm.detach() < given["eps"]  # torch raises short lengths to eps, and their gradient passes
-        units.append(x / torch.where(low, norm + (given["eps"] - norm.detach()), norm))
+        low = norm.detach() < eps  # torch raises short lengths to eps, and their gradient passes
+        units.append(x / torch.where(low, norm + (eps - norm.detach()), norm))
     cosine: Tensor = (units[0] * units[1]).sum(dim)
     return cosine
+
+
+# -- margins -------------------------------------------------------------------------------------------------------
+
+
+@loss(F.gaussian_nll_loss, any_order=True)
+def gaussian_nll_loss(
+    func: TensorFunction,
+    x: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Negative log-likelihood of a normal distribution whose variances are given."""
+    if (var < 0) if isinstance(var, float) else bool((var < 0).any()):
+        raise ValueError("var has negative entry/entries")
+    var = var * torch.ones_like(x) if isinstance(var, float) else var
+    if tuple(var.shape) != tuple(x.shape):
+        if tuple(var.shape) == tuple(x.shape[:-1]):
+            var = var.unsqueeze(-1)
+        elif [n for m, n in zip(x.shape, var.shape, strict=False) if m != n] != [1] or len(var.shape) != len(x.shape):
+            raise ValueError("var is of incorrect size")
+    low = var.detach() < eps
+    var = torch.where(low, var + (eps - var.detach()), var)  # raised to eps, and the gradient passes
+    each: Tensor = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
+    return reduced(each + 0.5 * math.log(2 * math.pi) if full else each, reduction)
+
+
+@loss(F.margin_ranking_loss, any_order=True)
+def margin_ranking_loss(
+    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+) -> Tensor:
+    """Which of two scores should be the larger, by a margin."""
+    if len({len(x.shape) for x in (input1, input2, target)}) > 1:
+        raise RuntimeError("margin_ranking_loss: the tensors need the same number of dims")
+    return reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
+
+
+@loss(F.hinge_embedding_loss, any_order=True)
+def hinge_embedding_loss(
+    func: TensorFunction, x: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
+) -> Tensor:
+    """Distances that should be small where the target is 1, and above a margin where it is -1."""
+    far = torch.where(target != 1, (margin - x).clamp_min(0), 0)
+    return reduced(far + torch.where(target != -1, x, 0), reduction)
+
+
+@loss(F.cosine_embedding_loss, any_order=True)
+def cosine_embedding_loss(
+    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+) -> Tensor:
+    """Vectors that should point the same way where the target is 1, and apart where it is -1."""
+    dims = len(input1.shape), len(input2.shape), len(target.shape)
+    if dims not in ((2, 2, 1), (1, 1, 0)):
+        raise RuntimeError(f"cosine_embedding_loss: tensors of {dims} dims, not of 2, 2 and 1 or 1, 1 and 0")
+    eps = 1e-12  # torch's, below the square root
+    lengths = ((input1 * input1).sum(-1) + eps) * ((input2 * input2).sum(-1) + eps)
+    cosine = (input1 * input2).sum(-1) / torch.sqrt(lengths)
+    near = torch.where(target == 1, 1 - cosine, 0)
+    far = torch.where(target == -1, (cosine - margin).clamp_min(0), 0)
+    return reduced(near + far, reduction)
+
+
+@loss(F.triplet_margin_with_distance_loss)
+def triplet_margin_with_distance(
+    func: TensorFunction,
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    distance_function: TensorFunction | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Rows that should be nearer to one row than to another, by a margin."""
+    if len({len(x.shape) for x in (anchor, positive, negative)}) > 1:
+        raise RuntimeError("the anchor, positive and negative tensors need the same number of dims")
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    distance = distance_function or F.pairwise_distance
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = torch.minimum(far, distance(positive, negative))
+    return reduced((near - far + margin).clamp_min(0), reduction)
+
+
+@loss(F.triplet_margin_loss, any_order=True)
+def triplet_margin_loss(
+    func: TensorFunction,
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Do the same with distances that are norms."""
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        return F.pairwise_distance(x, y, p, eps)
+
+    return triplet_margin_with_distance(func, anchor, positive, negative, distance, margin, swap, reduction)
+
+
+@loss(F.multilabel_soft_margin_loss)
+def multilabel_soft_margin_loss(
+    func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Logistic loss of each class, averaged over the classes."""
+    each: Tensor = -(target * F.logsigmoid(x) + (1 - target) * F.logsigmoid(-x))
+    each = each if weight is None else each * weight
+    return reduced(each.sum(-1) / x.shape[-1], reduction)
+
+
+@loss(F.multi_margin_loss, F.multilabel_margin_loss)
+def margins_of_classes(
+    func: TensorFunction,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    **options: float,
+) -> Tensor:
+    """Scores of each row's classes against those of the others: rows may be sharded, classes are gathered."""
+    x = whole_along(x, -1)
+    target = whole_along(target, -1) if len(target.shape) == len(x.shape) else target
+    names: list[Hashable] = ["row", "class"] if len(x.shape) == 2 else ["class"]
+    if len(x.shape) not in (1, 2) or len(target.shape) > len(x.shape) or 0 in x.shape:
+        raise unsupported(func, f"shapes {tuple(x.shape)} and {tuple(target.shape)}", *specs_of([x, target]))
+    operands, labels = [x, target], [names, names[: len(target.shape)]]
+    if weight is not None:
+        operands, labels = [*operands, weight], [*labels, ["class"]]
+
+    def compute(x: Tensor, target: Tensor, *weights: Tensor) -> Tensor:
+        given = {"weight": weights[0]} if weights else {}
+        return func(x, target, reduction="none", **given, **options)
+
+    return reduced(on_parts(func, compute, operands, labels, names[:-1]), reduction)

@@ -6,28 +6,27 @@ is none, every rank gets the matrix.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.align import (
+    Dims,
+    Dtype,
     align,
     finish,
     is_sharded,
     local_of,
     operands_of,
-    refuse_out,
     spec_of_layout,
     specs_of,
     to_layout,
 )
-from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.derived import composed
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec
@@ -35,9 +34,10 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy
 
 _BOTH = (torch, Tensor)
+Results = Tensor | tuple[Tensor, ...]
 
 
-def _freed(x: Any, dims: Sequence[int]) -> Any:
+def _freed(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Return a tensor of which none of these dims is sharded. Collective where one is."""
     return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x.spec.sharded for d in dims) else x
 
@@ -45,24 +45,19 @@ def _freed(x: Any, dims: Sequence[int]) -> Any:
 # -- triangles and diagonals ---------------------------------------------------------------------------------------
 
 
-@register_op(*find("tril triu", namespaces=_BOTH))
-def triangle(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Keep what is below or above a diagonal of the whole matrix."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    refuse_out(func, kwargs, x.spec)
+@handles(*find("tril triu", namespaces=_BOTH))
+def triangle(func: TensorFunction, x: ShardTensor, diagonal: int = 0) -> Tensor:
+    """Keep the elements below, or above, a diagonal of the whole matrix."""
     normal_dim(-2, x.spec.ndim)
     row, column = x.spec.offsets[-2:]
-    diagonal = int(argument(args, kwargs, 1, "diagonal", 0)) + row - column
-    return ShardTensor(getattr(torch, func.__name__)(x.local, diagonal), x.spec)
+    return ShardTensor(getattr(torch, func.__name__)(x.local, diagonal + row - column), x.spec)
 
 
-@register_op(*find("diagonal", namespaces=_BOTH))
-def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("diagonal", namespaces=_BOTH))
+def diagonal(input: ShardTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """See a diagonal of two dims as the last dim; no communication unless both are sharded."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    ndim = x.spec.ndim
-    offset = int(argument(args, kwargs, 1, "offset", 0))
-    first, second = (normal_dim(argument(args, kwargs, 2 + i, f"dim{i + 1}", i), ndim) for i in range(2))
+    x, ndim = input, input.spec.ndim
+    first, second = normal_dim(dim1, ndim), normal_dim(dim2, ndim)
     if first == second:
         raise RuntimeError(f"diagonal: dims {first} and {second} are the same")
     if not (first in x.spec.sharded and second in x.spec.sharded):
@@ -81,7 +76,11 @@ def diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Tensor, ShardSpec]:
-    """Return this rank's part of a diagonal of two dims, of which one at most is sharded, and its layout."""
+    """Return this rank's part of a diagonal of two dims, of which one at most is sharded, and its layout.
+
+    Of a 6 x 6 matrix with offset 1 whose rows are split 4 and 2, elements (0, 1) to (3, 4) are on rank 0, (4, 5) on
+    rank 1. Rank 1 counts rows from 4, so there the diagonal has offset 1 + 4 = 5.
+    """
     spec, ndim = x.spec, x.spec.ndim
     rest = [d for d in range(ndim) if d not in (first, second)]
     rows, columns = spec.global_shape[first], spec.global_shape[second]
@@ -101,19 +100,13 @@ def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Ten
     return local, new
 
 
-@composed(torch.linalg.diagonal)
-def linalg_diagonal(
-    A: Tensor,  # noqa: N803
-    *,
-    offset: int = 0,
-    dim1: int = -2,
-    dim2: int = -1,
-) -> Tensor:
+@handles(torch.linalg.diagonal)
+def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:  # noqa: N803
     """See a diagonal of matrices as the last dim."""
     return A.diagonal(offset, dim1, dim2)
 
 
-@composed(*find("trace", namespaces=_BOTH))
+@handles(*find("trace", namespaces=_BOTH))
 def trace(input: Tensor) -> Tensor:
     """Sum of the diagonal of a matrix."""
     if len(input.shape) != 2:
@@ -121,7 +114,7 @@ def trace(input: Tensor) -> Tensor:
     return input.diagonal().sum()
 
 
-@composed(*find("diag_embed", namespaces=_BOTH))
+@handles(*find("diag_embed", namespaces=_BOTH))
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Put rows on a diagonal of new matrices."""
     ndim = len(input.shape) + 1
@@ -136,19 +129,19 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     return result.movedim((-2, -1), (first, second))
 
 
-@composed(*find("diag", namespaces=_BOTH))
+@handles(*find("diag", namespaces=_BOTH))
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or the matrix with this diagonal."""
     return torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
 
 
-@composed(*find("diagflat", namespaces=_BOTH))
+@handles(*find("diagflat", namespaces=_BOTH))
 def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     """The matrix with all elements on its diagonal."""
     return torch.diag_embed(input.reshape(-1), offset)
 
 
-@composed(*find("diagonal_scatter", namespaces=_BOTH))
+@handles(*find("diagonal_scatter", namespaces=_BOTH))
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A copy with another diagonal."""
     result = input.clone()
@@ -156,69 +149,70 @@ def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0,
     return result
 
 
-@register_op(Tensor.fill_diagonal_, keeps_replicated=True)
-def fill_diagonal(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(Tensor.fill_diagonal_, keeps_replicated=True)
+def fill_diagonal(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
     """Write one value to the diagonal of a matrix; ``wrap``: of a tall one again from the row after the next on."""
-    x: Tensor = args[0]
-    value, wrap, shape = argument(args, kwargs, 1, "fill_value"), argument(args, kwargs, 2, "wrap", False), x.shape
+    shape = x.shape
     if len(shape) < 2 or (len(shape) > 2 and len(set(shape)) != 1):
         raise RuntimeError(f"fill_diagonal_: {tuple(shape)} is no matrix, nor do all dims have the same extent")
     if len(shape) == 2 and not wrap:
-        x.diagonal().fill_(value)
+        x.diagonal().fill_(fill_value)
         return x
     rows = torch.arange(shape[0], device=x.device)
     rows = rows[rows % (shape[1] + 1) < shape[1]]
-    x[(rows, *[rows % (shape[1] + 1)] * (len(shape) - 1))] = value
+    x[(rows, *[rows % (shape[1] + 1)] * (len(shape) - 1))] = fill_value
     return x
 
 
 # -- norms ---------------------------------------------------------------------------------------------------------
 
 
-@composed(torch.linalg.matrix_norm)
+@handles(torch.linalg.matrix_norm)
 def matrix_norm(
     A: Tensor,  # noqa: N803
-    ord: Any = "fro",
+    ord: float | str = "fro",
     dim: Sequence[int] = (-2, -1),
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
 ) -> Tensor:
     """Norms of matrices in any two dims."""
     x = A if dtype is None else A.to(dtype)
     first, second = (normal_dim(d, len(x.shape)) for d in dim)
     if ord == "fro":
-        return cast("Tensor", torch.linalg.vector_norm(x, 2, (first, second), keepdim))
+        result: Tensor = torch.linalg.vector_norm(x, 2, (first, second), keepdim)
+        return result
     if ord in ("nuc", 2, -2):
-        values = torch.linalg.svdvals(x.movedim((first, second), (-2, -1)))
+        values: Tensor = torch.linalg.svdvals(x.movedim((first, second), (-2, -1)))
         found = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord == 2 else values.amin(-1)
-    elif ord in (1, -1, float("inf"), -float("inf")):
+    elif not isinstance(ord, str) and ord in (1, -1, float("inf"), -float("inf")):
         summed, other = (first, second) if abs(ord) == 1 else (second, first)
         sums = x.abs().sum(summed, keepdim=True)
         found = (sums.amax if ord > 0 else sums.amin)((other, summed))
     else:
         raise RuntimeError(f"matrix_norm: there is no norm {ord!r} of matrices")
-    result: Tensor = found.unsqueeze(min(first, second)).unsqueeze(max(first, second)) if keepdim else found
-    return result
+    return found.unsqueeze(min(first, second)).unsqueeze(max(first, second)) if keepdim else found
 
 
-@composed(torch.linalg.norm)
+@handles(torch.linalg.norm)
 def norm(
     A: Tensor,  # noqa: N803
-    ord: Any = None,
-    dim: Any = None,
+    ord: float | str | None = None,
+    dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
 ) -> Tensor:
     """Norms of vectors, of matrices in two dims, or of all elements."""
     dims = (dim,) if isinstance(dim, int) else dim
     count = len(A.shape) if dims is None else len(dims)
     if ord is None or count == 1:
-        return cast("Tensor", torch.linalg.vector_norm(A, 2 if ord is None else ord, dims, keepdim, dtype=dtype))
-    if count != 2:
+        result: Tensor = torch.linalg.vector_norm(A, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
+    elif count == 2:
+        result = torch.linalg.matrix_norm(A, ord, dims or (-2, -1), keepdim, dtype=dtype)
+    else:
         raise RuntimeError(f"norm: {ord!r} is of one dim or two, not of {count}")
-    return cast("Tensor", torch.linalg.matrix_norm(A, ord, dims or (-2, -1), keepdim, dtype=dtype))
+    return result
 
 
 # -- whole matrices ------------------------------------------------------------------------------------------------
@@ -243,16 +237,17 @@ _CORE: dict[str, tuple[int, ...]] = {
 }
 
 
-@register_op(*find(name for name in _CORE if not name.startswith("linalg_")))
-def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find(name for name in _CORE if not name.startswith("linalg_")))
+def of_matrices(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
     """Act on each matrix of a batch by itself. Collective where rows or columns are sharded."""
     operands, rebuild = operands_of(args, kwargs)
-    refuse_out(func, kwargs, *specs_of(operands))
     name = func.__name__
     own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]
     core = [*own, *[0] * len(operands)][: len(operands)]
     if name == "linalg_lstsq":
-        _refuse_residuals(func, operands[0], argument(args, kwargs, 3, "driver"))
+        _refuse_residuals(
+            func, operands[0], kwargs["driver"] if "driver" in kwargs else args[3] if len(args) > 3 else None
+        )
     solves = name in ("linalg_solve", "linalg_solve_ex", "linalg_lstsq")
     if solves and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
         vectors = tuple(operands[1].shape) == tuple(operands[0].shape[:-1]) or len(operands[1].shape) == 1
@@ -274,7 +269,7 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     result = func(*new_args, **new_kwargs)
     like = specs_of(new)[0]
 
-    def wrap(part: Any) -> Any:
+    def wrap(part: Tensor) -> Tensor:
         if not isinstance(part, Tensor) or (part.shape == (0,) and name == "linalg_lstsq"):  # not of each driver
             return part
         names: list[Hashable] = [*range(batch), *[("result", d) for d in range(part.ndim - batch)]]
@@ -285,11 +280,10 @@ def of_matrices(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
     if isinstance(result, Tensor):
         return wrap(result)
-    parts = [wrap(part) for part in result]
-    return type(result)(parts)
+    return type(result)([wrap(part) for part in result])
 
 
-def _refuse_residuals(func: Any, x: Tensor, driver: str | None) -> None:
+def _refuse_residuals(func: TorchFunction, x: Tensor, driver: object) -> None:
     """Raise where a least squares problem has residuals only if the matrices of all ranks have full rank."""
     if driver in ("gelss", "gelsd") and x.shape[-2] > x.shape[-1]:
         reason = f"driver={driver!r} gives residuals only where all matrices have full rank"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,19 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import bind, is_sharded, refuse_plain, specs_of
-from scidata.shard.ops.pooling import adaptive_windows, out_extents, spatial, spread_windows, strides, windows_of
+from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.ops.align import is_sharded, local_of, refuse_plain, specs_of
+from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.pooling import (
+    Extents,
+    adaptive_windows,
+    out_extents,
+    placed,
+    spatial,
+    spread_windows,
+    windows_of,
+)
 from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Middle, output_sizes
 from scidata.shard.tensor import ShardTensor
@@ -27,16 +36,17 @@ _ADAPTIVE_WITH_INDICES = (
 )
 
 
-@register_op(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, *_ADAPTIVE_WITH_INDICES)
-def adaptive_max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, *_ADAPTIVE_WITH_INDICES)
+def adaptive_max_pool(
+    func: TorchFunction, x: ShardTensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+) -> Tensor | tuple[Tensor, Tensor | None]:
     """Maximum of windows that divide each dim into so many; of equal ones the first counts, of NaN the last."""
-    given = bind("input output_size return_indices", args, kwargs, return_indices=False)
-    x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    spec = x.spec
-    extents, first = out_extents(x, given["output_size"], count), spec.ndim - count
-    with_indices = given["return_indices"] or func in _ADAPTIVE_WITH_INDICES
-    result, places = x, _places(x, first) if with_indices else None
+    spec, count = x.spec, spatial(func)
+    extents, first = out_extents(x, output_size, count), spec.ndim - count
+    with_indices = return_indices or func in _ADAPTIVE_WITH_INDICES
+    result: Tensor = x
+    places: Tensor | None = _places(x, first) if with_indices else None
     for d in reversed(range(first, spec.ndim)):  # the last first: each step keeps the first of equal ones
         if extents[d - first] != spec.global_shape[d]:
             result, places = _maximum(result, places, d, extents[d - first])
@@ -54,11 +64,11 @@ def _places(x: ShardTensor, first: int) -> ShardTensor:
     return ShardTensor(flat, spec)
 
 
-def _maximum(x: Any, places: Any, dim: int, num_out: int) -> tuple[Any, Any]:
+def _maximum(x: Tensor, places: Tensor | None, dim: int, num_out: int) -> tuple[Tensor, Tensor | None]:
     """Take the maxima of adaptive windows along one dim, and the places of these."""
     if num_out == 1 and isinstance(x, ShardTensor) and dim in x.spec.sharded:
         found, rows = extreme_along(x, dim, _last_missing, True)
-        return found, None if places is None else _place_of_row(places, dim, rows)
+        return found, None if places is None else _place_of_row(as_sharded(places, x.spec), dim, rows)
     (spread, extra), finish = _spread(x, dim, num_out)
     _, index = _last_missing(spread.detach(), dim + 1, True, extra)  # of equal ones the first, so never a filled one
     if places is not None:
@@ -78,19 +88,19 @@ def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = Non
     return value, index
 
 
-def _spread(x: Any, dim: int, num_out: int) -> tuple[tuple[Tensor, Tensor | None], Callable[[Tensor], Any]]:
-    """Lay adaptive windows side by side along a new dim; also return what wraps one number for each of them."""
+def _spread(x: Tensor, dim: int, num_out: int) -> tuple[tuple[Tensor, Tensor | None], Callable[[Tensor], Tensor]]:
+    """Lay adaptive windows side by side along a new dim; also return a function that wraps one number for each."""
     if not isinstance(x, ShardTensor):
         return spread_windows(x, dim, windows_of(0, num_out, x.shape[dim], num_out)), lambda result: result
     windows, bounds = adaptive_windows(x, dim, num_out)
     return spread_windows(windows.fetch(), dim, bounds), windows.finish
 
 
-def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
+def _place_of_row(places: ShardTensor, dim: int, rows: Tensor) -> Tensor:
     """Return the places in one row of a sharded dim for each other index; the rank that has it says so. Collective."""
     spec = places.spec
     axis, size = spec.sharded[dim], spec.local_shape[dim]
-    index = (rows.local if isinstance(rows, ShardTensor) else rows) - spec.offsets[dim]
+    index = local_of(rows) - spec.offsets[dim]
     mine = (index >= 0) & (index < size)
     found = places.local.gather(dim, index.clamp(0, size - 1)) if size else torch.zeros_like(index)
     found = all_reduce_sum(found.masked_fill(~mine, 0), spec.group(axis))
@@ -100,22 +110,30 @@ def _place_of_row(places: ShardTensor, dim: int, rows: Any) -> Any:
 # -- the way back --------------------------------------------------------------------------------------------------
 
 
-@register_op(F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
-def max_unpool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Put values where their indices say, zeros elsewhere. Collective: values travel along the sharded spatial dims."""
-    names = "input indices kernel_size stride padding output_size"
-    given = bind(names, args, kwargs, stride=None, padding=0, output_size=None)
-    x, indices, count = given["input"], given["indices"], spatial(func)
+@handles(F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
+def max_unpool(
+    func: TorchFunction,
+    x: ShardTensor,
+    indices: Tensor,
+    kernel_size: Extents,
+    stride: Extents | None = None,
+    padding: Extents = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Put values where their indices say, zeros elsewhere. Collective: values travel along the sharded spatial dims.
+
+    With 2 x 4 outputs of which rank 0 has columns 0 and 1, value 5 with index 6 belongs to row 1 and column 2: rank 1
+    puts it at its own place (1, 0), rank 0 into a slot that is cut off.
+    """
     refuse_plain(func, x, indices)
-    spec = x.spec
+    spec, count = x.spec, spatial(func)
     if not is_sharded(indices):
         raise unsupported(func, "plain indices of a sharded input", spec, remedy="use the indices of max_pool")
     if indices.spec != spec:
         raise unsupported(func, "input and indices are split differently", *specs_of([x, indices]))
     first = spec.ndim - count
-    kernel, stride, padding = strides(given, count)
     shape = list(spec.global_shape)
-    shape[first:] = _unpooled(shape[first:], kernel, stride, padding, given["output_size"])
+    shape[first:] = _unpooled(shape[first:], *placed(count, kernel_size, stride, padding), output_size)
     sizes, values, ids = list(spec.sizes), x.local, indices.local
     for d, axis in spec.sharded.items():
         if d >= first:
@@ -130,7 +148,11 @@ def max_unpool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _unpooled(
-    extents: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], asked: Any
+    extents: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    asked: Sequence[int] | None,
 ) -> list[int]:
     default = [(n - 1) * s + k - 2 * p for n, k, s, p in zip(extents, kernel, stride, padding, strict=True)]
     if asked is None:

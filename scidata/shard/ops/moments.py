@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,28 +29,48 @@ def widened(local: Tensor) -> Tensor:
     return local.float() if local.dtype in HALF else local
 
 
+class _How(NamedTuple):
+    """How a reduction is differentiated."""
+
+    weights: Callable[..., Tensor]
+    dims: tuple[int, ...]
+    groups: Sequence[Group]
+    by_value: bool
+
+
+class _WeightedContext(Protocol):
+    """What autograd hands :class:`_Weighted` as ``ctx``."""
+
+    how: _How
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+
+
 class _Weighted(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, how: tuple[Any, ...], *saved: Tensor) -> Tensor:
+    def forward(ctx: _WeightedContext, x: Tensor, value: Tensor, how: _How, *saved: Tensor) -> Tensor:
         result = value.clone()
-        kept = (x, result, *saved) if how[3] else (x, *saved)  # what is kept must not be written to before backward
+        kept = (x, result, *saved) if how.by_value else (x, *saved)  # must not be written to before backward
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
         ctx.how = how
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (x, *rest), (weights, _, groups, _) = ctx.saved_tensors, ctx.how
-        grad, *rest = (replicate_to_shards(each, groups) for each in (grad, *rest))
-        return grad * weights(x, *rest), *[None] * (len(ctx.needs_input_grad) - 1)
+    def backward(ctx: _WeightedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *rest = ctx.saved_tensors
+        grad, *rest = (replicate_to_shards(each, ctx.how.groups) for each in (grad, *rest))
+        return grad * ctx.how.weights(x, *rest), *[None] * (len(ctx.needs_input_grad) - 1)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *none: None) -> Tensor:
-        (x, *rest), (weights, dims, groups, _) = ctx.saved_tensors, ctx.how
-        rest = [replicate_to_shards(each, groups) for each in rest]
-        total: Tensor = (weights(x, *rest) * tangent).sum(dims, keepdim=True)
-        for group in groups:
+    def jvp(ctx: _WeightedContext, tangent: Tensor, *none: None) -> Tensor:
+        x, *rest = ctx.saved_tensors
+        how, rest = ctx.how, [replicate_to_shards(each, ctx.how.groups) for each in rest]
+        total: Tensor = (how.weights(x, *rest) * tangent).sum(how.dims, keepdim=True)
+        for group in how.groups:
             total = all_reduce_sum(total, group)
         return total
 
@@ -70,11 +90,15 @@ def weighted(
     also beside infinities, where the derivatives of the steps that ranks take would be NaN everywhere. The values are
     replicated.
     """
-    return call(_Weighted, local, value, (weights, tuple(dims), groups, by_value), *saved)
+    return call(_Weighted, local, value, _How(weights, tuple(dims), groups, by_value), *saved)
 
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
-    """Merge ``(ranks, 3, ...)`` pivots, means less the pivot and sums of squared deviations, of so many elements."""
+    """Merge each rank's pivot, mean less the pivot and sum of squared deviations, ``(ranks, 3, ...)``.
+
+    With counts 2 and 1, means 1 and 4 and squares 2 and 0, the mean is (2 * 1 + 1 * 4) / 3 = 2; the squares are those
+    within ranks and those of their means, (2 + 2 * 1) + (0 + 1 * 4) = 8: rows 0, 2 and 4 have deviations -2, 0 and 2.
+    """
     wide = parts.to(torch.float64)  # a number for each row and rank
     weights = torch.tensor(counts, dtype=wide.dtype, device=parts.device).view([-1] + [1] * (parts.ndim - 2))
     means = wide[:, 0].detach() + wide[:, 1]

@@ -1,67 +1,48 @@
 """``nn.MultiheadAttention`` with the sequence or the batch sharded, in the operations of the table.
 
-The projections act on each row alone; what crosses ranks is ``scaled_dot_product_attention``, or gathered keys and
-values where the weights are asked for.
+The projections act on each row alone. ``scaled_dot_product_attention`` crosses ranks, or keys and values are gathered
+where the weights are asked for.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import bind, is_sharded, specs_of, whole_along
-from scidata.shard.tensor import ShardTensor
+from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.ops.align import is_sharded, plain_of, specs_of, whole_along
+from scidata.shard.ops.arguments import handles
 from scidata.shard.torch_internals import nested_from_mask
 
-_NAMES = """
-    query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p
-    out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight
-    q_proj_weight k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal
-"""
+Given = Tensor | None
+Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def _refuse(func: Any, given: dict[str, Any]) -> None:
-    specs = specs_of([*given.values()])
-    if not any(is_sharded(given[name]) for name in ("query", "key", "value")):
-        raise unsupported(func, "plain inputs meet sharded masks or parameters", *specs)
-    for name in ("static_k", "static_v"):
-        if given.get(name) is not None:
-            raise unsupported(func, f"{name} is not supported", *specs, remedy="build the layer without it")
-    if given["embed_dim_to_check"] % given["num_heads"]:
-        raise ValueError(f"{given['num_heads']} heads do not divide the width {given['embed_dim_to_check']}")
-
-
-def _projected(given: dict[str, Any]) -> list[Tensor]:
-    """Return query, key and value after their projections."""
-    operands = [given["query"], given["key"], given["value"]]
-    bias = given["in_proj_bias"]
-    if given.get("use_separate_proj_weight"):
-        weights = [given[f"{name}_proj_weight"] for name in "qkv"]
-    elif operands[0] is operands[1] is operands[2]:
-        return list(F.linear(operands[0], given["in_proj_weight"], bias).chunk(3, -1))
-    else:
-        weights = list(given["in_proj_weight"].chunk(3))
+def _projected(operands: Triple, weights: Sequence[Given] | None, packed: Given, bias: Given) -> Sequence[Tensor]:
+    """Return query, key and value after their projections, by three weights or one that has all."""
+    if weights is None:
+        assert packed is not None
+        if operands[0] is operands[1] is operands[2]:
+            return F.linear(operands[0], packed, bias).chunk(3, -1)
+        weights = packed.chunk(3)
     biases = [None] * 3 if bias is None else bias.chunk(3)
-    return [F.linear(x, w, b) for x, w, b in zip(operands, weights, biases, strict=True)]
+    return [F.linear(x, w, b) for x, w, b in zip(operands, weights, biases, strict=True) if w is not None]
 
 
-def _mask(given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor | None:
+def _merged(mask: Given, padding: Given, shape: tuple[int, int, int], dtype: torch.dtype) -> Given:
     """Merge attention and padding masks to one that is added to scores ``(batch, heads, L, S)``."""
     batch, rows, columns = shape
-    mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
     if mask is not None:
         if mask.ndim not in (2, 3) or tuple(mask.shape[-2:]) != (rows, columns):
             raise RuntimeError(f"attn_mask must be (..., {rows}, {columns}), not {tuple(mask.shape)}")
         mask = _additive(mask, dtype)
         mask = mask.unsqueeze(0).unsqueeze(0) if mask.ndim == 2 else mask.view(batch, -1, rows, columns)
     if padding is not None:
-        if isinstance(padding, ShardTensor):  # each rank wants all of it, and it has no width
-            padding = padding.full_tensor()
+        padding = plain_of(padding)  # each rank wants all of it, and it has no width
         if tuple(padding.shape) != (batch, columns):
             raise RuntimeError(f"key_padding_mask must be {(batch, columns)}, not {tuple(padding.shape)}")
         padding = _additive(padding, dtype).view(batch, 1, 1, columns)
@@ -69,19 +50,11 @@ def _mask(given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype
     return mask
 
 
-def _with_extra_keys(
-    given: dict[str, Any], key: Tensor, value: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Append the keys and values that every query may attend to: learned ones, and zeros."""
-    for extra in ("bias", "zero"):
-        if not (given["bias_k"] is not None if extra == "bias" else given.get("add_zero_attn")):
-            continue
-        shape = (1, *key.shape[1:])
-        zeros = torch.zeros(shape, dtype=key.dtype, device=key.device)
-        ends = [given["bias_k"].expand(shape), given["bias_v"].expand(shape)] if extra == "bias" else [zeros, zeros]
-        key, value = (torch.cat([x, end]) for x, end in zip((key, value), ends, strict=True))
-        mask = None if mask is None else F.pad(mask, (0, 1))
-    return key, value, mask
+def _with_keys(key: Tensor, value: Tensor, mask: Given, more: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Given]:
+    """Append a key and a value that every query may attend to."""
+    shape = (1, *key.shape[1:])
+    key, value = torch.cat([key, more[0].expand(shape)]), torch.cat([value, more[1].expand(shape)])
+    return key, value, None if mask is None else F.pad(mask, (0, 1))
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,8 +64,8 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
 
 
-@register_op(nested_from_mask)
-def takes_nested_path(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handles(nested_from_mask)
+def takes_nested_path(func: TorchFunction, *args: Tensor) -> bool:
     """Send ``nn.TransformerEncoder`` past its nested tensors, which without autograd give zeros for padded rows."""
     if not torch.is_grad_enabled():
         remedy = "build nn.TransformerEncoder with enable_nested_tensor=False"
@@ -100,40 +73,76 @@ def takes_nested_path(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict
     return False
 
 
-@register_op(F.multi_head_attention_forward)
-def multi_head(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+@handles(F.multi_head_attention_forward)
+def multi_head(
+    func: TorchFunction,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Given,
+    in_proj_bias: Given,
+    bias_k: Given,
+    bias_v: Given,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Given,
+    training: bool = True,
+    key_padding_mask: Given = None,
+    need_weights: bool = True,
+    attn_mask: Given = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Given = None,
+    k_proj_weight: Given = None,
+    v_proj_weight: Given = None,
+    static_k: Given = None,
+    static_v: Given = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Given]:
     """Project, attend and project, as torch does."""
-    given = bind(_NAMES, args, kwargs, training=True, need_weights=True, average_attn_weights=True)
-    _refuse(func, given)
-    batched = given["query"].ndim == 3
+    operands = query, key, value
+    specs = specs_of([*operands, attn_mask, key_padding_mask, in_proj_weight, in_proj_bias, out_proj_weight])
+    if not any(map(is_sharded, operands)):
+        raise unsupported(func, "plain inputs meet sharded masks or parameters", *specs)
+    if static_k is not None or static_v is not None:
+        name = "static_v" if static_k is None else "static_k"
+        raise unsupported(func, f"{name} is not supported", *specs, remedy="build the layer without it")
+    if embed_dim_to_check % num_heads:
+        raise ValueError(f"{num_heads} heads do not divide the width {embed_dim_to_check}")
+    batched = query.ndim == 3
     if not batched:
-        same = given["query"] is given["key"] is given["value"]
-        opened = [given[name].unsqueeze(1) for name in ("query", "key", "value")]
-        given |= dict(zip(("query", "key", "value"), opened[:1] * 3 if same else opened, strict=True))
-        if given.get("key_padding_mask") is not None:
-            given["key_padding_mask"] = given["key_padding_mask"].unsqueeze(0)
-    (rows, batch, width), columns, heads = given["query"].shape, given["key"].shape[0], given["num_heads"]
-    causal = bool(given.get("is_causal"))
-    if causal and given.get("attn_mask") is None:
+        first = query.unsqueeze(1)  # one tensor where all three are: they are projected together
+        opened = [first if x is query else x.unsqueeze(1) for x in (key, value)]
+        operands = first, opened[0], opened[1]
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    (rows, batch, width), columns = operands[0].shape, key.shape[0]
+    if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
-    causal = causal and given.get("key_padding_mask") is None and not given["need_weights"]
-    query, key, value = _projected(given)
-    mask = None if causal else _mask(given, (batch, rows, columns), query.dtype)
-    key, value, mask = _with_extra_keys(given, key, value, mask)
-    query, key, value = (x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3) for x in (query, key, value))
-    dropout = given["dropout_p"] if given["training"] else 0.0
-    weights = None
-    if given["need_weights"]:
+    causal = is_causal and key_padding_mask is None and not need_weights
+    separate = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else None
+    query, key, value = _projected(operands, separate, in_proj_weight, in_proj_bias)
+    mask = None if causal else _merged(attn_mask, key_padding_mask, (batch, rows, columns), query.dtype)
+    if bias_k is not None and bias_v is not None:
+        key, value, mask = _with_keys(key, value, mask, (bias_k, bias_v))
+    if add_zero_attn:
+        zeros = torch.zeros((), dtype=key.dtype, device=key.device)
+        key, value, mask = _with_keys(key, value, mask, (zeros, zeros))
+    query, key, value = (x.reshape(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3) for x in (query, key, value))
+    dropout, weights = dropout_p if training else 0.0, None
+    if need_weights:
         key, value = whole_along(key, -2), whole_along(value, -2)
         scores = query * math.sqrt(1.0 / query.shape[-1]) @ key.transpose(-2, -1)
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
         weights = F.dropout(weights, dropout) if dropout else weights
         attended = weights @ value
-        weights = weights.mean(1) if given["average_attn_weights"] else weights
+        weights = weights.mean(1) if average_attn_weights else weights
     else:
         attended = F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=causal)
     joined = attended.permute(2, 0, 1, 3).reshape(rows, batch, width)
-    result = F.linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+    result = F.linear(joined, out_proj_weight, out_proj_bias)
     if batched:
         return result, weights
     return result.squeeze(1), None if weights is None else weights.squeeze(0)

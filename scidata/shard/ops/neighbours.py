@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,76 +19,85 @@ from scidata.core.bounds import even_sizes
 from scidata.core.index_map import IndexMap
 from scidata.shard.comm.transport import broadcast, gather
 from scidata.shard.graphs.routed import route_edges
-from scidata.shard.op_table import register_op
-from scidata.shard.ops.align import bind, is_sharded, whole_along
+from scidata.shard.op_table import TensorFunction
+from scidata.shard.ops.align import is_sharded, plain_of, whole_along
+from scidata.shard.ops.arguments import handles
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-Search = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+Starts = Tensor | None  # where each cloud of points begins
+Search = Callable[[Tensor, Tensor, Starts, Starts], Tensor]
 
 
-@register_op("pyg.knn")
-def knn(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles("pyg.knn")
+def knn(
+    func: TensorFunction,
+    x: Tensor,
+    y: Tensor,
+    ptr_x: Starts = None,
+    ptr_y: Starts = None,
+    *options: float,
+    **named: float,
+) -> Tensor:
     """Find the nearest ``k`` of ``x`` for each row of ``y``: ``(2, num_edges)``, ids of ``y`` over those of ``x``.
 
     Sharded by edges where the rows of ``y`` are sharded: each rank holds those of its own. Collective: the coordinates
-    of ``x`` are gathered, and the numbers of edges; and what the others lack, where ``x`` and ``y`` are split alike.
+    of ``x`` are gathered, and the numbers of edges; where ``x`` and ``y`` are split alike, also the rows that each rank
+    lacks.
     """
-    given = bind("x y ptr_x ptr_y k cosine num_workers", args, kwargs, ptr_x=None, ptr_y=None)
-    x, y, ptr_x, ptr_y = (given.pop(name) for name in ("x", "y", "ptr_x", "ptr_y"))
-    return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, **given))
+    return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, *options, **named))
 
 
-@register_op("pyg.radius")
-def radius(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles("pyg.radius")
+def radius(
+    func: TensorFunction,
+    x: Tensor,
+    y: Tensor,
+    ptr_x: Starts = None,
+    ptr_y: Starts = None,
+    r: float = 1.0,
+    max_num_neighbors: int = 32,
+    num_workers: int = 1,
+    ignore_same_index: bool = False,
+) -> Tensor:
     """Find up to ``max_num_neighbors`` of ``x`` within ``r`` of each row of ``y``, as ``knn`` does. Collective."""
-    names = "x y ptr_x ptr_y r max_num_neighbors num_workers ignore_same_index"
-    given = bind(names, args, kwargs, ptr_x=None, ptr_y=None, max_num_neighbors=32, ignore_same_index=False)
-    x, y, ptr_x, ptr_y = (given.pop(name) for name in ("x", "y", "ptr_x", "ptr_y"))
-    most, ignore, y = given.pop("max_num_neighbors"), given.pop("ignore_same_index"), _rows(y)
-    if not ignore or not is_sharded(y):
-        given |= {"max_num_neighbors": most, "ignore_same_index": ignore}
-        return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, **given))
+    most, y = max_num_neighbors, _rows(y)
+    if not ignore_same_index or not is_sharded(y):
+        return _edges(x, y, ptr_x, ptr_y, lambda *operands: func(*operands, r, most, num_workers, ignore_same_index))
     # the part's rows have other numbers than in one process: one more is searched for, and the same one dropped here
     limit = most if most < 0 else min(most, x.shape[0]) + 1
-
-    def search(x: Tensor, y: Tensor, ptr_x: Tensor | None, ptr_y: Tensor | None) -> Tensor:
-        return func(x, y, ptr_x, ptr_y, max_num_neighbors=limit, **given)  # type: ignore[no-any-return]
-
+    search: Search = lambda *operands: func(*operands, r, limit, num_workers)  # noqa: E731
     return _edges(x, y, ptr_x, ptr_y, search, lambda edges: _without_same(edges, most))
 
 
-@register_op("pyg.nearest")
-def nearest(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles("pyg.nearest")
+def nearest(func: TensorFunction, x: Tensor, y: Tensor, ptr_x: Starts = None, ptr_y: Starts = None) -> Tensor:
     """Find the nearest of ``y`` for each row of ``x``: ``(num_x,)``, split as ``x``. Collective: ``y`` is gathered."""
-    given = bind("x y ptr_x ptr_y", args, kwargs, ptr_x=None, ptr_y=None)
-    x, y, ptr_x, ptr_y = _rows(given["x"]), *map(_plain, (given["y"], given["ptr_x"], given["ptr_y"]))
+    x, y, ptr_x, ptr_y = _rows(x), _plain(y), _plain_starts(ptr_x), _plain_starts(ptr_y)
     if not is_sharded(x):
-        return func(_plain(x), y, ptr_x, ptr_y)  # type: ignore[no-any-return]
+        return func(_plain(x), y, ptr_x, ptr_y)
     spec = x.spec
-    found = func(_held(x.local), y, ptr_x if ptr_x is None else _own_part(ptr_x, spec), ptr_y)
+    found = func(_held(x.local), y, _own_part(ptr_x, spec), ptr_y)
     return ShardTensor(found, spec.derive(spec.global_shape[:1], spec.dims, spec.sizes))
 
 
-@register_op("pyg.fps", keeps_replicated=True)  # ranks draw otherwise where it is replicated, too
-def fps(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles("pyg.fps", keeps_replicated=True)  # ranks draw otherwise where it is replicated, too
+def fps(func: TensorFunction, src: Tensor, ptr: Starts, ratio: float = 0.5, random_start: bool = True) -> Tensor:
     """Pick rows of each cloud, the farthest from those before it next: ``(num_picked,)`` ids, sharded evenly.
 
     Each pick depends on all before it: coordinates are gathered, and each rank does what one process would. pyg-lib
     draws where to start from the C library's random numbers, which no seed of torch sets and which differ between
     ranks: the first rank's picks are taken. Collective.
     """
-    given = bind("src ptr ratio random_start", args, kwargs, random_start=True)
-    src, ptr = given.pop("src"), given.pop("ptr")
-    picked = func(_plain(src), _plain(ptr), **given)
+    picked = func(_plain(src), _plain_starts(ptr), ratio, random_start)
     if not isinstance(src, ShardTensor):
-        return picked  # type: ignore[no-any-return]
+        return picked
     spec = src.spec
-    if given["random_start"]:
+    if random_start:
         for axis in range(len(spec.axes)):
             broadcast(picked, 0, spec.group(axis))
     if 0 not in spec.sharded:
-        return picked  # type: ignore[no-any-return]
+        return picked
     axis = spec.sharded[0]
     sizes = even_sizes(len(picked), spec.axes[axis].size)
     start = sum(sizes[: spec.coordinate(axis)])
@@ -101,25 +109,31 @@ def fps(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _plain(x: Any) -> Any:
+def _plain(x: Tensor) -> Tensor:
     """Return a tensor whole and without its graph: ids have no gradient."""
-    return _held(x.full_tensor() if isinstance(x, ShardTensor) else x)
+    return _held(plain_of(x))
 
 
-def _held(x: Any) -> Any:
-    """Return what the kernels take: they read rows one after the other, whatever the strides."""
-    return x.detach().contiguous() if isinstance(x, Tensor) else x
+def _plain_starts(ptr: Starts) -> Starts:
+    return None if ptr is None else _plain(ptr)
 
 
-def _rows(x: Any) -> Any:
+def _held(x: Tensor) -> Tensor:
+    """Return a tensor as the kernels take it: they read rows one after the other, whatever the strides."""
+    return x.detach().contiguous()
+
+
+def _rows(x: Tensor) -> Tensor:
     """Gather all dims but the rows."""
     for dim in range(1, len(x.shape)):
         x = whole_along(x, dim)
     return x
 
 
-def _own_part(ptr: Tensor, spec: ShardSpec) -> Tensor:
+def _own_part(ptr: Starts, spec: ShardSpec) -> Starts:
     """Return where each cloud begins among this rank's rows, of which it may have none."""
+    if ptr is None:
+        return None
     start = spec.offsets[0]
     return ptr.clamp(start, start + spec.local_shape[0]) - start
 
@@ -135,20 +149,14 @@ def _without_same(edges: Tensor, most: int) -> Tensor:
 
 
 def _edges(
-    x: Any,
-    y: Any,
-    ptr_x: Tensor | None,
-    ptr_y: Tensor | None,
-    search: Search,
-    then: Callable[[Tensor], Tensor] | None = None,
+    x: Tensor, y: Tensor, ptr_x: Starts, ptr_y: Starts, search: Search, then: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Search for this rank's rows of ``y`` in all of ``x``; ``then`` gets edges in global numbering."""
-    y, ptr_x, ptr_y = _rows(y), _plain(ptr_x), _plain(ptr_y)
+    y, ptr_x, ptr_y = _rows(y), _plain_starts(ptr_x), _plain_starts(ptr_y)
     if not is_sharded(y):
         return search(_plain(x), _plain(y), ptr_x, ptr_y)
     spec = y.spec
-    part = ptr_y if ptr_y is None else _own_part(ptr_y, spec)
-    found = search(_plain(x), _held(y.local), ptr_x, part)
+    found = search(_plain(x), _held(y.local), ptr_x, _own_part(ptr_y, spec))
     edges = found + torch.tensor([[spec.offsets[0]], [0]], device=found.device)
     edges = edges if then is None else then(edges)
     if is_sharded(x) and len(spec.axes) == 1 and (x.spec.dims, x.spec.sizes) == (spec.dims, spec.sizes):

@@ -1,100 +1,121 @@
-"""Normalisation with statistics of the whole tensor: batch, instance and group norm, and vectors of length one."""
+"""Normalisation with statistics of the whole tensor: batch, instance, group, layer and RMS norm, vectors of length one.
+
+One round of communication where a dim that statistics are taken over is sharded.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import register_op, unsupported
-from scidata.shard.ops.align import align_parameters, bind, finish, refuse_out, refuse_plain
-from scidata.shard.ops.arguments import argument, normal_dim
-from scidata.shard.ops.moments import standardized, widened
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
+from scidata.shard.ops.align import align_parameters, finish, plain_of, refuse_plain, to_axis
+from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.moments import mean_of_squares, standardized, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-_STATISTICS = "input running_mean running_var weight bias"
+Given = Tensor | None  # a parameter, or running statistics
 
 
-def _input(func: Any, given: dict[str, Any]) -> ShardTensor:
-    """Return the input; its channels, dim 1, must not be sharded."""
-    x = given["input"]
-    refuse_plain(func, x, *given.values())
+def _scaled(result: Tensor, weight: Given, bias: Given, dtype: torch.dtype) -> Tensor:
+    """Apply parameters that broadcast."""
+    result = result if weight is None else result * weight
+    return (result if bias is None else result + bias).to(dtype)
+
+
+# -- channels ------------------------------------------------------------------------------------------------------
+
+
+def _check_channels(func: TorchFunction, x: ShardTensor, *others: Given) -> None:
+    """Refuse an input whose channels, dim 1, are sharded."""
+    refuse_plain(func, x, *others)
     if x.spec.ndim < 2 or 1 in x.spec.sharded:
         raise unsupported(func, "the channels (dim 1) are sharded, or there are none", x.spec)
-    return x  # type: ignore[no-any-return]
 
 
-def _scaled(result: Tensor, weight: Tensor | None, bias: Tensor | None, local: Tensor) -> Tensor:
-    """Apply the parameters of each channel."""
-    shape = [1, -1, *[1] * (result.ndim - 2)]
-    if weight is not None:
-        result = result * weight.view(shape)
-    if bias is not None:
-        result = result + bias.view(shape)
-    return result.to(local.dtype)
+def _of_channels(x: ShardTensor, weight: Given, bias: Given) -> tuple[Given, Given]:
+    """Return parameters of each channel, whole on each rank, in a shape that broadcasts."""
+    shape = [1, -1, *[1] * (x.spec.ndim - 2)]
+    weight, bias = align_parameters(x, weight, bias)
+    return None if weight is None else weight.view(shape), None if bias is None else bias.view(shape)
 
 
 @torch.no_grad()
-def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
+def _update(running: Given, new: Tensor, momentum: float) -> None:
     if running is not None:
         running.lerp_(new.detach().flatten().to(running.dtype), momentum)
 
 
-@register_op(F.batch_norm, any_order=True)
-def batch_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.batch_norm, any_order=True)
+def batch_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    running_mean: Given,
+    running_var: Given,
+    weight: Given = None,
+    bias: Given = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """Normalise each channel over all other dims. Collective in training; running statistics are one process's."""
-    given = bind(f"{_STATISTICS} training momentum eps", args, kwargs, weight=None, bias=None, training=False)
-    given = {"momentum": 0.1, "eps": 1e-5, **given}
-    x = _input(func, given)
+    _check_channels(func, x, running_mean, running_var, weight, bias)
     spec, local = x.spec, widened(x.local)
-    weight, bias = align_parameters(func, x, given["weight"], given["bias"])
-    if given["training"]:
+    weight, bias = _of_channels(x, weight, bias)
+    if training:
         dims = [d for d in range(spec.ndim) if d != 1]
         count = math.prod(spec.global_shape[d] for d in dims)
         if count == 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         if not count:  # running statistics stay as they are
-            return finish(_scaled(local, weight, bias, x.local), spec)
-        result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
-        _update(given["running_mean"], mean, given["momentum"])
-        _update(given["running_var"], var * (count / (count - 1)), given["momentum"])
+            return finish(_scaled(local, weight, bias, x.dtype), spec)
+        result, mean, var = standardized(local, spec, dims, spec.sharded, eps)
+        _update(running_mean, mean, momentum)
+        _update(running_var, var * (count / (count - 1)), momentum)
     else:
-        shape = [1, -1, *[1] * (spec.ndim - 2)]
-        running = align_parameters(func, x, given["running_mean"], given["running_var"])
-        mean, var = (each.view(shape) for each in running)
-        result = (local - mean) * torch.rsqrt(var + given["eps"])
-    return finish(_scaled(result, weight, bias, x.local), spec)
+        running = _of_channels(x, running_mean, running_var)
+        assert running[0] is not None
+        assert running[1] is not None
+        result = (local - running[0]) * torch.rsqrt(running[1] + eps)
+    return finish(_scaled(result, weight, bias, x.dtype), spec)
 
 
-@register_op(F.instance_norm, any_order=True)
-def instance_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.instance_norm, any_order=True)
+def instance_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    running_mean: Given = None,
+    running_var: Given = None,
+    weight: Given = None,
+    bias: Given = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """Normalise each channel of each sample over the spatial dims; running statistics are means over the batch."""
-    given = bind(f"{_STATISTICS} use_input_stats momentum eps", args, kwargs, running_mean=None, running_var=None)
-    given = {"weight": None, "bias": None, "use_input_stats": True, "momentum": 0.1, "eps": 1e-5, **given}
-    x = _input(func, given)
-    if not given["use_input_stats"]:
-        names = ("running_mean", "running_var", "weight", "bias", "eps")
-        return F.batch_norm(x, **{name: given[name] for name in names}, training=False)
+    _check_channels(func, x, running_mean, running_var, weight, bias)
+    if not use_input_stats:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training=False, eps=eps)
     spec, local = x.spec, widened(x.local)
-    weight, bias = align_parameters(func, x, given["weight"], given["bias"])
+    weight, bias = _of_channels(x, weight, bias)
     dims = list(range(2, spec.ndim))
     count = math.prod(spec.global_shape[d] for d in dims)
     if count <= 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}")
-    result, mean, var = standardized(local, spec, dims, spec.sharded, given["eps"])
-    if given["running_mean"] is not None:
+    result, mean, var = standardized(local, spec, dims, spec.sharded, eps)
+    if running_mean is not None:
         both = torch.stack([_batch_mean(mean, spec), _batch_mean(var, spec) * (count / (count - 1))])
         for axis in [spec.sharded[0]] if 0 in spec.sharded else []:
             both = all_reduce_sum(both, spec.group(axis))
-        _update(given["running_mean"], both[0], given["momentum"])
-        _update(given["running_var"], both[1], given["momentum"])
-    return finish(_scaled(result, weight, bias, x.local), spec)
+        _update(running_mean, both[0], momentum)
+        _update(running_var, both[1], momentum)
+    return finish(_scaled(result, weight, bias, x.dtype), spec)
 
 
 def _batch_mean(value: Tensor, spec: ShardSpec) -> Tensor:
@@ -102,30 +123,97 @@ def _batch_mean(value: Tensor, spec: ShardSpec) -> Tensor:
     return value.detach().flatten(1).sum(0) / spec.global_shape[0]
 
 
-@register_op(F.group_norm, torch.group_norm, any_order=True)
-def group_norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.group_norm, torch.group_norm, any_order=True)
+def group_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    num_groups: int,
+    weight: Given = None,
+    bias: Given = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
     """Normalise groups of channels over themselves and the spatial dims."""
-    given = bind("input num_groups weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
-    x = _input(func, given)
-    spec, groups = x.spec, given["num_groups"]
-    weight, bias = align_parameters(func, x, given["weight"], given["bias"])
-    if spec.global_shape[1] % groups:
-        raise RuntimeError(f"group_norm: {spec.global_shape[1]} channels are no multiple of {groups} groups")
+    _check_channels(func, x, weight, bias)
+    spec = x.spec
+    if spec.global_shape[1] % num_groups:
+        raise RuntimeError(f"group_norm: {spec.global_shape[1]} channels are no multiple of {num_groups} groups")
     if all(d == 0 for d in spec.sharded):
-        return finish(F.group_norm(x.local, groups, weight, bias, given["eps"]), spec)
-    local: Tensor = widened(x.local).unflatten(1, (groups, -1))  # type: ignore[no-untyped-call]
+        return finish(F.group_norm(x.local, num_groups, *align_parameters(x, weight, bias), eps), spec)
+    weight, bias = _of_channels(x, weight, bias)
+    local: Tensor = widened(x.local).unflatten(1, (num_groups, -1))  # type: ignore[no-untyped-call]
     sharded = {d + (d > 1): axis for d, axis in spec.sharded.items()}
-    result = standardized(local, spec, range(2, local.ndim), sharded, given["eps"])[0]
-    return finish(_scaled(result.flatten(1, 2), weight, bias, x.local), spec)
+    result = standardized(local, spec, range(2, local.ndim), sharded, eps)[0]
+    return finish(_scaled(result.flatten(1, 2), weight, bias, x.dtype), spec)
 
 
-@register_op(F.normalize, any_order=True)
-def normalize(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+# -- trailing dims -------------------------------------------------------------------------------------------------
+
+
+def _trailing(func: TorchFunction, x: ShardTensor, shape: int | Sequence[int], *others: Given) -> range:
+    """Return the dims that a norm is taken over."""
+    refuse_plain(func, x, *others)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    first = x.spec.ndim - len(shape)
+    if x.spec.global_shape[first:] != shape or not shape:
+        raise RuntimeError(f"{func.__name__}: normalized_shape {shape} is not the end of {x.spec.global_shape}")
+    return range(first, x.spec.ndim)
+
+
+def _cut(x: ShardTensor, dims: range, parameter: Given) -> Given:
+    """Cut a parameter of the shape of the trailing dims to this rank's part of them."""
+    parameter = plain_of(parameter)
+    if parameter is not None:
+        for d, axis in x.spec.sharded.items():
+            parameter = to_axis(parameter, dims, (d, x.spec.sizes_of(axis)), x.spec, axis)
+    return parameter
+
+
+@handles(F.layer_norm, torch.layer_norm, any_order=True)
+def layer_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    normalized_shape: int | Sequence[int],
+    weight: Given = None,
+    bias: Given = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """Normalise over trailing dims."""
+    dims, spec = _trailing(func, x, normalized_shape, weight, bias), x.spec
+    if spec.sharded.keys().isdisjoint(dims):
+        shape = spec.global_shape[dims.start :]
+        return finish(F.layer_norm(x.local, shape, *align_parameters(x, weight, bias), eps), spec)
+    weight, bias = _cut(x, dims, weight), _cut(x, dims, bias)
+    result = standardized(widened(x.local), spec, dims, spec.sharded, eps)[0]
+    return finish(_scaled(result, weight, bias, x.dtype), spec)
+
+
+@handles(F.rms_norm, torch.rms_norm, any_order=True)
+def rms_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    normalized_shape: int | Sequence[int],
+    weight: Given = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Divide by the root of the mean square over trailing dims."""
+    dims, spec = _trailing(func, x, normalized_shape, weight), x.spec
+    weight = _cut(x, dims, weight)
+    if spec.sharded.keys().isdisjoint(dims):
+        return finish(F.rms_norm(x.local, spec.global_shape[dims.start :], weight, eps), spec)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    local = widened(x.local)
+    result = local * torch.rsqrt(mean_of_squares(local, spec, dims) + eps)
+    return finish(_scaled(result, weight, None, x.dtype), spec)
+
+
+@handles(F.normalize, any_order=True)
+def normalize(
+    func: TensorFunction, x: ShardTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12
+) -> Tensor:
     """Scale vectors along any dims to length one."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    refuse_out(func, kwargs, x.spec)
-    p, dim, eps = (argument(args, kwargs, *which) for which in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12)))
-    dims: Sequence[int] = dim if isinstance(dim, tuple | list) else (dim,)
+    dims = (dim,) if isinstance(dim, int) else dim
     if not any(normal_dim(d, x.spec.ndim) in x.spec.sharded for d in dims):
         return finish(func(x.local, p, dim, eps), x.spec)
     lengths: Tensor = x.norm(p, dim, keepdim=True).clamp_min(eps)

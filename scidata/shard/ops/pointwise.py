@@ -6,7 +6,6 @@ The halo takes part and is kept, as long as nothing requires grad and all sharde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from scidata.core.bounds import window
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import ELEMENTWISE
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, register_op, unsupported
 from scidata.shard.ops.align import Layout, align, finish, operands_of, refuse_out, specs_of, write_to_plain
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -54,13 +53,13 @@ _IN_PLACE = """
 ELEMENTWISE.update(find(_BINARY))
 
 
-def _in_place_of(names: str) -> list[Any]:
+def _in_place_of(names: str) -> list[TorchFunction]:
     """Return the in-place forms of the named functions, where torch has them."""
     return find([n + "_" for n in names.split() if not n.startswith("__")], optional=True)
 
 
 @register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY), any_order=True)
-def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
     if not kwargs and len(args) < 3 and (quick := _same_layout(func, *args)) is not None:
         return quick
@@ -87,15 +86,15 @@ def elementwise(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return finish(result, spec, halo=_common_halo(operands, spec))
 
 
-def _same_layout(func: Any, x: Any, *other: Any) -> Tensor | None:
-    """Do the common cases at little cost: one tensor, alone or with a number, its like or a plain row; no halos."""
+def _same_layout(func: TensorFunction, x: object, *other: object) -> Tensor | None:
+    """Fast path: one ShardTensor, alone or with a number, a tensor of equal layout or a plain row; no halos."""
     if not isinstance(x, ShardTensor) or x.padded is not None or x.halo:
         return None
     if not other:
         return ShardTensor(func(x.local), x.spec)
     (y,) = other
     if y is None:  # x == None
-        return func(x.local, y)  # type: ignore[no-any-return]
+        return func(x.local, y)
     if isinstance(y, int | float):
         return ShardTensor(func(x.local, y), x.spec)
     if isinstance(y, ShardTensor):
@@ -117,11 +116,13 @@ def _lies_inside(shape: Sequence[int], spec: ShardSpec) -> bool:
 
 
 @register_op(torch.where, Tensor.where, any_order=True)
-def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def where(
+    func: TensorFunction, types: object, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]
+) -> Tensor | tuple[Tensor, ...]:
     """``where`` with three arguments; with one it lists where something is."""
     if len(args) + len(kwargs) < 2:
         return torch.nonzero(*args, *kwargs.values(), as_tuple=True)
-    return elementwise(func, types, args, kwargs)
+    return elementwise(func, (), tuple(args), dict(kwargs))
 
 
 @register_op(
@@ -132,12 +133,14 @@ def where(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     keeps_replicated=True,
     any_order=True,
 )
-def elementwise_in_place(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def elementwise_in_place(
+    func: TensorFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Tensor:
     """Write to the first argument's part, and to its halo where all others have one."""
     operands, rebuild = operands_of(args, kwargs)
     target = args[0]
     if not isinstance(target, ShardTensor):
-        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
+        return write_to_plain(func, args, kwargs)
     refuse_write_to_copy(func, target)
     spec = target.spec
     held = _held(operands)
@@ -161,7 +164,7 @@ def _apart(part: Tensor, target: Tensor) -> Tensor:
     return part.clone() if shares_memory(part, target) and not same else part
 
 
-def _broadcast(func: Any, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:
+def _broadcast(func: TensorFunction, operands: Sequence[Tensor]) -> tuple[list[Tensor], Layout, tuple[int, ...]]:
     """Align operands with their dims counted from the right."""
     ndims = [x.spec.ndim if isinstance(x, ShardTensor) else x.ndim for x in operands]
     ndim = max(ndims)

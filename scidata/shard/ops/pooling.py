@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import register_op
-from scidata.shard.ops.align import bind, refuse_plain
+from scidata.shard.op_table import TensorFunction, TorchFunction
+from scidata.shard.ops.align import refuse_plain
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import widened
-from scidata.shard.ops.sliding import Middle, Windows, check_rows, per_dim, row_values, under
+from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.sliding import Middle, Windows, per_dim, row_values
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
 
-_POOLS = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
+Extents = int | Sequence[int]  # of all spatial dims, or of each
+
+_POOLS: tuple[TensorFunction, ...] = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
-_POOLS_WITH_INDICES = (F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices)
+_POOLS_WITH_INDICES: tuple[Callable[..., tuple[Tensor, Tensor]], ...] = (
+    F.max_pool1d_with_indices,
+    F.max_pool2d_with_indices,
+    F.max_pool3d_with_indices,
+)
 
 
-def spatial(func: Any) -> int:
+def spatial(func: TorchFunction) -> int:
     """Return the number of spatial dims from the function's name."""
     return next(n for n in (1, 2, 3) if f"{n}d" in func.__name__)
 
@@ -33,48 +40,53 @@ def _num_out(extent: int, reach: int, stride: int, padding: int, ceil: bool) -> 
     return rows - 1 if ceil and (rows - 1) * stride >= extent + padding else rows
 
 
-def strides(given: dict[str, Any], count: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def placed(
+    count: int, kernel_size: Extents, stride: Extents | None, padding: Extents
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return kernel, stride and padding of each spatial dim."""
-    kernel = per_dim(given["kernel_size"], count)
-    stride = per_dim(given["stride"], count) if given["stride"] not in (None, (), []) else kernel
-    return kernel, stride, per_dim(given["padding"], count)
+    kernel, pad = per_dim(kernel_size, count), per_dim(padding, count)
+    for width, size in zip(pad, kernel, strict=True):
+        if width > size // 2:
+            raise RuntimeError(f"pad should be at most half of kernel size, but got pad={width}, kernel_size={size}")
+    return kernel, per_dim(stride, count) if stride not in (None, (), []) else kernel, pad
 
 
 # -- windows of fixed size -----------------------------------------------------------------------------------------
 
 
-@register_op(*_POOLS, *_POOLS_BY_FLAG, *_POOLS_WITH_INDICES)
-def max_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Maximum of each window; indices are those of the whole tensor."""
-    names = "input kernel_size stride padding dilation ceil_mode return_indices"
-    given = bind(names, args, kwargs, stride=None, padding=0, dilation=1, ceil_mode=False)
-    with_indices = func in _POOLS_WITH_INDICES or given.get("return_indices", False)
-    x, count, ceil = given["input"], spatial(func), bool(given["ceil_mode"])
+@handles(*_POOLS, *_POOLS_BY_FLAG, *_POOLS_WITH_INDICES)
+def max_pool(
+    func: TensorFunction,
+    x: ShardTensor,
+    kernel_size: Extents,
+    stride: Extents | None = None,
+    padding: Extents = 0,
+    dilation: Extents = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maximum of each window; indices are those of the whole tensor.
+
+    torch's kernel numbers the elements of the rows that this rank has fetched: it says place 3 of rows 5 to 9. These
+    numbers are taken apart by dim, moved by the first row, here to row 8, and put together by the whole extents.
+    """
     refuse_plain(func, x)
-    spec = x.spec
-    kernel, stride, padding = strides(given, count)
-    dilation = per_dim(given["dilation"], count)
+    with_indices, count, spec = return_indices or "indices" in func.__name__, spatial(func), x.spec
+    kernel, stride, padding = placed(count, kernel_size, stride, padding)
+    dilation = per_dim(dilation, count)
     first, windows, left, starts = spec.ndim - count, Windows(x), list(padding), [0] * count
     windows.keep(range(first))
     for s in range(count):
         d, reach = first + s, dilation[s] * (kernel[s] - 1) + 1
-        extent = spec.global_shape[d]
-        num_out = _num_out(extent, reach, stride[s], padding[s], ceil)
-        check_rows(func, num_out, extent, spec)
-        if padding[s] > kernel[s] // 2:
-            raise RuntimeError(f"pad should be at most half of kernel size, but got pad={padding[s]}, {kernel[s]}")
-        if d not in spec.sharded:
-            windows.shape[d] = num_out
-            continue
-        middle = Middle(times=stride[s], plus=(reach - 1) // 2 - padding[s])
-        start, _ = windows.slide(d, num_out, middle, under(stride[s], padding[s], reach, extent), reach)
-        starts[s], left[s] = start * stride[s] - padding[s], 0
+        num_out = _num_out(spec.global_shape[d], reach, stride[s], padding[s], ceil_mode)
+        if windows.resize(func, d, num_out):
+            start, _ = windows.slide_under(d, num_out, reach, stride[s], padding[s])
+            starts[s], left[s] = start * stride[s] - padding[s], 0
     local = windows.fetch(float("-inf"))
-    options: dict[str, Any] = {"stride": stride, "padding": tuple(left), "dilation": dilation, "ceil_mode": ceil}
     filled = any(rows[0] == FILLED for d in windows.wanted for runs in windows.wanted[d] for rows in runs)
     if not (with_indices or filled):
-        return windows.finish(_POOLS[count - 1](local, kernel, **options))
-    result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, **options)
+        return windows.finish(_POOLS[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode))
+    result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode)
     places = list(torch.unravel_index(indices, local.shape[first:]))
     if filled:  # where all is -inf, torch takes the first row of the window, and no padding
         masked = result.detach() == -math.inf
@@ -101,33 +113,34 @@ def _at(local: Tensor, places: Sequence[Tensor], first: int) -> Tensor:
     return local.flatten(first).gather(-1, flat.flatten(first)).view(flat.shape)
 
 
-@register_op(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
-def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+def avg_pool(
+    func: TensorFunction,
+    x: ShardTensor,
+    kernel_size: Extents,
+    stride: Extents | None = None,
+    padding: Extents = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
     """Mean of each window: sums of the rows in it, over torch's count of them."""
-    names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-    given = bind(names, args, kwargs, stride=None, padding=0, ceil_mode=False, count_include_pad=True)
-    x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    spec = x.spec
-    kernel, stride, padding = strides(given, count)
+    count, spec = spatial(func), x.spec
+    kernel, stride, padding = placed(count, kernel_size, stride, padding)
     first, windows, divisors = spec.ndim - count, Windows(x), []
     windows.keep(range(first))
-    for s in range(count):
-        d = first + s
-        extent, k, step, pad = spec.global_shape[d], kernel[s], stride[s], padding[s]
-        num_out = _num_out(extent, k, step, pad, bool(given["ceil_mode"]))
-        check_rows(func, num_out, extent, spec)
-        if pad > k // 2:
-            raise RuntimeError(f"pad should be at most half of kernel size, but got pad={pad} and kernel_size={k}")
-        middle = Middle(times=step, plus=(k - 1) // 2 - pad)
-        start, rows = windows.slide(d, num_out, middle, under(step, pad, k, extent), k)
-        lowest, highest = (-pad, extent + pad) if given["count_include_pad"] else (0, extent)
+    for s, (k, step, pad) in enumerate(zip(kernel, stride, padding, strict=True)):
+        extent = spec.global_shape[first + s]
+        num_out = _num_out(extent, k, step, pad, ceil_mode)
+        windows.resize(func, first + s, num_out)
+        start, rows = windows.slide_under(first + s, num_out, k, step, pad)
+        lowest, highest = (-pad, extent + pad) if count_include_pad else (0, extent)
         begins = [o * step - pad for o in range(start, start + max(rows, 1))]
         divisors.append([min(b + k, highest) - max(b, lowest) for b in begins])
     total = _window_sums(widened(windows.fetch()), kernel, stride)
-    override = given.get("divisor_override")
-    if override is not None:
-        total = total / override
+    if divisor_override is not None:
+        total = total / divisor_override
     elif all(set(counts) == {k} for counts, k in zip(divisors, kernel, strict=True)):
         total = total / math.prod(kernel)
     else:
@@ -136,19 +149,26 @@ def avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return windows.finish(total.to(x.dtype))
 
 
-@register_op(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
-def lp_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
+def lp_pool(
+    func: TensorFunction,
+    x: Tensor,
+    norm_type: float,
+    kernel_size: Extents,
+    stride: Extents | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:
     """Root of the sum of powers of each window."""
-    given = bind("input norm_type kernel_size stride ceil_mode", args, kwargs, stride=None, ceil_mode=False)
-    x, power, how = given["input"], given["norm_type"], {"stride": given["stride"], "ceil_mode": given["ceil_mode"]}
     refuse_plain(func, x)
     count = spatial(func)
-    if math.isinf(power):
-        sign = math.copysign(1, power)
-        return sign * _POOLS_BY_FLAG[count - 1](sign * x.abs(), given["kernel_size"], **how)  # type: ignore[no-any-return]
-    mean: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[count - 1](x.pow(power), given["kernel_size"], **how)
-    size = math.prod(per_dim(given["kernel_size"], count))
-    return (torch.sign(mean) * F.relu(torch.abs(mean)) * size).pow(1.0 / power)
+    if math.isinf(norm_type):
+        sign = math.copysign(1, norm_type)
+        largest: TensorFunction = _POOLS_BY_FLAG[count - 1]
+        return sign * largest(sign * x.abs(), kernel_size, stride, ceil_mode=ceil_mode)
+    average: TensorFunction = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[count - 1]
+    mean = average(x.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)
+    size = math.prod(per_dim(kernel_size, count))
+    return (torch.sign(mean) * F.relu(torch.abs(mean)) * size).pow(1.0 / norm_type)
 
 
 def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
@@ -163,7 +183,7 @@ def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) ->
 # -- windows that divide a dim into so many ------------------------------------------------------------------------
 
 
-def out_extents(x: ShardTensor, output_size: Any, count: int) -> list[int]:
+def out_extents(x: ShardTensor, output_size: int | Sequence[int | None] | None, count: int) -> list[int]:
     """Return the extents that adaptive pooling gives the spatial dims; None keeps one."""
     asked = [output_size] * count if output_size is None or isinstance(output_size, int) else list(output_size)
     asked = asked * count if len(asked) == 1 else asked
@@ -206,7 +226,7 @@ def spread_windows(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -
     return spread, extra.view([1] * dim + list(extra.shape) + [1] * (local.ndim - dim - 1))
 
 
-def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
+def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Tensor:
     if num_out == 1:
         return x.mean(dim, keepdim=True)
     windows, bounds = adaptive_windows(x, dim, num_out)
@@ -215,10 +235,8 @@ def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Any:
     return windows.finish((total / row_values([stop - start for start, stop in bounds], dim, total)).to(x.dtype))
 
 
-def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], kept: Sequence[int]) -> Any:
+def _unsharded(x: ShardTensor, function: TensorFunction, extents: Sequence[int], kept: Sequence[int]) -> Tensor:
     """Pool the dims that are not sharded with torch's function; the sharded ones are windows of one row to it."""
-    if not isinstance(x, ShardTensor) or x.spec.is_replicated:
-        return function(x, tuple(extents))
     spec = x.spec
     first, windows = spec.ndim - len(extents), Windows(x)
     sizes = [n if first + s not in kept else None for s, n in enumerate(extents)]
@@ -233,21 +251,19 @@ def _unsharded(x: Any, function: Callable[..., Tensor], extents: Sequence[int], 
     return windows.finish(result)
 
 
-def adaptive_average(func: Any, x: ShardTensor, extents: Sequence[int], pool: Callable[..., Tensor]) -> Tensor:
+def adaptive_average(x: ShardTensor, extents: Sequence[int], pool: TensorFunction) -> Tensor:
     """Average over adaptive windows, dim by dim; one row of a sharded dim is its mean, on every rank."""
     first = x.spec.ndim - len(extents)
     kept = [d for d in range(first, x.spec.ndim) if d in x.spec.sharded]
-    result: Any = _unsharded(x, pool, extents, kept)
+    result = _unsharded(x, pool, extents, kept)
     for d in kept:
         if extents[d - first] != x.spec.global_shape[d]:
-            result = _average_dim(result, d, extents[d - first])
-    return result  # type: ignore[no-any-return]
+            result = _average_dim(as_sharded(result, x.spec), d, extents[d - first])
+    return result
 
 
-@register_op(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
-def adaptive_avg_pool(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+def adaptive_avg_pool(func: TensorFunction, x: ShardTensor, output_size: int | Sequence[int | None] | None) -> Tensor:
     """Mean of windows that divide each dim into so many."""
-    given = bind("input output_size", args, kwargs)
-    x, count = given["input"], spatial(func)
     refuse_plain(func, x)
-    return adaptive_average(func, x, out_extents(x, given["output_size"], count), func)
+    return adaptive_average(x, out_extents(x, output_size, spatial(func)), func)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from scidata.shard.op_table import find
-from scidata.shard.ops.arguments import normal_dim
-from scidata.shard.ops.derived import composed, several
+from scidata.shard.ops.arguments import handles, normal_dim, several
 
 _BOTH = (torch, Tensor)
 
@@ -19,14 +18,14 @@ def _letters(count: int, start: int = 0) -> str:
     return "".join(chr(ord("a") + i) for i in range(start, start + count))
 
 
-@composed(torch.tensordot)
-def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+@handles(torch.tensordot)
+def tensordot(a: Tensor, b: Tensor, dims: int | Tensor | Sequence[int | Sequence[int]] = 2) -> Tensor:
     """Sum products over dims of both."""
     if isinstance(dims, int):
         left, right = list(range(len(a.shape) - dims, len(a.shape))), list(range(dims))
     else:
-        given = dims.tolist() if isinstance(dims, Tensor) else dims
-        left, right = ([*d] if isinstance(d, tuple | list) else [d] for d in given)
+        given: Sequence[int | Sequence[int]] = dims.tolist() if isinstance(dims, Tensor) else dims
+        left, right = ([d] if isinstance(d, int) else [*d] for d in given)
     left, right = [normal_dim(d, len(a.shape)) for d in left], [normal_dim(d, len(b.shape)) for d in right]
     pairs = [(d, e) for d, e in zip(left, right, strict=True) if a.shape[d] != b.shape[e]]
     for d, e in pairs:  # one of them has one row, which goes with all of the other
@@ -42,7 +41,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     return torch.einsum(f"{ours},{''.join(theirs)}->{''.join(out)}", a, b)
 
 
-@composed(*find("inner", namespaces=_BOTH))
+@handles(*find("inner", namespaces=_BOTH))
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """Products summed over the last dim of both."""
     if not len(input.shape) or not len(other.shape):
@@ -50,13 +49,13 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return cast("Tensor", torch.tensordot(input, other, dims=([-1], [-1])))
 
 
-@composed(*find("vdot", namespaces=_BOTH))
+@handles(*find("vdot", namespaces=_BOTH))
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Product of two rows, the first conjugated."""
     return torch.dot(input.conj(), other) if input.is_complex() else torch.dot(input, other)
 
 
-@composed(torch.linalg.vecdot)
+@handles(torch.linalg.vecdot)
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Products of rows along a dim, the first conjugated."""
     if not (x.is_floating_point() or x.is_complex()):
@@ -66,7 +65,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     return ((x.conj() if x.is_complex() else x) * y).sum(dim)
 
 
-@composed(*find("kron", namespaces=_BOTH))
+@handles(*find("kron", namespaces=_BOTH))
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product."""
     ndim = max(len(input.shape), len(other.shape))
@@ -77,7 +76,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (left * second.reshape([n for extent in second.shape for n in (1, extent)])).reshape(shape)
 
 
-@composed(torch.linalg.multi_dot)
+@handles(torch.linalg.multi_dot)
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Product of several matrices; the first and the last may be rows."""
     result = tensors[0]
@@ -86,13 +85,13 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     return result
 
 
-@composed(torch.chain_matmul)
-def chain_matmul(*matrices: Any) -> Tensor:
+@handles(torch.chain_matmul)
+def chain_matmul(*matrices: Tensor | Sequence[Tensor]) -> Tensor:
     """Product of several matrices."""
     return cast("Tensor", torch.linalg.multi_dot(several(matrices)))
 
 
-@composed(torch.linalg.cross, any_order=True)
+@handles(torch.linalg.cross, any_order=True)
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Cross product of vectors along a dim of three."""
     dim = normal_dim(dim, len(input.shape))
@@ -104,7 +103,7 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     return result
 
 
-@composed(*find("cross", namespaces=_BOTH), any_order=True)
+@handles(*find("cross", namespaces=_BOTH), any_order=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Cross product along a dim of three, by default the first such."""
     if dim is None:
@@ -114,13 +113,13 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return cast("Tensor", torch.linalg.cross(input, other, dim=dim))
 
 
-@composed(*find("dist", namespaces=_BOTH))
+@handles(*find("dist", namespaces=_BOTH))
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """Norm of the difference."""
     return cast("Tensor", torch.linalg.vector_norm(input - other, p))
 
 
-@composed(*find("renorm", namespaces=_BOTH))
+@handles(*find("renorm", namespaces=_BOTH))
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
     rest = [d for d in range(len(input.shape)) if d != normal_dim(dim, len(input.shape))]
@@ -132,7 +131,7 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     return (input.to(wide) * torch.where(large, maxnorm / (norm + 1e-7), 1.0)).to(input.dtype)
 
 
-@composed(torch.vander)
+@handles(torch.vander)
 def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: N803
     """Powers of each element, the highest first."""
     count = len(x) if N is None else N
@@ -140,15 +139,15 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     return torch.stack(powers, 1) if powers else x.unsqueeze(1)[:, :0]
 
 
-@composed(torch.linalg.vander)
+@handles(torch.linalg.vander)
 def linalg_vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
     """Powers of each element, the lowest first."""
     return torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1)
 
 
-@composed(*find("cov", namespaces=_BOTH))
+@handles(*find("cov", namespaces=_BOTH))
 def cov(
-    input: Tensor, *, correction: Any = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+    input: Tensor, *, correction: float | Tensor = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
     """Covariances of variables, the rows, over observations, the columns."""
     if input.dtype == torch.bool:
@@ -157,7 +156,7 @@ def cov(
         raise RuntimeError(f"cov: aweights must be floating point, not {aweights.dtype}")
     x = input if len(input.shape) > 1 else input.unsqueeze(0)
     given = [w for w in (fweights, aweights) if w is not None]
-    count: Any = x.shape[1]
+    count: int | Tensor = x.shape[1]
     if given:
         weights = given[0] * given[1] if len(given) > 1 else given[0]
         total = weights.sum()
@@ -176,7 +175,7 @@ def cov(
     return result.squeeze()
 
 
-@composed(*find("corrcoef", namespaces=_BOTH))
+@handles(*find("corrcoef", namespaces=_BOTH))
 def corrcoef(input: Tensor) -> Tensor:
     """Correlations of variables, the rows."""
     covariance = torch.cov(input)
@@ -187,8 +186,8 @@ def corrcoef(input: Tensor) -> Tensor:
     return result if result.is_complex() else result.clamp(-1, 1)
 
 
-@composed(*find("aminmax", namespaces=_BOTH))
-def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+@handles(*find("aminmax", namespaces=_BOTH))
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Smallest and largest elements."""
     dims = () if dim is None else dim
     low, high = input.amin(dims, keepdim=keepdim), input.amax(dims, keepdim=keepdim)

@@ -5,137 +5,154 @@ A layer whose time is sharded is brought to the batch, where that is free, and i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
-from scidata.shard.comm.sums import replicate_parameters
-from scidata.shard.op_table import register_op, unsupported
+from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import (
-    Layout,
     align,
-    bind,
     finish,
     is_sharded,
+    meet_shards,
+    plain_of,
     spec_of_layout,
     specs_of,
     to_layout,
     whole_along,
 )
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.spec import ShardSpec
-from scidata.shard.tensor import ShardTensor
+
+States = Tensor | Sequence[Tensor]  # hidden ones; of an LSTM those of its cells, too
+Results = Tensor | tuple[Tensor, ...]
+Parameters = Sequence[Tensor | None]
 
 
-def _whole(values: Sequence[Any]) -> list[Any]:
-    return [x.full_tensor() if isinstance(x, ShardTensor) else x for x in values]
+def _by_rows(
+    func: Callable[..., Results],
+    operands: Sequence[Tensor],
+    labels: Sequence[Sequence[Hashable]],
+    parameters: Parameters,
+    run: Callable[[Tensor, States, Parameters], Results],
+    out: Sequence[Hashable],
+) -> tuple[Tensor, ...]:
+    """Run a function of an input, states and parameters on each rank's rows; each result has the labels ``out``.
 
-
-def _shared(parameters: Sequence[Any], layout: Layout, spec: ShardSpec) -> list[Any]:
-    """Say that plain parameters meet the shards of a layout: their gradients are summed over its axes."""
-    result = _whole(parameters)
-    learned = [i for i, p in enumerate(result) if p is not None and p.requires_grad]
+    ``out`` has the label ``"row"``, which may be sharded, and others that no operand is sharded along.
+    """
+    several = func in (torch.lstm, torch.lstm_cell)
+    if not any(map(is_sharded, operands)):
+        plain, weights = [plain_of(x) for x in operands], [plain_of(p) for p in parameters]
+        found = run(plain[0], plain[1:] if several else plain[1], weights)
+        return (found,) if isinstance(found, Tensor) else found
+    spec = specs_of(operands)[0]
+    locals_, layout, _ = align(func, operands, labels)
     groups = [spec.group(axis) for axis, entry in enumerate(layout) if entry is not None]
-    if learned and groups:
-        for i, p in zip(learned, replicate_parameters([result[i] for i in learned], groups), strict=True):
-            result[i] = p
-    return result
+    found = run(locals_[0], locals_[1:] if several else locals_[1], meet_shards(parameters, groups))
+    results = (found,) if isinstance(found, Tensor) else found
+    rows, place = operands[0].shape[list(labels[0]).index("row")], out.index("row")
+    shapes = [(*part.shape[:place], rows, *part.shape[place + 1 :]) for part in results]
+    return tuple(
+        finish(part, spec_of_layout(layout, out, shape, spec)) for part, shape in zip(results, shapes, strict=True)
+    )
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------
 
 
-@register_op(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
-def cell(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+def cell(
+    func: Callable[..., Results],
+    x: Tensor,
+    hx: States,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Results:
     """Do one step, row by row; features are gathered where they are sharded."""
-    given = bind("input hx w_ih w_hh b_ih b_hh", args, kwargs, b_ih=None, b_hh=None)
-    several = func is torch.lstm_cell
-    states = given["hx"] if several else [given["hx"]]
-    operands = [whole_along(x, -1) for x in (given["input"], *states)]
-    parameters = [given[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")]
-    if any(len(x.shape) != 2 for x in operands) or len({x.shape[0] for x in operands}) > 1:
-        raise RuntimeError(f"{func.__name__}: rows of {[tuple(x.shape) for x in operands]} do not fit")
-    if not any(map(is_sharded, operands)):
-        plain = _whole(operands)
-        return func(plain[0], plain[1:] if several else plain[1], *_whole(parameters))
-    labels: list[list[Hashable]] = [["row", i] for i, _ in enumerate(operands)]
-    locals_, layout, _ = align(func, operands, labels)
-    spec = specs_of(operands)[0]
-    weights = _shared(parameters, layout, spec)
-    found = func(locals_[0], locals_[1:] if several else locals_[1], *weights)
-    new = spec_of_layout(layout, ["row", "state"], tuple(operands[1].shape), spec)
-    return tuple(finish(x, new) for x in found) if several else finish(found, new)
+    states = [hx] if isinstance(hx, Tensor) else hx
+    operands = [whole_along(each, -1) for each in (x, *states)]
+    if any(len(each.shape) != 2 for each in operands) or len({each.shape[0] for each in operands}) > 1:
+        raise RuntimeError(f"{func.__name__}: rows of {[tuple(each.shape) for each in operands]} do not fit")
+    labels = [["row", i] for i, _ in enumerate(operands)]
+
+    def run(x: Tensor, states: States, weights: Parameters) -> Results:
+        return func(x, states, *weights)
+
+    found = _by_rows(func, operands, labels, (w_ih, w_hh, b_ih, b_hh), run, ["row", "state"])
+    return found[0] if isinstance(hx, Tensor) else found
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------
 
-_NAMES = "input hx params has_biases num_layers dropout train bidirectional batch_first"
+
+class _How(NamedTuple):
+    """Options of layers, in torch's order."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
 
 
-@register_op(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-def layers(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def layers(
+    func: Callable[..., Results], x: Tensor, hx: States, params: Parameters, has_biases: bool, *options: bool
+) -> tuple[Tensor, ...]:
     """Run layers over time. Collective where time or features are sharded."""
-    given = bind(_NAMES, args, kwargs)
-    x, params = given["input"], given["params"]
-    if not isinstance(given["has_biases"], bool):
-        raise unsupported(func, "packed sequences", *specs_of([*args]), remedy="pad them")
-    states = [*given["hx"]] if func is torch.lstm else [given["hx"]]
-    if given["batch_first"]:
-        output, *last = _run(func, x.transpose(0, 1), states, params, given)
+    if not isinstance(has_biases, bool):
+        raise unsupported(func, "packed sequences", *specs_of([x, hx, params, has_biases]), remedy="pad them")
+    how, states = _How(has_biases, *options), [hx] if isinstance(hx, Tensor) else [*hx]
+    if how.batch_first:
+        output, *last = _run(func, x.transpose(0, 1), states, params, how)
         return output.transpose(0, 1), *last
-    return _run(func, x, states, params, given)
+    return _run(func, x, states, params, how)
 
 
-def _run(func: Any, x: Any, states: list[Any], params: Sequence[Any], given: dict[str, Any]) -> tuple[Any, ...]:
+def _run(
+    func: Callable[..., Results], x: Tensor, states: Sequence[Tensor], params: Parameters, how: _How
+) -> tuple[Tensor, ...]:
     """Run layers on ``(time, batch, features)``; one by one where numbers are drawn between them."""
-    count, drop = int(given["num_layers"]), given["dropout"] if given["train"] else 0.0
+    count, drop = how.num_layers, how.dropout if how.train else 0.0
     if not drop or count == 1:
-        return _together(func, x, states, params, given, count)
-    each, directions = len(params) // count, 2 if given["bidirectional"] else 1
+        return _together(func, x, states, params, how)
+    each, directions = len(params) // count, 2 if how.bidirectional else 1
     last = []
     for i in range(count):
         own = [s[i * directions : (i + 1) * directions] for s in states]
         x = x if i == 0 else F.dropout(x, drop)
-        x, *ends = _together(func, x, own, params[i * each : (i + 1) * each], given, 1)
+        x, *ends = _together(func, x, own, params[i * each : (i + 1) * each], how._replace(num_layers=1))
         last.append(ends)
     return x, *(torch.cat(list(ends)) for ends in zip(*last, strict=True))
 
 
 def _together(
-    func: Any, x: Any, states: list[Any], params: Sequence[Any], given: dict[str, Any], count: int
-) -> tuple[Any, ...]:
+    func: Callable[..., Results], x: Tensor, states: Sequence[Tensor], params: Parameters, how: _How
+) -> tuple[Tensor, ...]:
     if len(x.shape) != 3 or any(len(s.shape) != 3 or s.shape[1] != x.shape[1] for s in states):
         raise RuntimeError(f"{func.__name__}: {[tuple(o.shape) for o in (x, *states)]} do not fit together")
     x = whole_along(x, -1)
     states = [whole_along(whole_along(s, 0), -1) for s in states]
     time = x.spec if is_sharded(x) and 0 in x.spec.sharded else None
-    operands = [_by_batch(x), *states]
-    flags = given["has_biases"], count, 0.0, given["train"], given["bidirectional"], False
-    if not any(map(is_sharded, operands)):
-        plain = _whole(operands)
-        result = func(plain[0], plain[1:] if func is torch.lstm else plain[1], _whole(params), *flags)
-    else:
-        labels: list[list[Hashable]] = [
-            ["time", "row", "in"],
-            *([f"layer {i}", "row", i] for i, _ in enumerate(states)),
-        ]
-        locals_, layout, _ = align(func, operands, labels)
-        spec = specs_of(operands)[0]
-        weights = _shared(params, layout, spec)
-        found = func(locals_[0], locals_[1:] if func is torch.lstm else locals_[1], weights, *flags)
-        result = tuple(_of_batch(part, layout, x.shape[1], spec) for part in found)
-    return (result[0] if time is None else _by_time(result[0], time)), *result[1:]
+    labels: list[list[Hashable]] = [["time", "row", "in"], *([f"layer {i}", "row", i] for i, _ in enumerate(states))]
+
+    def run(x: Tensor, states: States, weights: Parameters) -> Results:
+        return func(x, states, weights, *how._replace(dropout=0.0, batch_first=False))
+
+    output, *ends = _by_rows(func, [_by_batch(x), *states], labels, params, run, ["first", "row", "last"])
+    return output if time is None else _by_time(output, time), *ends
 
 
-def _of_batch(part: Tensor, layout: Layout, rows: int, spec: ShardSpec) -> Tensor:
-    return finish(part, spec_of_layout(layout, ["first", "row", "last"], (part.shape[0], rows, part.shape[2]), spec))
-
-
-def _by_batch(x: Any) -> Any:
+def _by_batch(x: Tensor) -> Tensor:
     """Bring the mesh axis that shards time to the batch, or gather it where another axis shards that."""
     if not is_sharded(x) or 0 not in x.spec.sharded:
         return x
@@ -147,6 +164,6 @@ def _by_batch(x: Any) -> Any:
     return to_layout(x, spec.derive(spec.global_shape, dims, sizes))
 
 
-def _by_time(output: Any, time: ShardSpec) -> Any:
+def _by_time(output: Tensor, time: ShardSpec) -> Tensor:
     """Split the output as the input was."""
     return to_layout(as_sharded(output, time), time.derive(tuple(output.shape), time.dims, time.sizes))

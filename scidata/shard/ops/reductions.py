@@ -7,9 +7,8 @@ element, NaN propagates and gradients follow by composition. A result that is re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +16,9 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import dims_of, finish, numbered_alike, operands_of, refuse_out, specs_of
+from scidata.shard.op_table import TensorFunction, find, unsupported
+from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import deviations, weighted, widened
 from scidata.shard.ops.reduced import of_norm, of_prod
 from scidata.shard.spec import ShardSpec
@@ -26,30 +26,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
 
 _BOTH = (torch, Tensor)
-_Reduce = Callable[..., Tensor]  # of a tensor, dim and keepdim
-
-
-def _options(names: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Bind arguments after the first by name; ``axis`` and ``keepdims`` are NumPy's names."""
-    bound = dict(zip(names.split(), args[1:], strict=False))
-    alias = {"axis": "dim", "keepdims": "keepdim"}
-    return {**bound, **{alias.get(name, name): value for name, value in kwargs.items() if name != "input"}}
-
-
-def _input(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShardTensor:
-    x = args[0] if args else kwargs["input"]
-    refuse_out(func, kwargs, *specs_of([x]))
-    if not isinstance(x, ShardTensor) or any(isinstance(other, ShardTensor) for other in args[1:]):
-        raise unsupported(func, "several sharded arguments", *specs_of(operands_of(args, kwargs)[0]))
-    return x
-
-
-def _parsed(
-    func: Any, names: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[ShardTensor, dict[str, Any], tuple[int, ...], bool]:
-    """Return the input, the other arguments by name, the dims that are reduced, and whether they stay."""
-    x, options = _input(func, args, kwargs), _options(names, args, kwargs)
-    return x, options, dims_of(func, options.get("dim"), x.spec), bool(options.get("keepdim"))
+Extreme = Callable[..., tuple[Tensor, Tensor]]  # torch.max or torch.min along a dim
 
 
 def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
@@ -75,7 +52,7 @@ def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) ->
     return finish(_drop(kept, dims, keepdim), _reduced_spec(x.spec, dims, keepdim))
 
 
-def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: _Reduce) -> Tensor:
+def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: TensorFunction) -> Tensor:
     """Reduce one dim, kept with extent 1: locally, then over the ranks that have any rows of it."""
     axis = x.spec.axis_of_dim(dim)
     rows = () if axis is None else tuple(int(size > 0) for size in x.spec.sizes_of(axis))
@@ -86,24 +63,22 @@ def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: _Reduce) -> Ten
     return reduce(all_gather_v(local, rows, dim, x.spec.group(axis)), dim=dim, keepdim=True)
 
 
-def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: _Reduce) -> Tensor:
+def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: TensorFunction) -> Tensor:
     """Reduce several dims one by one, for reductions that allow it. Dims that are not sharded first."""
     for dim in sorted(dims, key=lambda d: d in x.spec.sharded):
         local = _over_ranks(x, local, dim, reduce)
     return local
 
 
-def _sum_kept(x: ShardTensor, local: Tensor, dims: Sequence[int], add: Callable[..., Tensor] = torch.sum) -> Tensor:
+def _sum_kept(x: ShardTensor, local: Tensor, dims: Sequence[int], add: TensorFunction = torch.sum) -> Tensor:
     """Sum a tensor of the layout of ``x``; the reduced dims stay, with extent 1."""
-    total = add(local, tuple(dims), keepdim=True) if dims else local
+    total = add(local, dim=tuple(dims), keepdim=True) if dims else local
     for axis in _axes(x.spec, dims):
         total = all_reduce_sum(total, x.spec.group(axis))
     return total
 
 
-def _weighted(
-    x: ShardTensor, local: Tensor, value: Tensor, dims: Sequence[int], weights: Callable[..., Tensor]
-) -> Tensor:
+def _weighted(x: ShardTensor, local: Tensor, value: Tensor, dims: Sequence[int], weights: TensorFunction) -> Tensor:
     """Give a value that was computed without autograd its derivatives by each element: ``weights(part, value)``."""
     return weighted(local, value, weights, dims, [x.spec.group(axis) for axis in _axes(x.spec, dims)], by_value=True)
 
@@ -120,39 +95,37 @@ def _count(spec: ShardSpec, dims: Sequence[int]) -> int:
 # -- sums and means ------------------------------------------------------------------------------------------------
 
 
-def _wide(local: Tensor, dtype: torch.dtype | None, *, integers: bool) -> tuple[Tensor, torch.dtype]:
+def _wide(local: Tensor, dtype: Dtype, *, integers: bool) -> tuple[Tensor, torch.dtype]:
     """Return the tensor in the dtype to add in, and the dtype of the result. 16-bit floats are added in float32."""
     out = dtype or (torch.int64 if integers and not (local.is_floating_point() or local.is_complex()) else local.dtype)
     return widened(local.to(out)), out
 
 
-def _here(func: Any, x: ShardTensor, options: Mapping[str, Any], dims: Sequence[int], keepdim: bool) -> Any:
-    """Reduce dims that are not sharded: torch's own function on the part."""
-    found, new = func(x.local, **options), _reduced_spec(x.spec, dims, keepdim)
-    return tuple(finish(each, new) for each in found) if isinstance(found, tuple) else finish(found, new)
-
-
-@register_op(*find("sum nansum", namespaces=_BOTH), any_order=True)
-def sum_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("sum nansum", namespaces=_BOTH), any_order=True)
+def sum_(
+    func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
+) -> Tensor:
     """Sum over any dims."""
-    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
+    dims = dims_of(dim, x.spec)
     if not _axes(x.spec, dims):
-        return _here(func, x, options, dims, keepdim)
-    local, dtype = _wide(x.local, options.get("dtype"), integers=True)
+        return finish(func(x.local, dims, keepdim, dtype=dtype), _reduced_spec(x.spec, dims, keepdim))
+    local, out = _wide(x.local, dtype, integers=True)
     add = torch.nansum if "nansum" in func.__name__ else torch.sum
-    return _finish(x, _sum_kept(x, local, dims, add).to(dtype), dims, keepdim)
+    return _finish(x, _sum_kept(x, local, dims, add).to(out), dims, keepdim)
 
 
-@register_op(*find("mean", namespaces=_BOTH), any_order=True)
-def mean(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Mean over any dims: owners' sums over the global count."""
-    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
+@handles(*find("mean", namespaces=_BOTH), any_order=True)
+def mean(
+    func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
+) -> Tensor:
+    """Take the mean over any dims: owners' sums over the global count."""
+    dims = dims_of(dim, x.spec)
     if not _axes(x.spec, dims):
-        return _here(func, x, options, dims, keepdim)
-    local, dtype = _wide(x.local, options.get("dtype"), integers=False)
-    if not (dtype.is_floating_point or dtype.is_complex):
-        raise RuntimeError(f"mean: the dtype must be floating point or complex, not {dtype}; pass dtype=")
-    return _finish(x, (_sum_kept(x, local, dims) / _count(x.spec, dims)).to(dtype), dims, keepdim)
+        return finish(func(x.local, dims, keepdim, dtype=dtype), _reduced_spec(x.spec, dims, keepdim))
+    local, out = _wide(x.local, dtype, integers=False)
+    if not (out.is_floating_point or out.is_complex):
+        raise RuntimeError(f"mean: the dtype must be floating point or complex, not {out}; pass dtype=")
+    return _finish(x, (_sum_kept(x, local, dims) / _count(x.spec, dims)).to(out), dims, keepdim)
 
 
 def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
@@ -178,36 +151,46 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     return infinite.detach() + (left - left.detach()), centre
 
 
-@register_op(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean, any_order=True)
-def var(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean, any_order=True)
+def var(
+    func: Callable[..., Tensor | tuple[Tensor, ...]],
+    x: ShardTensor,
+    dim: Dims = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """Variance and standard deviation over any dims, with torch's ``correction`` (or ``unbiased``)."""
-    names = "unbiased" if len(args) > 1 and isinstance(args[1], bool) else "dim unbiased keepdim"
-    x, options, dims, keepdim = _parsed(func, names, args, kwargs)
+    if isinstance(dim, bool):  # torch.var(x, False)
+        unbiased, dim = dim, None
+    name, dims, less = func.__name__, dims_of(dim, x.spec), unbiased if correction is None else correction
     if x.local.is_complex():
-        return _complex_variance(func.__name__, x, args[1:], kwargs)
+        return _complex_variance(name, x, dims, less, keepdim)
     if not x.local.is_floating_point():
-        raise RuntimeError(f"{func.__name__}: only floating point tensors have one, not {x.local.dtype}")
-    given = options.get("correction")
-    correction = given if given is not None else float(options.get("unbiased", True))
+        raise RuntimeError(f"{name}: only floating point tensors have one, not {x.local.dtype}")
     if not _axes(x.spec, dims):
-        return _here(func, x, options, dims, keepdim)
-    result, centre = _variance(x, dims, correction)
-    if "std" in func.__name__:
-        zero = result == 0  # the gradient of sqrt at 0 is infinite; torch's std takes 0 there
-        result = torch.where(zero, result, result.masked_fill(zero, 1).sqrt())
-        result = result.masked_fill(zero, 0)
-    final = _finish(x, result.to(x.local.dtype), dims, keepdim)
-    return (final, _finish(x, centre.to(x.local.dtype), dims, keepdim)) if "mean" in func.__name__ else final
+        found, new = func(x.local, dims, correction=less, keepdim=keepdim), _reduced_spec(x.spec, dims, keepdim)
+        return finish(found, new) if isinstance(found, Tensor) else tuple(finish(each, new) for each in found)
+    result, centre = _variance(x, dims, less)
+    final = _finish(x, (_root(result) if "std" in name else result).to(x.local.dtype), dims, keepdim)
+    return (final, _finish(x, centre.to(x.local.dtype), dims, keepdim)) if "mean" in name else final
 
 
-def _complex_variance(name: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _root(variance: Tensor) -> Tensor:
+    """Take the square root, whose gradient at 0 is infinite: torch's std has a gradient of 0 there."""
+    zero = variance == 0
+    return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+def _complex_variance(
+    name: str, x: Tensor, dims: Sequence[int], correction: float, keepdim: bool
+) -> Tensor | tuple[Tensor, ...]:
     """Add up those of real and imaginary part."""
-    options = {key: value for key, value in kwargs.items() if key != "input"}
-    (real, mean), (imag, other) = (torch.var_mean(part, *args, **options) for part in (x.real, x.imag))
-    found = real + imag
-    if "std" in name:
-        zero = found == 0
-        found = found.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+    (real, mean), (imag, other) = (
+        torch.var_mean(part, tuple(dims), correction=correction, keepdim=keepdim) for part in (x.real, x.imag)
+    )
+    found = _root(real + imag) if "std" in name else real + imag
     return (found, torch.complex(mean, other)) if "mean" in name else found
 
 
@@ -233,20 +216,19 @@ def extreme(x: ShardTensor, dims: Sequence[int], largest: bool, *, missing: bool
     )
 
 
-@register_op(*find("amax amin", namespaces=_BOTH), any_order=True)
-def amax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("amax amin", namespaces=_BOTH), any_order=True)
+def amax(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Extreme values over any dims."""
-    x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
+    dims = dims_of(dim, x.spec)
     return _finish(x, extreme(x, dims, "amax" in func.__name__, missing=False), dims, keepdim)
 
 
-def _arg_extreme(x: ShardTensor, dim: int, reduce: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme) -> tuple[Tensor, Tensor]:
     """Extreme values along one dim and their global index, of equal ones as ``reduce`` chooses; the dim is kept."""
     spec, local = x.spec, x.local.detach()
     axis = spec.axis_of_dim(dim)
     if axis is None:
-        value, index = reduce(local, dim, keepdim=True)
-        return value, index
+        return reduce(local, dim, keepdim=True)
     sizes = spec.sizes_of(axis)
     rows = tuple(int(size > 0) for size in sizes)
     if local.shape[dim]:
@@ -260,7 +242,7 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Callable[..., Any]) -> tuple[
     return value, indices.gather(dim, rank)
 
 
-def extreme_along(x: ShardTensor, dim: int, reduce: Callable[..., Any], keepdim: bool) -> tuple[Tensor, Tensor]:
+def extreme_along(x: ShardTensor, dim: int, reduce: Extreme, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Extreme values along one dim, to whose elements alone the gradient goes, and their global index. Collective."""
     value, index = _arg_extreme(x, dim, reduce)
     if x.local.requires_grad and torch.is_grad_enabled():
@@ -275,40 +257,45 @@ def _to_row(spec: ShardSpec, dim: int, grad: Tensor, index: Tensor) -> Tensor:
     return torch.where(rows.view([-1 if d == dim else 1 for d in range(spec.ndim)]) == index, grad, 0)
 
 
-@register_op(*find("max min", namespaces=_BOTH), any_order=True)
-def max_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("max min", namespaces=_BOTH), any_order=True)
+def max_(
+    func: TensorFunction,
+    x: Tensor,
+    dim: int | Tensor | None = None,
+    keepdim: bool = False,
+    *,
+    other: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Extreme value of all, or values and global indices along one dim; with a second tensor, elementwise."""
-    others = [*args[1:], *kwargs.values()]
-    if any(isinstance(other, Tensor) for other in others):
-        function = torch.maximum if func.__name__ == "max" else torch.minimum
-        return function(args[0], args[1] if len(args) > 1 else kwargs["other"])
-    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    largest = func.__name__ == "max"
-    if options.get("dim") is None:
+    largest, other = func.__name__ == "max", dim if isinstance(dim, Tensor) else other
+    if other is not None or not isinstance(x, ShardTensor) or isinstance(dim, Tensor):
+        assert other is not None
+        return (torch.maximum if largest else torch.minimum)(x, other)
+    dims = dims_of(dim, x.spec)
+    if dim is None:
         return _finish(x, extreme(x, dims, largest, missing=True), dims, False)
-    (dim,) = dims
-    result = extreme_along(numbered_alike(func, x, dims), dim, torch.max if largest else torch.min, keepdim)
+    result = extreme_along(numbered_alike(func, x, dims), dims[0], torch.max if largest else torch.min, keepdim)
     return (torch.return_types.max if largest else torch.return_types.min)(result)
 
 
-@register_op(*find("argmax argmin", namespaces=_BOTH), any_order=True)
-def argmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("argmax argmin", namespaces=_BOTH), any_order=True)
+def argmax(func: TensorFunction, x: ShardTensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
-    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
+    dims = dims_of(dim, x.spec)
     x = numbered_alike(func, x, dims)
-    reduce, spec = torch.max if "argmax" in func.__name__ else torch.min, x.spec
-    if options.get("dim") is not None:
-        (dim,) = dims
-        return _finish(x, _arg_extreme(x, dim, reduce)[1], [dim], keepdim)
+    reduce: Extreme = torch.max if "argmax" in func.__name__ else torch.min
+    spec = x.spec
+    if dim is not None:
+        return _finish(x, _arg_extreme(x, dims[0], reduce)[1], dims, keepdim)
     # one dim after the other, the last first: each step keeps the first of equal ones in C order
     if not spec.ndim or 0 in spec.global_shape:
         raise unsupported(func, "there is nothing to take the index of", spec)
     index, stride = torch.zeros((), dtype=torch.int64), 1
-    for dim in reversed(range(spec.ndim)):
-        value, place = _arg_extreme(x, dim, reduce)
-        index = _take(x, index, dim, place) + place * stride
-        stride *= spec.global_shape[dim]
-        x = ShardTensor(value, _reduced_spec(x.spec, [dim], True))
+    for d in reversed(range(spec.ndim)):
+        value, place = _arg_extreme(x, d, reduce)
+        index = _take(x, index, d, place) + place * stride
+        stride *= spec.global_shape[d]
+        x = ShardTensor(value, _reduced_spec(x.spec, [d], True))
     return _drop(index, range(spec.ndim), keepdim)
 
 
@@ -325,39 +312,38 @@ def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("any all", namespaces=_BOTH), any_order=True)
-def any_(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("any all", namespaces=_BOTH), any_order=True)
+def any_(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Whether any, or all, elements are true."""
-    x, options, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
-    if options.get("dim") in ((), []):
+    if dim is not None and not isinstance(dim, int) and not len(dim):
         raise unsupported(func, "an empty dim", x.spec, remedy="leave dim out, or compare with 0")
-    wanted = x.local != 0 if func.__name__ == "any" else x.local == 0
-    found = _sum_kept(x, wanted.to(torch.int64), dims) > 0
-    result = found if func.__name__ == "any" else ~found
+    dims, is_any = dims_of(dim, x.spec), func.__name__ == "any"
+    found = _sum_kept(x, (x.local != 0 if is_any else x.local == 0).to(torch.int64), dims) > 0
+    result = found if is_any else ~found
     return _finish(x, result.to(torch.uint8) if x.local.dtype == torch.uint8 else result, dims, keepdim)
 
 
-@register_op(*find("count_nonzero", namespaces=_BOTH), any_order=True)
-def count_nonzero(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("count_nonzero", namespaces=_BOTH), any_order=True)
+def count_nonzero(x: ShardTensor, dim: Dims = None) -> Tensor:
     """Number of elements that are not zero."""
-    x, _, dims, _ = _parsed(func, "dim", args, kwargs)
+    dims = dims_of(dim, x.spec)
     return _finish(x, _sum_kept(x, (x.local != 0).to(torch.int64), dims), dims, False)
 
 
-@register_op(*find("prod", namespaces=_BOTH), any_order=True)
-def prod(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("prod", namespaces=_BOTH), any_order=True)
+def prod(x: ShardTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     """Product over one dim or all."""
-    x, options, dims, keepdim = _parsed(func, "dim keepdim dtype", args, kwargs)
-    local, dtype = _wide(x.local, options.get("dtype"), integers=True)
+    dims = dims_of(dim, x.spec)
+    local, out = _wide(x.local, dtype, integers=True)
     product = _fold(x, local.detach(), dims, torch.prod)
-    product = _weighted(x, local, product, dims, partial(of_prod, x.spec, dims, options.get("dim") is None))
-    return _finish(x, product.to(dtype), dims, keepdim)
+    product = _weighted(x, local, product, dims, partial(of_prod, x.spec, dims, dim is None))
+    return _finish(x, product.to(out), dims, keepdim)
 
 
-@register_op(*find("logsumexp"), any_order=True)
-def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("logsumexp"), any_order=True)
+def logsumexp(x: ShardTensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))) without overflow."""
-    x, _, dims, keepdim = _parsed(func, "dim keepdim", args, kwargs)
+    dims = dims_of(dim, x.spec)
     exact = not (x.local.is_floating_point() or x.local.is_complex())
     local = x.local.to(torch.get_default_dtype()) if exact else widened(x.local)
     value = _fold(x, local.detach(), dims, torch.logsumexp)
@@ -365,28 +351,42 @@ def logsumexp(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return _finish(x, result if exact else result.to(x.local.dtype), dims, keepdim)
 
 
-@register_op(*find("norm", namespaces=_BOTH), torch.linalg.vector_norm, any_order=True)
-def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+Order = float | str | None
+
+
+@handles(*find("norm", namespaces=_BOTH), any_order=True)
+def norm(
+    func: TensorFunction, x: ShardTensor, p: Order = "fro", dim: Dims = None, keepdim: bool = False, dtype: Dtype = None
+) -> Tensor:
+    """Vector norms over any dims, and the nuclear norm of matrices."""
+    if p == "nuc":
+        result: Tensor = torch.linalg.matrix_norm(x, "nuc", dims_of(dim, x.spec), keepdim, dtype=dtype)
+        return result
+    return vector_norm(func, x, p, dim, keepdim, dtype=dtype)
+
+
+@handles(torch.linalg.vector_norm, any_order=True)
+def vector_norm(
+    func: TensorFunction,
+    x: ShardTensor,
+    ord: Order = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+) -> Tensor:
     """Vector norms over any dims."""
-    vector = func is torch.linalg.vector_norm
-    names = "ord dim keepdim dtype" if vector else "p dim keepdim dtype"
-    x, options, dims, keepdim = _parsed(func, names, args, kwargs)
-    order = options.get("ord", 2) if vector else options.get("p", "fro")
-    order = 2 if order in ("fro", None) else order
-    if order == "nuc" and not vector:
-        return cast("Tensor", torch.linalg.matrix_norm(x, "nuc", dims, keepdim, dtype=options.get("dtype")))
+    dims, order = dims_of(dim, x.spec), 2 if ord in ("fro", None) else ord
     if not isinstance(order, int | float):
         raise unsupported(func, f"p={order!r} is a matrix norm", x.spec, remedy="use a number, or full_tensor()")
     if x.local.is_complex():
         raise unsupported(func, "complex tensors", x.spec, remedy="take abs() first")
-    local, dtype = _wide(x.local, options.get("dtype"), integers=False)
+    local, out = _wide(x.local, dtype, integers=False)
     if not local.is_floating_point():
         raise RuntimeError(f"norm: expected floating point or complex numbers, not {local.dtype}; pass dtype=")
     if order == 0:
-        result = torch.linalg.vector_norm(local, 0, dims, keepdim=True)
-        for axis in _axes(x.spec, dims):
-            result = all_reduce_sum(result, x.spec.group(axis))
-        return _finish(x, result.to(dtype), dims, keepdim)
+        count = _sum_kept(x, local, dims, partial(torch.linalg.vector_norm, ord=0))
+        return _finish(x, count.to(out), dims, keepdim)
     held = [d for d in dims if local.shape[d] or not x.spec.global_shape[d]]
     part = torch.linalg.vector_norm(local.detach(), order, held, keepdim=True) if held else local.detach()
     reduce = partial(torch.linalg.vector_norm, ord=order)  # of the ranks' norms in float64, as each is a root already
@@ -397,4 +397,4 @@ def norm(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         hits = (local.detach().abs() == result) | local.detach().isnan()
         count = _sum_kept(x, hits.long(), dims)
         result = _weighted(x, local, result, dims, lambda part, norm: part.sgn() * hits / count)
-    return _finish(x, result.to(dtype), dims, keepdim)
+    return _finish(x, result.to(out), dims, keepdim)

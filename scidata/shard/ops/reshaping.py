@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.memory import UNKNOWN
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import finish, map_local
-from scidata.shard.ops.arguments import argument, many, normal_dim
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.ops.align import Dtype, finish, map_local, specs_of, to_layout
+from scidata.shard.ops.arguments import handles, integers, normal_dim
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows.redistribute import move_rows, plan_reshape
 from scidata.shard.spec import ShardSpec
@@ -33,7 +34,10 @@ class Group(NamedTuple):
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[Group]:
-    """Cut two shapes without empty dims and of equal product into the smallest groups of equal product."""
+    """Cut two shapes without empty dims and of equal product into the smallest groups of equal product.
+
+    (6, 4, 5) and (3, 8, 5) are cut into (6, 4) with (3, 8) and (5) with (5).
+    """
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         first_i, first_j = i, j
@@ -76,19 +80,19 @@ class _Move(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a reshape is done: gather to ``before``, move elements between ranks, view the parts as ``after`` says."""
+    """Steps of a reshape: gather to ``before``, move elements between ranks, view the parts as ``after`` says."""
 
     before: ShardSpec
     moves: list[_Move]
     after: ShardSpec
 
 
-def _reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+def _reshaped(spec: ShardSpec, shape: Sequence[int]) -> _Plan:
     """Return how to reshape, and the layout after it; kept with the layout before."""
-    known: dict[Any, _Plan] = spec.__dict__.setdefault("_reshapes", {})
+    known: dict[tuple[int, ...], _Plan] = spec.__dict__.setdefault("_reshapes", {})
     key = tuple(shape)
     if key not in known:
-        known[key] = _find_reshaped(func, spec, key)
+        known[key] = _find_reshaped(spec, key)
     return known[key]
 
 
@@ -112,7 +116,12 @@ def _without_merged(spec: ShardSpec, groups: Sequence[Group], shape: Sequence[in
     return spec.derive(spec.global_shape, [None if a in gathered else d for a, d in enumerate(spec.dims)], spec.sizes)
 
 
-def _find_reshaped(func: Any, spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+def _find_reshaped(spec: ShardSpec, shape: Sequence[int]) -> _Plan:
+    """Plan a reshape: of each group of dims, where its sharded dim goes.
+
+    (8, 3) with dim 0 split 6 and 2 becomes (4, 6) without communication, split 3 and 1: each rank's rows are whole new
+    rows. Split 5 and 3 they are not, as 5 rows are two and a half new ones: elements move, to two new rows each.
+    """
     new_shape = _full_shape(spec.global_shape, shape)
     if new_shape == spec.global_shape or spec.is_replicated:
         return _Plan(spec, [], spec.derive(new_shape, spec.dims, spec.sizes))
@@ -159,13 +168,13 @@ def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
     return local
 
 
-def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
+def _reshape(func: TorchFunction, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     """Reshape; where elements change ranks, or a part inside its halo is not contiguous, torch's view is a copy.
 
     Of several sharded dims that become one, the slowest stays sharded: the mesh axes of the others replicate, by a
     gather. An axis whose dim, of extent 1, vanishes replicates too.
     """
-    before, moves, spec = _reshaped(func, x.spec, shape)
+    before, moves, spec = _reshaped(x.spec, shape)
     is_view = _is_view(func, x, spec.global_shape)
     gathered = before is not x.spec and before != x.spec
 
@@ -174,7 +183,9 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
         return (_moved(source, moves) if moves else source.local).reshape(spec.local_shape)
 
     def refuse() -> NoReturn:
-        raise unsupported(func, "whether this is a view of what was written to is not known", spec, remedy="clone() it")
+        raise unsupported(
+            func, "whether this is a view of the tensor that was written to is not known", spec, remedy="clone() it"
+        )
 
     local = take()
     if is_view is None:
@@ -186,11 +197,8 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
 
     def put() -> None:
         if moves or gathered:
-            back: Any = ShardTensor(local, spec).reshape(x.spec.global_shape)
-            if isinstance(back, ShardTensor):  # plain where it is replicated: copy_() cuts it
-                sizes: dict[int | str, Sequence[int]] = {a: x.spec.sizes_of(a) for a in x.spec.sharded.values()}
-                back = back.redistribute(placements=x.placements, sizes=sizes)
-            x.copy_(back)
+            back = ShardTensor(local, spec).reshape(x.spec.global_shape)
+            x.copy_(to_layout(as_sharded(back, x.spec), x.spec))
         else:
             x.local.copy_(local.reshape(x.local.shape))
             written(x)
@@ -199,7 +207,7 @@ def _reshape(func: Any, x: ShardTensor, shape: Sequence[int]) -> Tensor:
     return ShardTensor(local, spec, copied=Copy(x, local, take, put))
 
 
-def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
+def _is_view(func: TorchFunction, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
     """Whether the result of a reshape shares memory with the tensor in one process; None where that is not known."""
     must = func is Tensor.view or func is Tensor.view_as
     if x.global_strides is None:
@@ -216,36 +224,41 @@ def _is_view(func: Any, x: ShardTensor, shape: tuple[int, ...]) -> bool | None:
     return True
 
 
-@register_op(*find("reshape view", namespaces=(Tensor,)), torch.reshape, any_order=True)
-def reshape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("reshape view", namespaces=(Tensor,)), torch.reshape, any_order=True)
+def reshape(
+    func: TensorFunction,
+    x: ShardTensor,
+    *sizes: int | Sequence[int] | torch.dtype,
+    shape: Sequence[int] = (),
+    size: Sequence[int] = (),
+    dtype: Dtype = None,
+) -> Tensor:
     """Reshape to a global shape; a copy where the part is not contiguous. Collective where elements change ranks.
 
     Or view as a dtype of the same width.
     """
-    x: ShardTensor = args[0]
-    dtype = next((given for given in (*args[1:], *kwargs.values()) if isinstance(given, torch.dtype)), None)
+    dtype = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], torch.dtype) else dtype
     if dtype is not None:
         if dtype.itemsize != x.dtype.itemsize:
             raise unsupported(func, "a dtype of another width changes the shape", x.spec, remedy="use to(dtype)")
         return map_local(x, lambda part: part.view(dtype))
-    return _reshape(func, x, many(args, kwargs, "shape", "size"))
+    extents = [each for each in (*sizes, *shape, *size) if not isinstance(each, torch.dtype)]
+    return _reshape(func, x, integers(*extents))
 
 
-@register_op(Tensor.reshape_as, Tensor.view_as, any_order=True)
-def reshape_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(Tensor.reshape_as, Tensor.view_as, any_order=True)
+def reshape_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
     """Reshape to another tensor's global shape."""
-    if not isinstance(args[0], ShardTensor):
-        raise unsupported(func, "the tensor itself is plain", args[1].spec, remedy="use reshape(other.shape)")
-    return _reshape(func, args[0], tuple(args[1].shape))
+    if not isinstance(x, ShardTensor):
+        raise unsupported(func, "the tensor itself is plain", *specs_of([other]), remedy="use reshape(other.shape)")
+    return _reshape(func, x, tuple(other.shape))
 
 
-@register_op(*find("flatten ravel", namespaces=(torch, Tensor)), any_order=True)
-def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("flatten ravel", namespaces=(torch, Tensor)), any_order=True)
+def flatten(func: TensorFunction, x: ShardTensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge neighbouring dims."""
-    x: ShardTensor = args[0]
     shape = x.spec.global_shape
-    first = normal_dim(argument(args, kwargs, 1, "start_dim", 0), len(shape))
-    last = normal_dim(argument(args, kwargs, 2, "end_dim", -1), len(shape))
+    first, last = normal_dim(start_dim, len(shape)), normal_dim(end_dim, len(shape))
     if first > last:
         raise RuntimeError(f"flatten: start_dim {first} comes after end_dim {last}")
     if first == last and func in (torch.flatten, Tensor.flatten):
@@ -253,11 +266,9 @@ def flatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
-@register_op(*find("unflatten", namespaces=(torch, Tensor)), any_order=True)
-def unflatten(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("unflatten", namespaces=(torch, Tensor)), any_order=True)
+def unflatten(func: TensorFunction, x: ShardTensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Split one dim."""
-    x: ShardTensor = args[0]
     shape = x.spec.global_shape
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape))
-    parts = _full_shape([shape[dim]], argument(args, kwargs, 2, "sizes"))
-    return _reshape(func, x, (*shape[:dim], *parts, *shape[dim + 1 :]))
+    dim = normal_dim(dim, len(shape))
+    return _reshape(func, x, (*shape[:dim], *_full_shape([shape[dim]], sizes), *shape[dim + 1 :]))

@@ -6,7 +6,7 @@ On a sharded dim each rank does its part; one number for each row and rank goes 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import call
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group, gather, with_dim
-from scidata.shard.op_table import find, register_op, unsupported
-from scidata.shard.ops.align import finish, refuse_out, write_to_plain
-from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.op_table import TensorFunction, find, unsupported
+from scidata.shard.ops.align import Dtype, finish, refuse_out, write_to_plain
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import there_and_back
 from scidata.shard.tensor import ShardTensor
@@ -27,16 +27,15 @@ from scidata.shard.tensor import ShardTensor
 _BOTH = (torch, Tensor)
 
 
-@register_op(*find("softmax log_softmax"), F.softmin, any_order=True)
-def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("softmax log_softmax"), F.softmin, any_order=True)
+def softmax(
+    func: TensorFunction, x: ShardTensor, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3
+) -> Tensor:
     """Softmax over one dim. Collective where it is sharded: one round of two numbers for each row and rank."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    dim, spec = argument(args, kwargs, 1, "dim"), x.spec
-    refuse_out(func, kwargs, spec)
+    spec = x.spec
     if dim is None:
         raise unsupported(func, "it needs a dim", spec, remedy="give dim=")
     dim = normal_dim(dim, spec.ndim)
-    dtype = kwargs.get("dtype") or next((a for a in args[2:] if isinstance(a, torch.dtype)), None)
     local = -x.local if func is F.softmin else x.local
     local = local if dtype is None else local.to(dtype)
     if not local.is_floating_point():
@@ -47,7 +46,7 @@ def softmax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
     wide = widened(local)
     totals = _totals(wide.detach(), dim, len(spec.sizes_of(axis)), spec.group(axis))
-    return ShardTensor(call(_Softmax, wide, totals, (dim, log, spec.group(axis))).to(local.dtype), spec)
+    return ShardTensor(call(_Softmax, wide, totals, _How(dim, log, spec.group(axis))).to(local.dtype), spec)
 
 
 def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
@@ -64,59 +63,74 @@ def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
     return torch.stack([largest, (sums * (peaks - largest).exp_()).sum(dim, keepdim=True)])
 
 
+class _How(NamedTuple):
+    dim: int
+    log: bool
+    group: Group
+
+
+class _SoftmaxContext(Protocol):
+    """What autograd hands :class:`_Softmax` as ``ctx``."""
+
+    how: _How
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+
+
 class _Softmax(Function):
-    """Keeps its result, as torch's does, so that what it was taken of may be written to."""
+    """Keeps its result, as torch's does, so that its input may be written to."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, totals: Tensor, how: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: _SoftmaxContext, x: Tensor, totals: Tensor, how: _How) -> Tensor:
         shifted = x - totals[0]
-        result = shifted.sub_(totals[1].log()) if how[1] else shifted.exp_().div_(totals[1])
+        result = shifted.sub_(totals[1].log()) if how.log else shifted.exp_().div_(totals[1])
         ctx.save_for_backward(result)
         ctx.save_for_forward(result)
         ctx.how = how
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (result,), log = ctx.saved_tensors, ctx.how[1]
-        found = grad - result.exp() * _of_all(grad, *ctx.how) if log else _turned(result, grad, *ctx.how)
-        return found, None, None
+    def backward(ctx: _SoftmaxContext, grad: Tensor) -> tuple[Tensor, None, None]:
+        (result,), how = ctx.saved_tensors, ctx.how
+        return grad - result.exp() * _of_all(grad, how) if how.log else _turned(result, grad, how), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, totals: None, how: None) -> Tensor:
-        (result,), log = ctx.saved_tensors, ctx.how[1]
-        if log:
-            return tangent - _of_all(result.exp() * tangent, *ctx.how)
-        return _turned(result, tangent, *ctx.how)
+    def jvp(ctx: _SoftmaxContext, tangent: Tensor, totals: None, how: None) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return tangent - _of_all(result.exp() * tangent, ctx.how) if ctx.how.log else _turned(result, tangent, ctx.how)
 
 
-def _turned(result: Tensor, change: Tensor, *how: Any) -> Tensor:
+def _turned(result: Tensor, change: Tensor, how: _How) -> Tensor:
     """Apply the derivative of a softmax, which is symmetric. Collective."""
-    return result * (change - _of_all(change * result, *how))
+    return result * (change - _of_all(change * result, how))
 
 
-def _of_all(x: Tensor, dim: int, log: bool, group: Group) -> Tensor:
+def _of_all(x: Tensor, how: _How) -> Tensor:
     """Sum over a dim, for each rank's own part. Collective."""
-    return replicate_to_shards(all_reduce_sum(x.sum(dim, keepdim=True), group), [group])
+    return replicate_to_shards(all_reduce_sum(x.sum(how.dim, keepdim=True), how.group), [how.group])
 
 
-@register_op(*find("cumsum cumprod logcumsumexp", namespaces=_BOTH))
-def scan(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Accumulate along one dim. Sums along a sharded one start from those of the ranks before, else rows are moved."""
-    x: ShardTensor = argument(args, kwargs, 0, "input")
-    if type(kwargs.get("out")) is Tensor:  # PyG's way to put a zero before the sums
-        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
-    refuse_out(func, kwargs, x.spec)
-    spec, dim = x.spec, normal_dim(argument(args, kwargs, 1, "dim"), x.spec.ndim)
-    dtype = {"dtype": kwargs["dtype"]} if kwargs.get("dtype") is not None else {}
+@handles(*find("cumsum cumprod logcumsumexp", namespaces=_BOTH))
+def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None, out: Tensor | None = None) -> Tensor:
+    """Accumulate along one dim. Sums along a sharded one start from those of the ranks before, else rows are moved.
+
+    A rank with rows (1, 2, 3) sums them to (1, 3, 6); after a rank whose rows sum to 10 it adds 10 to each.
+    """
+    how = {} if dtype is None else {"dtype": dtype}
+    if type(out) is Tensor:  # PyG's way to put a zero before the sums
+        return write_to_plain(func, (x, dim), {**how, "out": out})
+    refuse_out(func, {"out": out}, x.spec)
+    spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)
     if axis is None or spec.axes[axis].size == 1:
-        return finish(run(x.local, dim, **dtype), spec)
+        return finish(run(x.local, dim, **how), spec)
     if run is not torch.cumsum:  # their derivatives beside zeros and infinities are torch's own only on whole rows
-        return there_and_back(x, [dim], lambda whole: run(whole, dim, **dtype))
-    local = x.local if not dtype else x.local.to(**dtype)
+        return there_and_back(x, [dim], lambda whole: run(whole, dim, **how))
+    local = x.local if dtype is None else x.local.to(dtype)
     narrow = local.dtype in HALF
-    sums = widened(local).cumsum(dim, **({} if narrow else dtype))
+    sums = widened(local).cumsum(dim, **({} if narrow else how))
     # A rank's total is its last row. The others use it each for their own part, hence grad="sum".
     held = tuple(int(size > 0) for size in spec.sizes_of(axis))
     last = sums.narrow(dim, max(0, sums.shape[dim] - 1), held[spec.coordinate(axis)])

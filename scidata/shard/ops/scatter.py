@@ -7,7 +7,6 @@ are sent there. Where every rank holds the result, partial results are reduced o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +17,10 @@ from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import RoutedIndex
-from scidata.shard.graphs.targets import FilledTensor, accepts_filled
-from scidata.shard.op_table import find, op_name, register_op, unsupported
+from scidata.shard.graphs.targets import FilledTensor
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, op_name, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
-from scidata.shard.ops.arguments import argument, normal_dim
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.moments import widened
@@ -33,9 +32,13 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]  # (target rows, to be writ
 
 
 def _to_nodes(
-    func: Any, target: Tensor, dim: int, index: RoutedIndex, src: Tensor, compute: Compute, adds: bool
+    func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex, src: Tensor, compute: Compute, adds: bool
 ) -> tuple[Tensor, ShardSpec]:
-    """Scatter to nodes: where they are owned, at once; sums for ghosts are sent to their owners."""
+    """Scatter to nodes: where they are owned, at once; sums for ghosts are sent to their owners.
+
+    A rank that owns nodes 0 to 4 and has two ghosts adds up seven rows. It sends the last two to their owners, and adds
+    the rows that others send for its own nodes.
+    """
     base, spec = node_part(func, target, dim, index)
     values, exchange = rows_like(func, src, dim, index), index.exchange
     if index.all_owned or exchange.num_ghosts == 0 or (not adds and owned_everywhere(index)):
@@ -60,7 +63,7 @@ def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | Non
     return None if low >= 0 and high < num_rows else f"ids from {low} to {high} for {num_rows} rows"
 
 
-def _sum_over_ranks(func: Any, part: Tensor, fault: str | None, group: dist.ProcessGroup) -> Tensor:
+def _sum_over_ranks(func: TorchFunction, part: Tensor, fault: str | None, group: dist.ProcessGroup) -> Tensor:
     """Add up parts; on the CPU the ranks' faults travel with them, so that every rank raises. Collective.
 
     Raises
@@ -77,7 +80,7 @@ def _sum_over_ranks(func: Any, part: Tensor, fault: str | None, group: dist.Proc
 
 
 def _extreme_over_ranks(
-    func: Any,
+    func: TorchFunction,
     rows: Tensor,
     dim: int,
     ids: Tensor,
@@ -111,7 +114,7 @@ def _extreme_over_ranks(
 
 
 def _to_all(
-    func: Any, target: Tensor, dim: int, index: ShardTensor, src: Tensor, compute: Compute, reduce: str
+    func: TorchFunction, target: Tensor, dim: int, index: ShardTensor, src: Tensor, compute: Compute, reduce: str
 ) -> Tensor:
     """Scatter to rows that every rank holds: each scatters its own values, then ranks reduce."""
     if is_sharded(target):
@@ -139,15 +142,15 @@ def _to_all(
 
 
 def _scatter(
-    func: Any, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute, reduce: str = "sum"
+    func: TorchFunction, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute, reduce: str = "sum"
 ) -> Tensor:
-    specs = specs_of([target, index, src])
-    if not isinstance(index, ShardTensor) or index.spec.is_replicated or not isinstance(src, Tensor):
+    if not is_sharded(index):
+        specs = specs_of([target, index, src])
         raise unsupported(func, "the index is not sharded, but what it scatters is", *specs, remedy=REMEDY)
     refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(target.shape))
     if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
-        raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs)
+        raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs_of([target, index, src]))
     in_place = func.__name__.endswith("_")
     if isinstance(index, RoutedIndex) and target.shape[dim] == sum(index.exchange.node_sizes):
         result, spec = _to_nodes(func, target, dim, index, src, compute, reduce == "sum")
@@ -163,75 +166,42 @@ def _scatter(
     return plain
 
 
-def _named(names: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    return [argument(args, kwargs, i, name) for i, name in enumerate(names.split())]
-
-
-@accepts_filled
-@register_op(
-    *find("scatter_add scatter_add_", namespaces=(Tensor,)), torch.scatter_add, keeps_replicated=True, any_order=True
-)
-def scatter_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Add values to rows by id."""
-    target, dim, index, src = _named("input dim index src", args, kwargs)
-    if is_sharded(target) and not isinstance(index, RoutedIndex):
-        return scatter_along(func, args, kwargs, ("source", "src"))
-    _refuse_shapes(func, index, src)
-
-    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        return rows.scatter_add_(dim, ids, values)
-
-    return _scatter(func, target, dim, index, src, compute)
-
-
-@accepts_filled
-@register_op(
-    *find("scatter_reduce scatter_reduce_", namespaces=(Tensor,)),
-    torch.scatter_reduce,
+@handles(
+    *find("scatter_add_ scatter_reduce_ index_add_", namespaces=(Tensor,)),
+    *find("scatter_add scatter_reduce index_add", namespaces=(torch, Tensor)),
     keeps_replicated=True,
     any_order=True,
+    accepts_filled=True,
 )
-def scatter_reduce(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reduce values to rows by id."""
-    target, dim, index, src, reduce = _named("input dim index src reduce", args, kwargs)
-    if is_sharded(target) and not isinstance(index, RoutedIndex):
-        return scatter_along(func, args, kwargs, ("source", "src"))
-    include_self = kwargs.get("include_self", True)
-    _refuse_shapes(func, index, src)
-
-    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        return rows.scatter_reduce_(dim, ids, values, reduce, include_self=include_self)
-
-    routed = isinstance(index, RoutedIndex) and target.shape[normal_dim(dim, len(target.shape))] == sum(
-        index.exchange.node_sizes
-    )
-    if include_self and not routed and reduce not in ("sum", "prod"):
-        raise unsupported(func, f"include_self=True with reduce={reduce!r}", *specs_of([target, index, src]))
-    if not include_self and reduce in ("sum", "prod"):  # rows without values keep theirs, the others start anew
-        raise unsupported(func, f"include_self=False with reduce={reduce!r}", *specs_of([target, index, src]))
-    return _scatter(func, target, dim, index, src, compute, reduce)
-
-
-@accepts_filled
-@register_op(
-    *find("index_add index_add_", namespaces=(Tensor,)), torch.index_add, keeps_replicated=True, any_order=True
-)
-def index_add(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Add rows to rows by id."""
-    target, dim, index, src = _named("input dim index source", args, kwargs)
-    if is_sharded(target) and not isinstance(index, RoutedIndex):
-        return scatter_along(func, args, kwargs, ("source", "src"))
-    alpha = kwargs.get("alpha", 1)
-    if len(index.shape) != 1:
-        raise unsupported(func, "the index must have one dim", *specs_of([target, index, src]))
-
-    def compute(rows: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-        return rows.index_add_(dim, ids, values, alpha=alpha)
-
-    return _scatter(func, target, dim, index, src, compute)
-
-
-def _refuse_shapes(func: Any, index: Tensor, src: Any) -> None:
-    if not isinstance(src, Tensor) or tuple(index.shape) != tuple(src.shape):
-        shapes = tuple(index.shape), tuple(getattr(src, "shape", ()))
-        raise unsupported(func, f"index and values of different shapes {shapes}", *specs_of([index, src]))
+def scatter(
+    func: TensorFunction,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | None = None,
+    reduce: str = "sum",
+    *,
+    source: Tensor | None = None,
+    include_self: bool = True,
+    alpha: float = 1,
+) -> Tensor:
+    """Add values to rows by id, or reduce them."""
+    kind, values = func.__name__.rstrip("_"), source if src is None else src
+    options: dict[str, object] = {"alpha": alpha} if kind == "index_add" else {}
+    options |= {"reduce": reduce, "include_self": include_self} if kind == "scatter_reduce" else {}
+    if is_sharded(x) and not isinstance(index, RoutedIndex):
+        return scatter_along(func, x, dim, index, values, **options)
+    if kind == "index_add" and len(index.shape) != 1:
+        raise unsupported(func, "the index must have one dim", *specs_of([x, index, values]))
+    if values is None or (kind != "index_add" and tuple(index.shape) != tuple(values.shape)):
+        shapes = tuple(index.shape), tuple(getattr(values, "shape", ()))
+        raise unsupported(func, f"index and values of different shapes {shapes}", *specs_of([index, values]))
+    if kind == "scatter_reduce":
+        # with include_self=False rows without values keep theirs, the others start anew
+        routed = isinstance(index, RoutedIndex) and x.shape[dim] == sum(index.exchange.node_sizes)
+        adds = reduce in ("sum", "prod")
+        if include_self != adds and not (include_self and routed):
+            reason = f"include_self={include_self} with reduce={reduce!r}"
+            raise unsupported(func, reason, *specs_of([x, index, values]))
+    write: TensorFunction = getattr(Tensor, f"{kind}_")
+    return _scatter(func, x, dim, index, values, lambda rows, ids, own: write(rows, dim, ids, own, **options), reduce)

@@ -1,4 +1,4 @@
-"""What stands at a place of the order of values: medians, quantiles, the k-th value; and the most frequent one.
+"""Values by their place in sorted order: medians, quantiles, the k-th value; and the most frequent one.
 
 Of all elements, or of a line that is split, the value is found by counting, on any layout, and no element moves; but
 where equal elements decide which of them is taken, torch's own kernel does that on the whole (see ``sorting``). Of a
@@ -9,24 +9,24 @@ reductions: what shards a reduced dim replicates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.op_table import find, register_op
-from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout
-from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.op_table import TensorFunction, TorchFunction, find
+from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of, to_layout
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
-from scidata.shard.ops.sorting import by_lines, is_int, is_short, on_lines
+from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, sum_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 _BOTH = (torch, Tensor)
+Pair = tuple[Tensor, Tensor]  # values and their places
 
 
 def _count(x: ShardTensor, mine: Tensor) -> int:
@@ -69,7 +69,7 @@ def _picked(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> tuple[Tensor
     return values, first
 
 
-def _place(func: Any, count: int, missing: int, k: int | None) -> int:
+def _place(func: TorchFunction, count: int, missing: int, k: int | None) -> int:
     """Return which place of the order, from 0, a function asks for."""
     if k is not None:
         return k - 1
@@ -81,13 +81,13 @@ def _place(func: Any, count: int, missing: int, k: int | None) -> int:
 # -- one value -----------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("median nanmedian", namespaces=_BOTH))
-def median(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("median nanmedian", namespaces=_BOTH))
+def median(
+    func: Callable[..., Tensor | Pair], x: ShardTensor, dim: int | None = None, keepdim: bool = False
+) -> Tensor | Pair:
     """Find the lower median of all elements, or along one dim. Collective where that is sharded."""
-    given = bind("input dim keepdim", args, kwargs)
-    if "dim" in given:
-        return _reduced(func, given, lambda line: _at_place(func, line, None))
-    x: ShardTensor = given["input"]
+    if dim is not None:
+        return _reduced(func, x, (dim, keepdim), dim, keepdim, lambda line: _at_place(func, line, None))
     if 0 in x.spec.global_shape:
         return func(x.full_tensor())
     _check_dtype(func, x)
@@ -102,28 +102,26 @@ def median(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return known(x.local, value, lambda grad, hits: torch.where(hits, grad / count, 0), hits)
 
 
-@register_op(*find("kthvalue", namespaces=_BOTH))
-def kthvalue(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("kthvalue", namespaces=_BOTH))
+def kthvalue(func: Callable[..., Pair], x: ShardTensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """Find the k-th smallest value along one dim, and its place there. Collective where that is sharded."""
-    given = bind("input k dim keepdim", args, kwargs, dim=-1)
-    spec, k = given["input"].spec, given["k"]
-    extent = spec.global_shape[normal_dim(given["dim"], spec.ndim)]
+    extent = x.spec.global_shape[normal_dim(dim, x.spec.ndim)]
     if not 1 <= k <= extent:
-        raise RuntimeError(f"kthvalue: k={k} is out of range for dim {given['dim']} of extent {extent}")
-    return _reduced(func, given, lambda line: _at_place(func, line, k))
+        raise RuntimeError(f"kthvalue: k={k} is out of range for dim {dim} of extent {extent}")
+    return _reduced(func, x, (k, dim, keepdim), dim, keepdim, lambda line: _at_place(func, line, k))
 
 
-@register_op(*find("mode", namespaces=_BOTH))
-def mode(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("mode", namespaces=_BOTH))
+def mode(func: Callable[..., Pair], x: ShardTensor, dim: int = -1, keepdim: bool = False) -> Pair:
     """Find the most frequent value along one dim, of several the least. Collective where that is sharded."""
-    return _reduced(func, bind("input dim keepdim", args, kwargs, dim=-1), _mode_of)
+    return _reduced(func, x, (dim, keepdim), dim, keepdim, _mode_of)
 
 
-def _check_dtype(func: Any, x: ShardTensor) -> None:
+def _check_dtype(func: TorchFunction, x: ShardTensor) -> None:
     func(x.local.detach().new_zeros(1), *[1] * (func.__name__ == "kthvalue"))  # torch says so where it has none
 
 
-def _at_place(func: Any, line: ShardTensor, k: int | None) -> tuple[Tensor, ...]:
+def _at_place(func: Callable[..., Tensor | Pair], line: ShardTensor, k: int | None) -> Pair:
     _check_dtype(func, line)
     keys = order_keys(line.local)
     missing = _missing(line, keys)
@@ -139,76 +137,84 @@ def _are_equal(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> bool:
     return is_short(x) and any(_count(x, keys == key) > 1 for key in {*wanted})
 
 
-def _by_torch(line: ShardTensor, choose: Callable[[Tensor], Any]) -> tuple[Tensor, ...]:
+def _by_torch(line: ShardTensor, choose: Callable[[Tensor], Tensor | Pair]) -> Pair:
     """Take the element whose place torch's own function finds on the whole line. Collective."""
-    place = choose(line.full_tensor().detach()).indices.reshape(1)
-    return line[place].full_tensor(), place  # type: ignore[attr-defined]
+    place = choose(line.full_tensor().detach())[1].reshape(1)
+    return plain_of(line[place]), place
 
 
-def _mode_of(line: ShardTensor) -> tuple[Tensor, ...]:
+def _mode_of(line: ShardTensor) -> Pair:
     if is_short(line):
         return _by_torch(line, torch.mode)
     values, counts = torch.unique(line.detach(), return_counts=True)
     place = counts.argmax(0)  # the first of equal ones; each NaN is one of its own
-    value = values.index_select(0, place.reshape(1)).full_tensor()
+    value = plain_of(values.index_select(0, place.reshape(1)))
     hits = (order_keys(line.local) == order_keys(value)).nonzero()
     last = hits[-1] + line.spec.offsets[0] if len(hits) else hits.new_full((1,), -1)
     last = -least_over(-last, line.spec.shard_groups)
-    return line[last].full_tensor(), last  # type: ignore[attr-defined]
+    return plain_of(line[last]), last
 
 
-def _reduced(func: Any, given: Mapping[str, Any], of_line: Callable[[ShardTensor], tuple[Tensor, ...]]) -> Any:
+def _reduced(
+    func: Callable[..., Tensor | Pair],
+    x: ShardTensor,
+    args: tuple[int, ...],
+    dim: int,
+    keepdim: bool,
+    of_line: Callable[[ShardTensor], Pair],
+) -> Pair:
     """Reduce one dim to a value and its place."""
-    x: ShardTensor = given["input"]
-    refuse_out(func, given, x.spec)
-    spec, dim, keepdim = x.spec, normal_dim(given["dim"], x.spec.ndim), bool(given.get("keepdim", False))
-    options = {name: value for name, value in given.items() if name != "input"}
+    spec, dim, kind = x.spec, normal_dim(dim, x.spec.ndim), getattr(torch.return_types, func.__name__)
     new = spec.without([dim], keepdim=keepdim)
-    if is_int(spec, dim):
-        found = func(x.local, **options)
-        return type(found)([finish(each, new) for each in found])
-    kind = getattr(torch.return_types, func.__name__)
-    if 0 in spec.global_shape or not by_lines(spec, dim):
-        found = func(moved_off(x, [dim]), **options)
-        return kind([local_or_sharded(to_layout(as_sharded(each, spec), new)) for each in found])
-    lines = on_lines(x, dim, of_line)
-    return kind([each if keepdim else each.squeeze(dim) for each in lines])
+    if is_whole(spec, dim):
+        found = [finish(each, new) for each in func(x.local, *args)]
+    elif 0 in spec.global_shape or not by_lines(spec, dim):
+        found = [_finish_as(each, spec, new) for each in func(moved_off(x, [dim]), *args)]
+    else:
+        found = [each if keepdim else each.squeeze(dim) for each in on_lines(x, dim, of_line)]
+    result: Pair = kind(found)
+    return result
 
 
-def local_or_sharded(x: ShardTensor) -> Tensor:
-    """Return a plain tensor where no axis shards."""
-    return finish(x.local, x.spec)
+def _finish_as(x: Tensor, like: ShardSpec, spec: ShardSpec) -> Tensor:
+    """Bring a result to its layout; return a plain tensor where no axis shards. Collective where that differs."""
+    return finish(to_layout(as_sharded(x, like), spec).local, spec)
 
 
 # -- quantiles -----------------------------------------------------------------------------------------------------
 
 
-@register_op(*find("quantile nanquantile", namespaces=_BOTH))
-def quantile(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("quantile nanquantile", namespaces=_BOTH))
+def quantile(
+    func: TensorFunction,
+    x: Tensor,
+    q: Tensor | float,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
     """Find quantiles of all elements, or along one dim. Collective where that is sharded."""
-    given = bind("input q dim keepdim", args, kwargs, dim=None, keepdim=False, interpolation="linear")
-    x, q = given.pop("input"), given["q"]
-    refuse_out(func, given, *specs_of([x, q]))
-    q = given["q"] = q.full_tensor() if isinstance(q, ShardTensor) else q
+    q = plain_of(q)
     if not is_sharded(x):
-        return func(local_of(x), **given)  # type: ignore[no-any-return]
-    func(x.local.detach().new_zeros(1), q, interpolation=given["interpolation"])  # torch says what does not fit
+        return func(local_of(x), q, dim, keepdim, interpolation=interpolation)
+    func(x.local.detach().new_zeros(1), q, interpolation=interpolation)  # torch says what does not fit
     spec, many = x.spec, isinstance(q, Tensor) and q.ndim == 1
     if 0 in spec.global_shape:
-        return func(x.full_tensor(), **given)  # type: ignore[no-any-return]
-    if given["dim"] is None:
-        found = _quantiles(func, x, q, given["interpolation"])
-        shape = (*[len(found)] * many, *[1] * (spec.ndim if given["keepdim"] else 0))
-        return found.reshape(shape)
-    dim, keepdim = normal_dim(given["dim"], spec.ndim), bool(given["keepdim"])
-    new = _with_quantiles(spec.without([dim], keepdim=keepdim), len(q) if many else None)
-    if is_int(spec, dim):
+        return func(x.full_tensor(), q, dim, keepdim, interpolation=interpolation)
+    if dim is None:
+        found = _quantiles(func, x, q, interpolation)
+        return found.reshape((*[len(found)] * many, *[1] * (spec.ndim if keepdim else 0)))
+    dim = normal_dim(dim, spec.ndim)
+    new = _with_quantiles(spec.without([dim], keepdim=keepdim), len(q) if isinstance(q, Tensor) and many else None)
+    if is_whole(spec, dim):
         if isinstance(q, Tensor) and q.requires_grad:
-            given["q"] = replicate_to_shards(q, new.shard_groups)
-        return finish(cut_to(func(without_empty(x.local, spec), **given), new), new)
+            q = replicate_to_shards(q, new.shard_groups)
+        part = func(without_empty(x.local, spec), q, dim, keepdim, interpolation=interpolation)
+        return finish(cut_to(part, new), new)
     if not by_lines(spec, dim):
-        return local_or_sharded(to_layout(as_sharded(func(moved_off(x, [dim]), **given), spec), new))
-    (lines,) = on_lines(x, dim, lambda line: (_quantiles(func, line, q, given["interpolation"]),))
+        return _finish_as(func(moved_off(x, [dim]), q, dim, keepdim, interpolation=interpolation), spec, new)
+    (lines,) = on_lines(x, dim, lambda line: (_quantiles(func, line, q, interpolation),))
     if not many:
         return lines if keepdim else lines.squeeze(dim)
     lines = lines.movedim(dim, 0)
@@ -222,8 +228,11 @@ def _with_quantiles(spec: ShardSpec, count: int | None) -> ShardSpec:
     return spec.move_dims((count, *spec.global_shape), {d: d + 1 for d in range(spec.ndim)})
 
 
-def _quantiles(func: Any, x: ShardTensor, q: Any, interpolation: str) -> Tensor:
-    """Return ``(num_q,)`` quantiles of all elements, as torch finds them in the sorted row. Collective."""
+def _quantiles(func: TensorFunction, x: ShardTensor, q: Tensor | float, interpolation: str) -> Tensor:
+    """Return ``(num_q,)`` quantiles of all elements, as torch finds them in the sorted row. Collective.
+
+    Of 6 elements 0.3 is at place 0.3 * 5 = 1.5: halfway between those at places 1 and 2.
+    """
     keys, count = order_keys(x.local), math.prod(x.spec.global_shape)
     missing = _missing(x, keys)
     last = count - 1
@@ -238,7 +247,7 @@ def _quantiles(func: Any, x: ShardTensor, q: Any, interpolation: str) -> Tensor:
     places = sorted({*low, *high})
     found = keys_at(keys, places, x.spec.shard_groups)
     if x.local.requires_grad and torch.is_grad_enabled() and _are_equal(x, keys, found):
-        return func(x.full_tensor().reshape(-1), q, interpolation=interpolation)  # type: ignore[no-any-return]
+        return func(x.full_tensor().reshape(-1), q, interpolation=interpolation)
     values = dict(zip(places, _picked(x, keys, found)[0].unbind(), strict=True))
     below = torch.stack([values[place] for place in low])
     if interpolation in rounded:

@@ -5,8 +5,8 @@ All follow one idea: say where each sharded dim goes and what its sizes become, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.core.types import IntArray
-from scidata.shard.op_table import REFUSES, find, getters, register_op, unsupported
-from scidata.shard.ops.align import align, finish, specs_of
-from scidata.shard.ops.arguments import argument, many, normal_dim
-from scidata.shard.rows.redistribute import move_rows, plan_rows
+from scidata.shard.op_table import REFUSES, TensorFunction, TorchFunction, find, getters, register_op, unsupported
+from scidata.shard.ops.align import Dims, align, finish, specs_of
+from scidata.shard.ops.arguments import handles, integers, normal_dim
+from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy
 
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
-    """Wrap what shares memory with ``x``."""
-    if x.copied is not None:  # also where it is replicated: what is written to it has to reach the original
+    """Wrap a part that shares memory with ``x``."""
+    if x.copied is not None:  # also where it is replicated: writes to it have to reach the original
         return ShardTensor(local, spec, copied=x.copied)
     return finish(local, spec)
 
@@ -47,33 +47,38 @@ def _permute(x: ShardTensor, order: Sequence[int]) -> Tensor:
     return derived(x, x.local.permute(*order), new)
 
 
-@register_op(*find("permute"), any_order=True)
-def permute(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("permute"), any_order=True)
+def permute(x: ShardTensor, *order: int | Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Reorder all dims."""
-    x: ShardTensor = args[0]
-    order = [normal_dim(d, x.spec.ndim) for d in many(args, kwargs, "dims")]
-    if sorted(order) != list(range(x.spec.ndim)):
-        raise RuntimeError(f"permute: {order} is not an order of {x.spec.ndim} dims")
-    return _permute(x, order)
+    new = [normal_dim(d, x.spec.ndim) for d in integers(*order, *dims)]
+    if sorted(new) != list(range(x.spec.ndim)):
+        raise RuntimeError(f"permute: {new} is not an order of {x.spec.ndim} dims")
+    return _permute(x, new)
 
 
-@register_op(*find("transpose swapaxes swapdims", namespaces=(torch, Tensor)), any_order=True)
-def transpose(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Swap two dims."""
-    x: ShardTensor = args[0]
+def _swapped(x: ShardTensor, first: int, second: int) -> Tensor:
     ndim = x.spec.ndim
-    names = ("dim0", "dim1") if "transpose" in func.__name__ or "swapdims" in func.__name__ else ("axis0", "axis1")
-    first, second = (argument(args, kwargs, 1 + i, name) for i, name in enumerate(names))
     order = list(range(ndim))
     a, b = normal_dim(first, ndim), normal_dim(second, ndim)
     order[a], order[b] = b, a
     return _permute(x, order)
 
 
-@register_op(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint, any_order=True)
-def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("transpose swapdims", namespaces=(torch, Tensor)), any_order=True)
+def transpose(x: ShardTensor, dim0: int, dim1: int) -> Tensor:
+    """Swap two dims."""
+    return _swapped(x, dim0, dim1)
+
+
+@handles(*find("swapaxes", namespaces=(torch, Tensor)), any_order=True)
+def swapaxes(x: ShardTensor, axis0: int, axis1: int) -> Tensor:
+    """Do the same by NumPy's names."""
+    return _swapped(x, axis0, axis1)
+
+
+@handles(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint, any_order=True)
+def transpose_matrix(func: TensorFunction, x: ShardTensor) -> Tensor:
     """Swap the last two dims."""
-    x: ShardTensor = args[0]
     ndim = x.spec.ndim
     if func in (torch.adjoint, Tensor.adjoint) and x.local.is_complex():
         raise unsupported(func, "complex tensors are not supported here", x.spec, remedy="use transpose(-2, -1).conj()")
@@ -82,41 +87,34 @@ def transpose_matrix(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
 
 
-@register_op(*find("movedim moveaxis", namespaces=(torch, Tensor)), any_order=True)
-def movedim(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("movedim moveaxis", namespaces=(torch, Tensor)), any_order=True)
+def movedim(x: ShardTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move dims to other places, the rest keep their order."""
-    x: ShardTensor = args[0]
-    source, destination = argument(args, kwargs, 1, "source"), argument(args, kwargs, 2, "destination")
     ndim = x.spec.ndim
-    take = [normal_dim(d, ndim) for d in (source if isinstance(source, tuple | list) else (source,))]
-    put = [normal_dim(d, ndim) for d in (destination if isinstance(destination, tuple | list) else (destination,))]
+    take, put = ([normal_dim(d, ndim) for d in integers(given)] for given in (source, destination))
     if len(take) != len(put) or len(set(take)) != len(take) or len(set(put)) != len(put):
         raise RuntimeError(f"movedim: cannot move dims {take} to {put}")
     rest = iter(d for d in range(ndim) if d not in take)
     return _permute(x, [take[put.index(i)] if i in put else next(rest) for i in range(ndim)])
 
 
-@register_op(*find("squeeze", namespaces=(torch, Tensor)), any_order=True)
-def squeeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("squeeze", namespaces=(torch, Tensor)), any_order=True)
+def squeeze(x: ShardTensor, dim: Dims = None) -> Tensor:
     """Drop dims of global extent 1."""
-    x: ShardTensor = args[0]
     shape = x.spec.global_shape
-    dim = argument(args, kwargs, 1, "dim")
-    asked = range(len(shape)) if dim is None else dim if isinstance(dim, tuple | list) else (dim,)
-    dropped = {normal_dim(d, len(shape)) for d in asked}
-    dropped = {d for d in dropped if shape[d] == 1}
+    asked = range(len(shape)) if dim is None else integers(dim)
+    dropped = {d for d in (normal_dim(d, len(shape)) for d in asked) if shape[d] == 1}
     if any(d in x.spec.sharded for d in dropped):  # one rank has it: all get a copy
         return x[tuple(0 if d in dropped else slice(None) for d in range(len(shape)))]
     part = x.local.squeeze(tuple(dropped)) if dropped else x.local.view_as(x.local)
     return derived(x, part, x.spec.without(dropped))
 
 
-@register_op(*find("unsqueeze", namespaces=(torch, Tensor)), any_order=True)
-def unsqueeze(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("unsqueeze", namespaces=(torch, Tensor)), any_order=True)
+def unsqueeze(x: ShardTensor, dim: int) -> Tensor:
     """Add a dim of extent 1."""
-    x: ShardTensor = args[0]
     shape = x.spec.global_shape
-    dim = normal_dim(argument(args, kwargs, 1, "dim"), len(shape) + 1)
+    dim = normal_dim(dim, len(shape) + 1)
     new_dim = {d: d + (d >= dim) for d in range(len(shape))}
     return derived(x, x.local.unsqueeze(dim), x.spec.move_dims((*shape[:dim], 1, *shape[dim:]), new_dim))
 
@@ -130,7 +128,7 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
     old = (*[1] * added, *spec.global_shape)
     new = [n if s == -1 else s for s, n in zip(shape, old, strict=True)]
     sizes = list(spec.sizes)
-    plans: list[tuple[int, int, Any]] = []
+    plans: list[tuple[int, int, RowPlan]] = []
     for d, axis in spec.sharded.items():
         if new[d + added] != spec.global_shape[d]:
             if spec.global_shape[d] != 1:
@@ -158,18 +156,24 @@ def _repeated(extent: int, count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
 
 
-@register_op(*find("expand broadcast_to", namespaces=(torch, Tensor)), any_order=True)
-def expand(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("expand broadcast_to", namespaces=(torch, Tensor)), any_order=True)
+def expand(
+    x: ShardTensor,
+    *sizes: int | Sequence[int],
+    size: Sequence[int] = (),
+    shape: Sequence[int] = (),
+    implicit: bool = False,
+) -> Tensor:
     """Repeat dims of extent 1: without a copy, except a sharded one."""
-    return _expand(args[0], many(args, kwargs, "size", "shape"))
+    return _expand(x, integers(*sizes, *size, *shape))
 
 
-@register_op(Tensor.expand_as, any_order=True)
-def expand_as(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(Tensor.expand_as, any_order=True)
+def expand_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
     """Expand to another tensor's global shape; a plain tensor expands to the shards of the other."""
-    x, other = args
     if isinstance(x, ShardTensor):
         return _expand(x, tuple(other.shape), other.spec if isinstance(other, ShardTensor) else None)
+    assert isinstance(other, ShardTensor)
     ndim = other.spec.ndim
     (part, _), _, _ = align(func, [x, other], [range(ndim - n, ndim) for n in (x.ndim, ndim)])
     return finish(part.expand(other.spec.local_shape), other.spec)
@@ -181,7 +185,7 @@ _IN_PLACE = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ r
 
 
 @register_op(*find(_IN_PLACE, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
-def change_shape(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+def change_shape(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> NoReturn:
     """Raise: a tensor's layout is its own from the start, also where it is replicated."""
     name = func.__name__.rstrip("_")
     remedy = f"assign the result: x = x.{name}(...)" if hasattr(ShardTensor, name) else "make a new tensor"

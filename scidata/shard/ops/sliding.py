@@ -1,10 +1,13 @@
-"""What convolution, pooling and interpolation share: who owns which output row, and the input rows it needs.
+"""Shared by convolution, pooling and interpolation: the owner of each output row, and the input rows that it needs.
 
 **Who owns an output row.** An op that keeps the extent of a sharded dim keeps its sizes. One that comes to an extent
 that the tensor had before splits it as it was split there. Otherwise a row belongs to the rank that owns the input row
 in the middle of its window (the lower of two). All follow from the layout alone, so every rank knows all windows, and
 no part has to be a multiple of a stride. A rank that owns no output row computes one on filled rows and drops it, so
 that its parameters have their gradients of zero.
+
+Rows 0 to 4 are on rank 0 and 5 to 9 on rank 1. A kernel of 3 with stride 2 and padding 1 has outputs 0 to 4, from the
+rows around 0, 2, 4, 6 and 8: three of them are rank 0's, and its last window takes row 5 of rank 1.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of, owners_of
+from scidata.shard.op_table import TorchFunction
 from scidata.shard.ops.align import finish
 from scidata.shard.rows.halo import halo_runs
 from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_move, runs_of, window_runs
@@ -27,7 +31,7 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
-def per_dim(value: Any, count: int) -> tuple[int, ...]:
+def per_dim(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     """Repeat a number that stands for all dims."""
     if isinstance(value, int):
         return (value,) * count
@@ -83,11 +87,6 @@ def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs
     return tuple(result)
 
 
-def under(stride: int, below: int, reach: int, extent: int) -> Callable[[int, int], Runs]:
-    """Return what says the input rows under outputs ``[start, stop)``, of windows of ``reach`` rows."""
-    return lambda start, stop: window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
-
-
 def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     return tuple(((start, size),) for start, size in zip(edges_of(sizes), sizes, strict=False))
 
@@ -135,13 +134,14 @@ def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float
 
 @dataclass
 class Windows:
-    """What an op on windows of a ShardTensor does along each dim, gathered dim by dim, then run."""
+    """An op on windows of a ShardTensor: planned dim by dim, then run on the rows that ``fetch`` returns."""
 
     x: ShardTensor
     shape: list[int] = field(init=False)
-    sizes: list[Any] = field(init=False)
+    sizes: list[tuple[int, ...] | None] = field(init=False)
     wanted: dict[int, tuple[Runs, ...]] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)  # dims along which this rank has no output
+    cuts: dict[int, tuple[int, int]] = field(default_factory=dict)  # rows of the op's result that are this rank's
 
     def __post_init__(self) -> None:
         self.shape, self.sizes = list(self.x.spec.global_shape), list(self.x.spec.sizes)
@@ -187,25 +187,64 @@ class Windows:
             self.empty.append(dim)
         return bounds[rank], sizes[rank]
 
+    def resize(self, func: TorchFunction, dim: int, num_out: int) -> bool:
+        """Give a dim ``num_out`` rows, at least one; return whether it is sharded, or else left to torch's function."""
+        if num_out < 1:
+            spec, name = self.x.spec, getattr(func, "__name__", func)
+            raise RuntimeError(f"{name}: a dim of {spec.global_shape[dim]} rows gives {num_out} output rows ({spec})")
+        self.shape[dim] = num_out
+        return dim in self.x.spec.sharded
+
+    def slide_under(self, dim: int, num_out: int, reach: int, stride: int = 1, below: int = 0) -> tuple[int, int]:
+        """Slide windows of ``reach`` rows, the first of which begins ``below`` rows before the dim."""
+        extent = self.x.spec.global_shape[dim]
+
+        def rows(start: int, stop: int) -> Runs:
+            return window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
+
+        return self.slide(dim, num_out, Middle(times=stride, plus=(reach - 1) // 2 - below), rows, reach)
+
+    def slide_back(self, dim: int, num_out: int, reach: int, stride: int, padding: int) -> None:
+        """Give a dim the outputs of a transposed convolution, each from the input rows that reach it.
+
+        Filled rows are added at both ends until the rows' outputs cover those of this rank, which are cut out then.
+        With stride 2 and a kernel of 3, row 4 reaches outputs 8 to 10: a rank that owns outputs 9 to 12 takes rows 4 to
+        6, whose outputs begin at 8, so its own begin one row later.
+        """
+        extent, begins = self.x.spec.global_shape[dim], {}
+
+        def rows(start: int, stop: int) -> Runs:
+            begin, end = start + padding, stop - 1 + padding  # in outputs before they are cropped
+            low = min(-(-(begin - reach + 1) // stride), begin // stride)
+            high = max(end // stride, -(-(end - reach + 1) // stride))
+            begins[start] = low * stride - padding
+            needed = range(max(0, -(-(begin - reach + 1) // stride)), min(extent - 1, end // stride) + 1)
+            if not needed:
+                return ((FILLED, high - low + 1),)
+            runs = (FILLED, needed.start - low), (needed.start, len(needed)), (FILLED, high + 1 - needed.stop)
+            return tuple(run for run in runs if run[1])
+
+        start, count = self.slide(dim, num_out, Middle(plus=padding - (reach - 1) // 2, over=stride), rows, 1)
+        self.cuts[dim] = (start - begins[start], count) if count else (0, 0)
+
     def fetch(self, fill: float = 0.0) -> Tensor:
         """Return the rows that this rank needs. Collective where any rank needs another's."""
         return fetch(self.x, self.wanted, fill=fill)
 
-    def finish(self, result: Tensor, channels: int | None = None) -> Tensor:
-        """Wrap what the op made of the fetched rows; ``channels`` is the dim that the op gave another extent."""
+    def own(self, result: Tensor) -> Tensor:
+        """Cut this rank's rows out of the op's result."""
+        for dim, (begin, rows) in self.cuts.items():
+            result = result.narrow(dim, begin, rows)
         for dim in self.empty:
             result = result.narrow(dim, 0, 0)
+        return result
+
+    def finish(self, result: Tensor, channels: int | None = None) -> Tensor:
+        """Wrap the op's result on the fetched rows; ``channels`` is the dim that the op gave another extent."""
+        result = self.own(result)
         if channels is not None:
             self.shape[channels] = result.shape[channels]
         return finish(result, self.x.spec.resize(self.shape, self.sizes))
-
-
-def check_rows(func: Any, num_out: int, extent: int, spec: ShardSpec) -> None:
-    """Raise where a dim would have no output row, as one process does."""
-    if num_out < 1:
-        raise RuntimeError(
-            f"{getattr(func, '__name__', func)}: a dim of {extent} rows gives {num_out} output rows ({spec})"
-        )
 
 
 def row_values(values: Sequence[float], dim: int, like: Tensor) -> Tensor:

@@ -11,28 +11,26 @@ is gathered for torch's own kernel where equal elements decide. Of lines longer 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.op_table import find, register_op
+from scidata.shard.op_table import TensorFunction, find
 from scidata.shard.ops.align import (
     align,
-    bind,
     finish,
     is_sharded,
-    refuse_out,
     replicated,
     spec_of_layout,
     specs_of,
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.arguments import normal_dim
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_back, moved_off
 from scidata.shard.rows.ordered import order_keys, sorted_ids, sum_over
 from scidata.shard.rows.redistribute import fetch_rows
@@ -43,7 +41,7 @@ _BOTH = (torch, Tensor)
 GATHERED = 1 << 24  # elements of a line; 64 MiB in float32 on each rank, for the time of a call
 
 
-def is_int(spec: ShardSpec, dim: int) -> bool:
+def is_whole(spec: ShardSpec, dim: int) -> bool:
     """Whether each rank holds this dim whole."""
     axis = spec.axis_of_dim(dim)
     return axis is None or spec.axes[axis].size == 1
@@ -66,7 +64,7 @@ def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[T
     if x.spec.ndim == 1:
         return function(x)
     other = int(dim == 0)
-    found = [on_lines(row, dim - (other < dim), function) for row in x.unbind(other)]  # type: ignore[arg-type]
+    found = [on_lines(as_sharded(row, x.spec), dim - (other < dim), function) for row in x.unbind(other)]
     return tuple(torch.stack(each, other) for each in zip(*found, strict=True))
 
 
@@ -81,72 +79,81 @@ def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTens
     return ShardTensor(fetch_rows(line.local, places.local, sizes, 0, group), spec), places
 
 
-@register_op(*find("sort argsort", namespaces=_BOTH))
-def sort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("sort argsort", namespaces=_BOTH))
+def sort(
+    func: Callable[..., Tensor | tuple[Tensor, ...]],
+    x: ShardTensor,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """Sort along one dim; lines that stay split always stably."""
-    given = bind("input dim descending", args, kwargs)
-    x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x.spec)
-    dim, descending = normal_dim(given.get("dim", -1), x.spec.ndim), bool(given.get("descending", False))
-    if is_int(x.spec, dim):
-        return _wrapped(x, dim, func(x.local, **{name: value for name, value in given.items() if name != "input"}))
-    values, places = _sorted(x, dim, descending, stable=bool(given.get("stable")))
+    dim = normal_dim(dim, x.spec.ndim)
+    if is_whole(x.spec, dim):
+        return _wrapped(x, dim, func(x.local, dim=dim, descending=descending, stable=stable))
+    if by_lines(x.spec, dim):
+        values, places = on_lines(x, dim, lambda line: sort_line(line, descending=descending))
+    else:
+        found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=stable)
+        values, places = (moved_back(each, [dim], x.spec) for each in found)
     return torch.return_types.sort((values, places)) if func.__name__ == "sort" else places
 
 
-def _sorted(x: ShardTensor, dim: int, descending: bool, stable: bool) -> tuple[Tensor, ...]:
-    if by_lines(x.spec, dim):
-        return on_lines(x, dim, lambda line: sort_line(line, descending=descending))
-    found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=stable)
-    return tuple(moved_back(each, [dim], x.spec) for each in found)
-
-
-def _wrapped(x: ShardTensor, dim: int, found: Any) -> Any:
+def _wrapped(x: ShardTensor, dim: int, found: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     """Wrap one result, or several, of a function along a dim that each rank holds whole."""
-    if not isinstance(found, Tensor):
-        return type(found)([_wrapped(x, dim, each) for each in found])
-    extent = found.shape[dim]
-    return ShardTensor(found, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
+
+    def wrap(part: Tensor) -> Tensor:
+        extent = part.shape[dim]
+        return ShardTensor(part, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
+
+    return wrap(found) if isinstance(found, Tensor) else type(found)([wrap(part) for part in found])
 
 
-@register_op(*find("msort", namespaces=_BOTH))
-def msort(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("msort", namespaces=_BOTH))
+def msort(input: Tensor) -> Tensor:
     """Sort along the first dim, without saying from where."""
-    refuse_out(func, kwargs)
-    x: ShardTensor = args[0] if args else kwargs["input"]
-    return _wrapped(x, 0, func(x.local)) if is_int(x.spec, 0) else torch.sort(x, dim=0).values
+    return torch.sort(input, dim=0).values
 
 
-@register_op(*find("topk", namespaces=_BOTH))
-def topk(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("topk", namespaces=_BOTH))
+def topk(
+    func: Callable[..., tuple[Tensor, Tensor]],
+    x: ShardTensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> Tensor | tuple[Tensor, ...]:
     """Take the k largest, or smallest, along one dim; of a sharded one, they are split evenly."""
-    given = bind("input k dim largest sorted", args, kwargs, dim=-1, largest=True)
-    x: ShardTensor = given.pop("input")
-    refuse_out(func, kwargs, x.spec)
-    spec, k, dim = x.spec, int(given["k"]), normal_dim(given["dim"], x.spec.ndim)
+    spec, k, dim = x.spec, int(k), normal_dim(dim, x.spec.ndim)
     if not 0 <= k <= spec.global_shape[dim]:
         raise RuntimeError(f"topk: k={k} is out of range for dim {dim} of extent {spec.global_shape[dim]}")
-    if is_int(spec, dim):
-        return _wrapped(x, dim, func(x.local, **given))
+    if is_whole(spec, dim):
+        return _wrapped(x, dim, func(x.local, k, dim, largest, sorted))
     if by_lines(spec, dim):
-        found = on_lines(x, dim, lambda line: _top_of_line(func, line, given))
+        found = on_lines(x, dim, lambda line: _top_of_line(line, k, largest, sorted))
     else:
-        found = tuple(moved_back(each, [dim], spec) for each in func(moved_off(x, [dim]), **given))
-    return torch.return_types.topk(found)  # type: ignore[arg-type]
+        found = tuple(moved_back(each, [dim], spec) for each in func(moved_off(x, [dim]), k, dim, largest, sorted))
+    values, places = found
+    return torch.return_types.topk((values, places))
 
 
-def _top_of_line(func: Any, line: ShardTensor, given: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Take the first k of the line; where they are few and differ, only what each rank could have is gathered."""
-    spec, k, largest = line.spec, int(given["k"]), bool(given["largest"])
+def _top_of_line(line: ShardTensor, k: int, largest: bool, is_sorted: bool) -> tuple[Tensor, ...]:
+    """Take the first k of the line; where they are few and differ, each rank's k alone are gathered.
+
+    Of (9, 2, 5 | 7, 1, 8) on two ranks and k = 2, the ranks' first three, (9, 5, 2) and (8, 7, 1), are gathered. The
+    first two of all are 9 and 8; the third, 7, shows that no equal element was left out.
+    """
+    spec = line.spec
     (axis,) = spec.sharded.values()
     sizes, rank, group = spec.parts(0)
     wanted, few = even_sizes(k, len(sizes)), k * len(sizes) ** 2 <= sum(sizes)
     if not few and not is_short(line):
         found = sort_line(line, descending=largest)
-        return tuple(each[:k].redistribute(sizes={axis: wanted}) for each in found)  # type: ignore[attr-defined]
-    ids = _first_of_line(line, k, largest) if few and given.get("sorted", True) else None
+        return tuple(as_sharded(each[:k], spec).redistribute(sizes={axis: wanted}) for each in found)
+    ids = _first_of_line(line, k, largest) if few and is_sorted else None
     if ids is None:
-        ids = func(line.full_tensor().detach(), **{**given, "dim": 0}).indices
+        ids = torch.topk(line.full_tensor().detach(), k, 0, largest, is_sorted).indices
     mine = ids[sum(wanted[:rank]) :][: wanted[rank]]
     new = spec.with_rows(0, wanted)
     return ShardTensor(fetch_rows(line.local, mine, sizes, 0, group), new), ShardTensor(mine, new)
@@ -169,16 +176,13 @@ def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
 # -- running extremes ----------------------------------------------------------------------------------------------
 
 
-@register_op(*find("cummax cummin", namespaces=_BOTH))
-def cummax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handles(*find("cummax cummin", namespaces=_BOTH))
+def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Tensor, ...]:
     """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""
-    given = bind("input dim", args, kwargs)
-    x: ShardTensor = given["input"]
-    refuse_out(func, kwargs, x.spec)
-    spec, dim = x.spec, normal_dim(given["dim"], x.spec.ndim)
+    spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     largest = "cummax" in func.__name__
     found = (torch.cummax if largest else torch.cummin)(x.local, dim)
-    if is_int(spec, dim):
+    if is_whole(spec, dim):
         return _wrapped(x, dim, found)
     sizes, rank, group = spec.parts(dim)
     held, length = tuple(int(size > 0) for size in sizes), spec.local_shape[dim]
@@ -205,37 +209,42 @@ def cummax(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 # -- places in a sorted sequence -----------------------------------------------------------------------------------
 
 
-@register_op(torch.bucketize)
-def bucketize(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.bucketize)
+def bucketize(input: Tensor | float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """Say between which boundaries each value lies."""
-    given = bind("input boundaries", args, kwargs)
-    return torch.searchsorted(given.pop("boundaries"), given.pop("input"), **given)
+    return torch.searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
-@register_op(torch.searchsorted)
-def searchsorted(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.searchsorted)
+def searchsorted(
+    func: TensorFunction,
+    sorted_sequence: Tensor,
+    input: Tensor | float | None = None,
+    *,
+    self: float | None = None,
+    sorter: Tensor | None = None,
+    **options: bool | str,
+) -> Tensor:
     """Say before which element of a sorted row each value belongs.
 
     Where the rows are cut, each rank says how many of its own come before, and these add up. Where they are shorter
     than the values, they are gathered instead.
     """
-    given = bind("sorted_sequence input", args, kwargs, sorter=None)
-    rows, sorter = given.pop("sorted_sequence"), given.pop("sorter")
-    values = given.pop("self") if "self" in given else given.pop("input")
-    refuse_out(func, given, *specs_of([rows, values]))
+    rows, values, find_places = sorted_sequence, self if input is None else input, partial(func, **options)
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim
-        if sorter is not None:
-            rows = rows[sorter]
-        return sum_over(func(rows.local, values, **given), rows.spec.group(rows.spec.sharded[0]))
+        rows = rows if sorter is None else rows[sorter]
+        assert isinstance(rows, ShardTensor)
+        return sum_over(find_places(rows.local, values), rows.spec.group(rows.spec.sharded[0]))
     if sorter is not None or math.prod(rows.shape) < math.prod(values.shape) or _has_missing(rows):
         rows, sorter = whole_along(rows, -1), whole_along(sorter, -1)
-    if not is_sharded(rows) or len(rows.shape) - 1 not in rows.spec.sharded:
-        return _searched(func, rows, values, sorter, given)
-    axis = rows.spec.sharded[len(rows.shape) - 1]
-    if not is_sharded(values) or values.spec.dims[axis] is None:
-        return _searched(func, rows, values, sorter, given)
-    found = _searched(func, rows, replicated(values, {axis}), sorter, given)  # every rank counts for all of them
-    return to_layout(as_sharded(found, values.spec), values.spec)
+    if is_sharded(rows) and len(rows.shape) - 1 in rows.spec.sharded:
+        axis = rows.spec.sharded[len(rows.shape) - 1]
+        if is_sharded(values) and values.spec.dims[axis] is not None:
+            found = _searched(
+                find_places, rows, replicated(values, {axis}), sorter
+            )  # every rank counts for all of them
+            return to_layout(as_sharded(found, values.spec), values.spec)
+    return _searched(find_places, rows, values, sorter)
 
 
 def _has_missing(rows: Tensor) -> bool:
@@ -244,16 +253,15 @@ def _has_missing(rows: Tensor) -> bool:
     return cut and rows.is_floating_point() and bool(rows.isnan().any())
 
 
-def _searched(func: Any, rows: Tensor, values: Tensor, sorter: Tensor | None, options: Mapping[str, Any]) -> Tensor:
+def _searched(find_places: TensorFunction, rows: Tensor, values: Tensor, sorter: Tensor | None) -> Tensor:
     shared = range(len(rows.shape) - 1)
     if shared and tuple(rows.shape[:-1]) != tuple(values.shape[:-1]):
         raise RuntimeError(f"searchsorted: the first dims of {tuple(rows.shape)} and {tuple(values.shape)} differ")
     labels: list[Hashable] = [d if d in shared else ("value", d) for d in range(len(values.shape))]
     operands = [x.detach() for x in (rows, values, sorter) if x is not None]
-    (part, wanted, *order), layout, _ = align(
-        func, operands, [[*shared, "row"], labels, [*shared, "row"]][: len(operands)]
-    )
-    found = func(part, wanted, **options, **({"sorter": order[0]} if order else {}))
+    names = [[*shared, "row"], labels, [*shared, "row"]][: len(operands)]
+    (part, wanted, *order), layout, _ = align(torch.searchsorted, operands, names)
+    found = find_places(part, wanted, **({"sorter": order[0]} if order else {}))
     like = specs_of(operands)[0]
     for axis, entry in enumerate(layout):
         if entry is not None and entry[0] == "row":

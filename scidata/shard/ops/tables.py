@@ -2,61 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import register_op, unsupported
+from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import (
     align,
-    bind,
     finish,
     is_sharded,
-    local_of,
+    on_parts,
     replicated,
     spec_of_layout,
     specs_of,
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.arguments import argument
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 
 
-@register_op(F.embedding, any_order=True)
-def embedding(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _refuse(func: TensorFunction, operands: list[Tensor], options: Mapping[str, object], remedy: str) -> None:
+    """Refuse options that are not off."""
+    for name, value in options.items():
+        if value is not None and value is not False and name != "norm_type":
+            raise unsupported(func, f"{name}={value}", *specs_of(operands), remedy=remedy)
+
+
+@handles(F.embedding, any_order=True)
+def embedding(
+    func: TensorFunction, x: Tensor, weight: Tensor, padding_idx: int | None = None, **options: object
+) -> Tensor:
     """Look ids up in a table; ids, rows of the table and features may be sharded."""
-    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
-    given = bind(names, args, kwargs, padding_idx=None)
-    ids, table = given["input"], given["weight"]
-    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if given.get(name):
-            raise unsupported(func, f"{name}={given[name]}", *specs_of([ids, table]), remedy="look up without it")
-    if len(table.shape) != 2:
-        raise RuntimeError(f"'weight' must be 2-D, but has shape {tuple(table.shape)}")
-    padding = given["padding_idx"]
-    if padding is not None:
-        if not -table.shape[0] <= padding < table.shape[0]:
-            raise AssertionError(f"padding_idx {padding} must be within the {table.shape[0]} rows of the table")
-        padding %= table.shape[0]
-    rows: list[Hashable] = [*range(len(ids.shape))]
-    axis = table.spec.axis_of_dim(0) if is_sharded(table) else None
-    if axis is not None:
-        return _in_sharded_rows(ids, table, axis, padding)
-    (places, local), layout, _ = align(func, [ids, table], [rows, ["id", "feature"]])
-    shape = (*ids.shape, table.shape[1])
-    spec = spec_of_layout(layout, [*rows, "feature"], shape, specs_of([ids, table])[0])
-    return finish(F.embedding(places, local, padding), spec)
+    _refuse(func, [x, weight], options, "look up without it")
+    if len(weight.shape) != 2:
+        raise RuntimeError(f"'weight' must be 2-D, but has shape {tuple(weight.shape)}")
+    if padding_idx is not None:
+        if not -weight.shape[0] <= padding_idx < weight.shape[0]:
+            raise AssertionError(f"padding_idx {padding_idx} must be within the {weight.shape[0]} rows of the table")
+        padding_idx %= weight.shape[0]
+    if is_sharded(weight) and 0 in weight.spec.sharded:
+        return _in_sharded_rows(x, weight, weight.spec.sharded[0], padding_idx)
+    rows = range(len(x.shape))
+    labels: list[Sequence[Hashable]] = [rows, ["id", "feature"]]
+    return on_parts(func, lambda ids, table: func(ids, table, padding_idx), [x, weight], labels, [*rows, "feature"])
 
 
-def _in_sharded_rows(ids: Any, table: ShardTensor, axis: int, padding: int | None) -> Tensor:
-    """Look ids up of which one rank along a mesh axis has the row: owners are asked, or all answer."""
+def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | None) -> Tensor:
+    """Look ids up of which one rank along a mesh axis has the row: owners are asked, or all answer.
+
+    With rows 0 to 4 on rank 0 and 5 to 9 on rank 1, and ids (1, 7) on both: rank 0 finds row 1 and a spare one of
+    zeros, rank 1 the spare one and row 7; their sum is both rows.
+    """
     spec = table.spec
     if is_sharded(ids) and axis in ids.spec.sharded.values():
         if list(spec.sharded.values()) == list(ids.spec.sharded.values()):
@@ -90,40 +92,40 @@ def _without_padding(found: Tensor, ids: Tensor, padding: int | None) -> Tensor:
     return found if padding is None else torch.where((ids == padding).unsqueeze(-1), found.detach(), found)
 
 
-@register_op(F.embedding_bag)
-def embedding_bag(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.embedding_bag)
+def embedding_bag(
+    func: TensorFunction,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+    **options: object,
+) -> Tensor:
     """Reduce the rows of each bag of ids; bags and features may be sharded."""
-    names = "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights"
-    given = bind(f"{names} include_last_offset padding_idx", args, kwargs, per_sample_weights=None, mode="mean")
-    ids, table, factors = given["input"], given["weight"], given["per_sample_weights"]
-    for name in ("offsets", "max_norm", "scale_grad_by_freq", "sparse", "include_last_offset"):
-        if given.get(name) is not None and given[name] is not False:
-            raise unsupported(func, f"{name}=", *specs_of([ids, table, factors]), remedy="give bags as rows of ids")
-    if len(ids.shape) != 2 or len(table.shape) != 2 or (factors is not None and factors.shape != ids.shape):
-        raise unsupported(func, f"ids of shape {tuple(ids.shape)}", *specs_of([ids, table, factors]))
-    operands = [whole_along(ids, 1), whole_along(table, 0)]
-    labels: list[list[Hashable]] = [["bag", "in bag"], ["id", "feature"]]
-    if factors is not None:
-        operands, labels = [*operands, whole_along(factors, 1)], [*labels, labels[0]]
-    how = {name: given[name] for name in ("mode", "padding_idx") if name in given}
-    plain = not any(map(is_sharded, operands))
-    locals_, layout, _ = ([*map(local_of, operands)], [], {}) if plain else align(func, operands, labels)
-    found = func(*locals_[:2], per_sample_weights=locals_[2] if factors is not None else None, **how)
-    if plain:
-        return found  # type: ignore[no-any-return]
-    shape = (ids.shape[0], table.shape[1])
-    return finish(found, spec_of_layout(layout, ["bag", "feature"], shape, specs_of(operands)[0]))
+    factors = [] if per_sample_weights is None else [per_sample_weights]
+    operands = [x, weight, *factors]
+    _refuse(func, operands, options, "give bags as rows of ids")
+    if len(x.shape) != 2 or len(weight.shape) != 2 or any(each.shape != x.shape for each in factors):
+        raise unsupported(func, f"ids of shape {tuple(x.shape)}", *specs_of(operands))
+
+    def compute(ids: Tensor, table: Tensor, *factors: Tensor) -> Tensor:
+        given = factors[0] if factors else None
+        return func(ids, table, mode=mode, padding_idx=padding_idx, per_sample_weights=given)
+
+    operands = [whole_along(x, 1), whole_along(weight, 0), *[whole_along(each, 1) for each in factors]]
+    labels = [["bag", "in bag"], ["id", "feature"], *[["bag", "in bag"] for _ in factors]]
+    return on_parts(func, compute, operands, labels, ["bag", "feature"])
 
 
-@register_op(F.one_hot, any_order=True)
-def one_hot(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(F.one_hot, any_order=True)
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """Mark each class number among all classes."""
-    x, classes = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "num_classes", -1)
-    if x.dtype != torch.int64:
-        raise RuntimeError(f"one_hot is only applicable to class numbers of int64, not {x.dtype}")
-    low, high = int(x.min()), int(x.max())
-    classes = high + 1 if classes == -1 else classes
+    if input.dtype != torch.int64:
+        raise RuntimeError(f"one_hot is only applicable to class numbers of int64, not {input.dtype}")
+    low, high = int(input.min()), int(input.max())
+    classes = high + 1 if num_classes == -1 else num_classes
     if low < 0 or high >= classes:
         raise RuntimeError(f"one_hot: classes from {low} to {high} among {classes}")
-    marks: Any = x.unsqueeze(-1) == torch.arange(classes, device=x.device)
-    return marks.long()  # type: ignore[no-any-return]
+    return (input.unsqueeze(-1) == torch.arange(classes, device=input.device)).long()

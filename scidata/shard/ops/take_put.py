@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
-from scidata.shard.op_table import find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.advanced import count_true
-from scidata.shard.ops.align import bind, finish, is_sharded, local_of, refuse_out, specs_of, to_layout, write_to_plain
+from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of, to_layout, write_to_plain
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike, in_a_row
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.writing import put as write
@@ -21,81 +22,77 @@ from scidata.shard.views import refuse_write_to_copy
 _BOTH = (torch, Tensor)
 
 
-@register_op(*find("take", namespaces=_BOTH))
-def take(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("take", namespaces=_BOTH))
+def take(input: Tensor, index: Tensor) -> Tensor:
     """Take elements by their number in C order. Collective."""
-    given = bind("input index", args, kwargs)
-    x, index = given["input"], given["index"]
-    refuse_out(func, kwargs, *specs_of([x, index]))
-    if not is_sharded(x):
-        whole = replicate_to_shards(local_of(x), index.spec.shard_groups)
+    if not is_sharded(input):
+        assert isinstance(index, ShardTensor)
+        whole = replicate_to_shards(local_of(input), index.spec.shard_groups)
         return ShardTensor(torch.take(whole, index.local), index.spec)
-    line, _ = in_a_row(x)
+    line, _ = in_a_row(input)
     if not is_sharded(index):
         return line[local_of(index).reshape(-1)].reshape(tuple(index.shape))
     rows, _ = in_a_row(index)
     return to_layout(as_sharded(line[rows].reshape(index.shape), index.spec), index.spec)
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# -- writing ------------------------------------------------------------------------------------------------------
 
 
-def _in_place(func: Any, x: Any) -> bool:
+def _in_place(func: TorchFunction, x: Tensor) -> bool:
     """Whether a function writes to its first argument."""
     if not is_sharded(x):
-        raise unsupported(func, "what is written to is replicated, what is written sharded", *specs_of([x]))
+        raise unsupported(func, "sharded values are written to a replicated tensor", *specs_of([x]))
     in_place: bool = func.__name__.endswith("_")
     if in_place:
         refuse_write_to_copy(func, x)
     return in_place
 
 
-def _check_dtypes(func: Any, x: Tensor, source: Any) -> None:
+def _check_dtypes(func: TorchFunction, x: Tensor, source: object) -> None:
     if not isinstance(source, Tensor) or source.dtype != x.dtype:
         raise RuntimeError(f"{func.__name__}: values must have the dtype {x.dtype} of what they are written to")
 
 
-@register_op(*find("index_put index_put_", namespaces=_BOTH))
-def index_put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("index_put index_put_", namespaces=_BOTH))
+def index_put(
+    func: TensorFunction, x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
-    given = bind("input indices values accumulate", args, kwargs, accumulate=False)
-    x, values = given["input"], given["values"]
     if not isinstance(x, ShardTensor):
-        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
-    target: ShardTensor = x if _in_place(func, x) else x.clone()  # type: ignore[assignment]
+        return write_to_plain(func, (x, indices, values, accumulate), {})
+    target = x if _in_place(func, x) else x.clone()
+    assert isinstance(target, ShardTensor)
     _check_dtypes(func, x, values)
     tensors, dim = {}, 0
-    for index in given["indices"]:
+    for index in indices:
         tensors[dim] = index
         dim += len(index.shape) if index.dtype == torch.bool else 1
-    write(func, target, tensors, values, accumulate=bool(given["accumulate"]))
+    write(func, target, tensors, values, accumulate=bool(accumulate))
     return target
 
 
-@register_op(*find("put", namespaces=_BOTH), Tensor.put_)
-def put(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(*find("put", namespaces=_BOTH), Tensor.put_)
+def put(func: TensorFunction, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Write values to elements by their number in C order, or add them. Collective."""
-    given = bind("input index source accumulate", args, kwargs, accumulate=False)
-    x, index, source = given["input"], given["index"], given["source"]
     if not isinstance(x, ShardTensor):
-        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
+        return write_to_plain(func, (x, index, source, accumulate), {})
     in_place = _in_place(func, x)
     _check_dtypes(func, x, source)
     if index.shape.numel() != source.shape.numel():
         raise RuntimeError(f"put: {index.shape.numel()} places for {source.shape.numel()} values")
-    line: Any = in_a_row(x)[0].clone()
-    write(func, line, {0: index.reshape(-1)}, source.reshape(-1), accumulate=bool(given["accumulate"]))
+    line = in_a_row(x)[0].clone()
+    assert isinstance(line, ShardTensor)
+    write(func, line, {0: index.reshape(-1)}, source.reshape(-1), accumulate=bool(accumulate))
     result = to_layout(as_sharded(line.reshape(x.shape), x.spec), x.spec)
     return x.copy_(result) if in_place else result
 
 
-@register_op(torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)
-def masked_scatter(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+@handles(torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)
+def masked_scatter(func: TensorFunction, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Write one value after the other where a mask is true, in C order. Collective."""
-    given = bind("input mask source", args, kwargs)
-    x, mask, source = given["input"], given["mask"], given["source"]
     if not isinstance(x, ShardTensor) and (func.__name__.endswith("_") or not is_sharded(mask)):
-        return write_to_plain(func, args, kwargs)  # type: ignore[no-any-return]
+        return write_to_plain(func, (x, mask, source), {})
     in_place = func.__name__.endswith("_") and _in_place(func, x)
     _check_dtypes(func, x, source)
     if mask.dtype != torch.bool:
@@ -108,8 +105,8 @@ def masked_scatter(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[st
     if source.shape.numel() < sum(counts):
         raise RuntimeError(f"masked_scatter: {source.shape.numel()} values for {sum(counts)} places")
     if is_sharded(source):
-        wanted = in_a_row(source)[0][: sum(counts)]
-        own = wanted.redistribute(placements=line.placements, sizes={axis: counts}).local  # type: ignore[attr-defined]
+        wanted = as_sharded(in_a_row(source)[0][: sum(counts)], line.spec)
+        own = wanted.redistribute(placements=line.placements, sizes={axis: counts}).local
     else:
         own = slice_to_shard(local_of(source).reshape(-1)[: sum(counts)], counts, 0, line.spec.group(axis))
     written = ShardTensor(line.local.masked_scatter(chosen.local, own), line.spec).reshape(values.shape)

@@ -1,19 +1,19 @@
-"""Index tensors and masks on any dims: what is written through them.
+"""Writes through index tensors and masks on any dims.
 
-Every rank writes what falls on its own part. An index or a mask that is sharded otherwise than the tensor written to
-is gathered, and so are values along the dims that an index makes.
+Every rank writes the values that fall on its own part. An index or a mask that is sharded otherwise than the tensor
+written to is gathered, and so are values along the dims that an index makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
-from scidata.shard.op_table import unsupported
+from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.advanced import check_mask, flat_rows, split_alike, whole_index
 from scidata.shard.ops.align import align, specs_of
 from scidata.shard.rows.edge_order import refuse_disorder
@@ -21,8 +21,10 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
+T = TypeVar("T")
 
-def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any) -> bool:
+
+def fill_where(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Tensor], value: float | Tensor) -> bool:
     """Write one value where a mask is true; return whether that is what was asked for."""
     (dim, mask), *rest = tensors.items()
     if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
@@ -35,8 +37,18 @@ def fill_where(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], va
     return True
 
 
-def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: Any, *, accumulate: bool = False) -> None:
+def put(
+    func: TorchFunction,
+    target: ShardTensor,
+    tensors: Mapping[int, Tensor],
+    value: float | Tensor,
+    *,
+    accumulate: bool = False,
+) -> None:
     """Write values through index tensors and masks, or add them, ``tensors`` by the first dim that each stands for.
+
+    Of ``x[[0, 5, 6]] = (a, b, c)`` with rows 0 to 3 on rank 0 and 4 to 7 on rank 1, rank 0 writes a to its row 0, and
+    rank 1 b and c to its rows 1 and 2.
 
     Collective where an index, or the values along one, are sharded.
     """
@@ -67,23 +79,21 @@ def put(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor], value: An
     rest = [part.shape[d] for d in range(spec.ndim) if d not in indices]
     values = values.expand(*rest[:place], *shape, *rest[place:]).flatten(place, place + len(shape) - 1)
     mine = torch.ones(values.shape[place], dtype=torch.bool, device=values.device)
-    items: list[Any] = [slice(None)] * spec.ndim
-    for d, rows in flat.items():
-        items[d] = rows - spec.offsets[d]
-        mine &= (items[d] >= 0) & (items[d] < part.shape[d])
+    local = {d: rows - spec.offsets[d] for d, rows in flat.items()}
+    for d, rows in local.items():
+        mine &= (rows >= 0) & (rows < part.shape[d])
     (chosen,) = mine.nonzero(as_tuple=True)
-    for d in flat:
-        items[d] = items[d][chosen]
+    local = {d: rows[chosen] for d, rows in local.items()}
     values = values.index_select(place, chosen).to(part.dtype)
     if accumulate:
         rows = part.movedim(dims, list(range(len(dims))))
-        rows.index_put_(tuple(items[d] for d in dims), values.movedim(place, 0), accumulate=True)
+        rows.index_put_(tuple(local[d] for d in dims), values.movedim(place, 0), accumulate=True)
     else:
-        part[tuple(items)] = values
+        part[tuple(local.get(d, slice(None)) for d in range(spec.ndim))] = values
     written(target)
 
 
-def _indices(func: Any, target: ShardTensor, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def _indices(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Return plain integer indices by the dim of each; masks are listed."""
     result: dict[int, Tensor] = {}
     for dim, given in tensors.items():
@@ -119,10 +129,10 @@ def _beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tenso
     )
 
 
-def without_ones(value: Any, ndim: int) -> Any:
+def without_ones(value: T, ndim: int) -> T | Tensor:
     """Drop leading dims of extent 1 beyond ``ndim``, as torch does with values that are assigned."""
-    while isinstance(value, Tensor) and len(value.shape) > ndim and value.shape[0] == 1:
-        value = value.squeeze(0)
+    if isinstance(value, Tensor) and len(value.shape) > ndim and value.shape[0] == 1:
+        return without_ones(value.squeeze(0), ndim)
     return value
 
 

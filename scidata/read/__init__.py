@@ -18,7 +18,7 @@ from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.array import ArrayPlan, plan_cut
 from scidata.read.context import ReadStats, Tally, Target
 from scidata.read.execute import Execution
-from scidata.read.tables import Task
+from scidata.read.pattern_tables import Task
 from scidata.sources.access.fetches import Fetches
 from scidata.sources.access.kept_urls import Came
 

@@ -21,7 +21,7 @@ from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies
 from scidata.read.gathers import at_any_byte
-from scidata.read.tables import tables_of
+from scidata.read.pattern_tables import tables_of
 from scidata.sources.access.files import files, scatter
 
 READ, DECODE, COPY = range(3)  # stages

@@ -16,9 +16,9 @@ from scidata.plan.array import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import Reads
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
+from scidata.read.pattern_tables import Task
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
-from scidata.read.tables import Task
 from scidata.sources.access.fetches import Range
 
 

@@ -17,7 +17,7 @@ from scidata.read.blosc import Bytes
 from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
 from scidata.read.context import COPY, DECODE, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
-from scidata.read.tables import EncodedTables
+from scidata.read.pattern_tables import EncodedTables
 from scidata.sources.access.files import files
 
 #: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.

@@ -15,7 +15,7 @@ from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans, chunk_shapes
 from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
-from scidata.read.tables import RawTables
+from scidata.read.pattern_tables import RawTables
 from scidata.sources.access.files import files
 
 #: Pieces of a read, or reads, that are many enough for NumPy's calls to pay.

@@ -1,4 +1,4 @@
-"""What a gridded store holds and how it is meant to be read where the user does not say: fields, sample dim, split."""
+"""Defaults for a gridded store: its fields, sample dimension and split, where the user does not name them."""
 
 from __future__ import annotations
 

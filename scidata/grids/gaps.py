@@ -37,7 +37,7 @@ class Gaps:
     breaks
         ``(num_rows,)`` bool: whether a selected row is not one usual step after the one before it; the first never is.
     text
-        What they are: how many, and the first.
+        Their number, and the first of them.
     is_regular
         Whether there is a usual step: at least half of all are about as long. Else ``breaks`` has none.
     """
@@ -48,7 +48,7 @@ class Gaps:
 
     @property
     def remedy(self) -> str:
-        """What can be done."""
+        """The remedy that a message names."""
         if self.is_regular:
             return "gaps='skip' leaves out the samples whose steps reach over one"
         return "steps of a sample are neighbouring rows, whatever lies between; gaps='allow' says that this is meant"
@@ -139,7 +139,7 @@ def _times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
 def without_missing(
     series: Series, crop: Mapping[str, Any], sizes: Mapping[str, int], gaps: str
 ) -> tuple[dict[str, Any], str]:
-    """Return a crop without the dates that a source names as ``missing_dates``, as anemoi's do; and what to say.
+    """Return a crop without the dates that a source names as ``missing_dates``, as anemoi's do; and a message.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def _missing_dates(source: Source) -> list[Any]:
 def rows_of_samples(
     series: Series, selected: Mapping[str, Segments], steps: FieldSteps, gaps: str
 ) -> tuple[SampleRows, str]:
-    """Return which rows each sample is, without those whose windows cross a gap; and what to say of that.
+    """Return the rows of each sample, without samples whose windows cross a gap; and a message.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Coordinates as people read them: times decoded, selection by value, what an index out of range could have meant."""
+"""Coordinates as people read them: times decoded, selection by value, hints for an index out of range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIME_AS_TEXT = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d$")  # 2015-01-01_06:
 
 
 class Labels:
-    """What the rows of a cut grid are labelled with, times decoded; None along dims that nothing labels."""
+    """Labels of the rows of a cut grid, times decoded; None along dims that nothing labels."""
 
     def __init__(self, series: Series, partition: GridPartition) -> None:
         self._series, self._partition = series, partition
@@ -121,7 +121,7 @@ def label_text(label: object) -> str:
 
 
 def stored_times(source: Source, dim: str) -> tuple[npt.NDArray[Any], str] | None:
-    """Return the times of rows along a dimension as they are stored, and what they count, with the calendar.
+    """Return the times of rows along a dimension as they are stored, and their units and calendar.
 
     ``datetime64``, or numbers since a date; None where nothing tells times.
     """
@@ -192,7 +192,7 @@ def _decoded(source: Source, dim: str, attributes: Mapping[str, Any], values: np
 
 
 def _not_decoded(dim: str, said: Mapping[str, str], why: str) -> str:
-    """Say which times nobody decodes, why, and how rows are chosen without."""
+    """Name the times that cannot be decoded, the reason, and how to choose rows without them."""
     units, calendar = said.get("units", ""), said.get("calendar")
     if re.match(r"\s*(months?|years?)\b", units, re.IGNORECASE):
         reason = "whose length is not the same everywhere in this calendar"
@@ -208,7 +208,7 @@ def _not_decoded(dim: str, said: Mapping[str, str], why: str) -> str:
 
 
 def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return what ``sel`` means as ``isel``: labels, lists of labels and slices of them, as ``xarray`` takes them.
+    """Translate ``sel`` to ``isel``: labels, lists of labels and slices of them, as ``xarray`` takes them.
 
     Raises
     ------

@@ -150,7 +150,7 @@ def chunk_edges(selected: Segments, chunk: int) -> IntArray:
 
 
 def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Segments]:
-    """Return what a crop leaves of each dimension.
+    """Return the rows of each dimension after a crop.
 
     Raises
     ------
@@ -267,7 +267,7 @@ _KINDS = ("even", "chunk")
 
 
 def _named(where: str, function: Callable[[], T]) -> T:
-    """Call it, and put what it is about before its complaint."""
+    """Call a function, and put ``where`` before the message of its error."""
     try:
         return function()
     except ConfigError as e:

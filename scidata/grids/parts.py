@@ -1,4 +1,4 @@
-"""What a reader of grids knows of a field, and of one rank's part of a sample."""
+"""A field as readers of grids see it, and one rank's part of a sample."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scidata.core.types import Decoding, Segments
 from scidata.plan.family import PlanFamily
 from scidata.read import Job
 
-#: What a sample takes: the reads of each field, one of each file that holds a part of it.
+#: The reads of a sample by field, one for each file that holds a part of it.
 Jobs: TypeAlias = dict[str, list[Job]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """What reading one field needs beyond its layout."""
+    """Facts that a read of a field needs beyond its layout."""
 
     dims: tuple[str, ...]  # of one sample, as the user sees them
     source_dims: tuple[str, ...]

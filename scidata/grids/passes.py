@@ -114,7 +114,7 @@ class GridPass:
         self.bounds = merged_blocks(starts_of, len(self._local), at_once, apart)
 
     def _make_tiles(self, layout: ArrayLayout, wanted: int) -> list[dict[str, tuple[int, int]]]:
-        """Cut the owned rows into about so many tiles, at edges of chunks: what each has along each dim."""
+        """Cut the owned rows into about so many tiles, at edges of chunks; return each tile's range along each dim."""
         edges = {d: self._edges(d, layout.chunks[layout.dims.index(d)]) for d in self._owned}
         ranges = {}
         for dim in sorted(edges, key=lambda d: -len(edges[d])):
@@ -170,7 +170,7 @@ class GridPass:
         return self._partition.sizes[dim]
 
     def labels(self, dim: str) -> list[Any] | None:
-        """Return what labels them, as plain numbers or text; None where nothing does."""
+        """Return the labels of these rows, as plain numbers or text; None where nothing labels them."""
         return plain_labels(self._series, self._partition, dim)
 
     def span(self) -> tuple[str, str, str] | None:

@@ -22,16 +22,16 @@ _MAX_PARTS = 256  # that are kept: a rank reads one
 
 
 class Planner:
-    """What each rank of a domain reads of each sample. Thread-safe; pickles without its plans.
+    """Plans the reads of any rank of a domain, for any sample. Thread-safe; pickles without its plans.
 
     Parameters
     ----------
     series
         The files, seen as one.
     fields
-        What is read of them.
+        Those that are read.
     partition
-        Who owns which rows.
+        Which rank owns which rows.
     steps, sample_rows
         Which rows along the sample dimension a sample is.
     allow_missing
@@ -53,7 +53,7 @@ class Planner:
         return isinstance(self._series.files[0].path, Url)
 
     def forget(self) -> None:
-        """Drop what was planned: the files may be others when they are opened again."""
+        """Drop all plans: the files may be others when they are opened again."""
         self._jobs.clear()
 
     # -- a rank's part -------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Planner:
         return Places(self._series, self._steps, self._sample_rows, self.number(index))
 
     def selections(self, name: str, places: Places, part: Part) -> list[tuple[int, ArrayLayout, Selection]]:
-        """Return what is read of a field: for each file involved its position, layout and selection."""
+        """Return the reads of a field: for each file involved its position, layout and selection."""
         dim, dims = self._series.sample_dim, self._fields[name].source_dims
         fixed: Runs = [(places.member if self._series.outer else 0, ())]
         found = []
@@ -131,7 +131,7 @@ class Planner:
         return found
 
     def jobs_of(self, index: int, part: Part, names: tuple[str, ...]) -> Jobs:
-        """Plan some fields, or find what an earlier epoch planned."""
+        """Plan some fields, or find the plans of an earlier epoch."""
         jobs = self._jobs.get((part, index, names))
         if jobs is None:
             jobs = self.plan_fields(index, part, names)

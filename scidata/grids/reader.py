@@ -199,7 +199,7 @@ class GridReader:
         return self.labels.of_sample(self.sample_rows.of(self._planner.number(index)), self.field_steps)
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides the samples: see :mod:`scidata.grids.fingerprint`."""
+        """Return a digest of all that decides the samples: see :mod:`scidata.grids.fingerprint`."""
         return fingerprint_of(
             self._series.files,
             {name: (self.global_shape(name), str(self.dtype(name))) for name in self.fields},
@@ -271,7 +271,7 @@ class GridReader:
     def selections(
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
-        """Return what is read of a field: for each file involved its position, layout and selection."""
+        """Return the reads of a field: for each file involved its position, layout and selection."""
         planner = self._planner
         return planner.selections(name, planner.places_of(index), planner.part_of(coordinate))
 
@@ -294,7 +294,7 @@ class GridReader:
     ) -> ReadStats:
         """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe.
 
-        ``once``: what is the same in other samples is not kept in memory for them; the caller keeps it.
+        ``once``: fields that are the same in other samples are not kept in memory for them; the caller keeps them.
         """
         part = self._planner.part_of(coordinate)
         return self.pool.read_into(SampleRead(part, index, out, once), [name for name in self.fields if name in out])
@@ -304,7 +304,7 @@ class GridReader:
         return self.pool.shared_reads(self.part_of(coordinate), index)
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> GridPass:
-        """Return what goes over all rows of a field that some samples have, of one rank's own part."""
+        """Return a pass over all rows of a field that some samples have, of one rank's own part."""
         return GridPass(
             name, self._fields[self._known(name)], series=self._series, partition=self.partition,
             sample_rows=self.sample_rows, samples=samples, coordinate=self.partition.coordinate(rank),

@@ -30,7 +30,7 @@ class SampleRows:
     series
         With the dimension of steps, and those that number trajectories.
     selected
-        What the crop leaves of each dimension.
+        Rows of each dimension after the crop.
     steps
         Of a sample, those of all fields; a negative one needs rows before it.
     crosses
@@ -86,7 +86,7 @@ class SampleRows:
         return others
 
     def start_of(self, index: int) -> Callable[[int], int]:
-        """Return what gives the row of a sample at each step."""
+        """Return a function that gives the row of a sample at each step."""
         if self._selected is None:
             return lambda step: 0
         first = 0

@@ -26,7 +26,7 @@ MAX_SHARED_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """What was done of a plan; sums of parts of blocks, and of their bytes on disk.
+    """Progress of a plan: sums of parts of blocks, and of their bytes on disk.
 
     Attributes
     ----------
@@ -48,14 +48,14 @@ class Staged:
 
 
 class Staging:
-    """A plan of what some ranks of a reader's domain need, block by block in the order of the samples.
+    """A plan of the blocks that some ranks of a reader's domain need, in the order of the samples.
 
     Attributes
     ----------
     num_parts, num_bytes
-        All parts of blocks, and what they take on disk.
+        All parts of blocks, and their bytes on disk.
     num_left, bytes_left
-        Those at the end that do not fit: they would push out what comes before them.
+        Those at the end that do not fit: they would push out those before them.
     """
 
     def __init__(self, reader: GridReader, ranks: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class Staging:
         return found
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> Staged:
-        """Fill what is not there; call ``tick`` for each part that is done, in this thread.
+        """Fill the missing parts; call ``tick`` for each part that is done, in this thread.
 
         Raises
         ------

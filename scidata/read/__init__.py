@@ -41,14 +41,14 @@ def read_plan(
     allow_missing: bool = False,
     executor: Executor | None = None,
 ) -> ReadStats:
-    """Read what ``plan`` says into ``out``.
+    """Run ``plan``: read its selection into ``out``.
 
     Parameters
     ----------
     plan
         From :func:`scidata.plan.array.plan_array`. Places of chunks that it does not have are asked of ``source``.
     out
-        ``plan.out_shape``, C-contiguous. Elements outside the plan's selection keep what they held. Its dtype is the
+        ``plan.out_shape``, C-contiguous. Elements outside the plan's selection stay. Its dtype is the
         decoded one, the stored one in native byte order, or any other that values are then cast to once.
     source
         The store that ``plan.layout`` came from.
@@ -79,7 +79,7 @@ def read_plan(
 
 
 class Job:
-    """A plan and how to read it: any number of times. What that takes is found at the first, and kept for the others.
+    """A plan and how to read it, any number of times. Its execution is prepared once, at the first read.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Job:
         return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
 
     def execution(self, dtype: np.dtype[np.generic]) -> Execution:
-        """Return what runs the plan into buffers of ``dtype``; raises what places of chunks show to be wrong."""
+        """Return the execution for buffers of ``dtype``; raises errors that the places of chunks show."""
         ready = self._ready
         if ready is None or ready[0] != dtype:
             plan = self.plan
@@ -116,7 +116,7 @@ class Job:
         return ready[1]
 
 
-#: One run of a plan: what runs it, and its destination.
+#: One run of a plan: its execution, and its destination.
 _Run: TypeAlias = tuple[Execution, Target]
 
 
@@ -232,7 +232,7 @@ class _Batches:
         return tally.stats()
 
 
-# only Linux counts by thread; elsewhere what other threads wait for counts, too, and more are woken than need be
+# only Linux counts by thread; elsewhere waits of other threads count, too, and more are woken than need be
 _WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 

@@ -39,7 +39,7 @@ class Scratch:
         self._buffers: dict[str, Bytes] = {}
 
     def get(self, name: str, nbytes: int) -> Bytes:
-        """Return ``nbytes`` bytes of what was last written under ``name``, or of nothing in particular."""
+        """Return ``nbytes`` bytes, as last written under ``name``, or uninitialised."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
             buffer = allocate("chunks and what is read beside them", (max(nbytes, 4096),), np.uint8)
@@ -324,7 +324,7 @@ class Pipeline:
         Raises
         ------
         CorruptDataError, ChecksumError
-            Sizes, checksum or contents are not what they should be.
+            Sizes, checksum or contents are wrong.
         """
         last = len(self._steps) - 1
         for i, step in enumerate(self._steps):

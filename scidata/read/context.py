@@ -1,4 +1,4 @@
-"""What every part of one running read shares: plan, destination, conversion, names for messages, fetching."""
+"""State that all parts of one running read share: plan, destination, conversion, names for messages, fetching."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scidata.sources.access.files import files, scatter
 READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")
 
-#: What a read fills.
+#: A buffer that a read fills.
 ByteBuffer: TypeAlias = npt.NDArray[np.uint8] | memoryview
 
 _thread = threading.local()
@@ -43,7 +43,7 @@ def thread_scratch() -> Scratch:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadStats:
-    """What a read did: bytes read from files, bytes that came out of decoding, ranged reads.
+    """Statistics of a read: bytes read from files, bytes that came out of decoding, ranged reads.
 
     ``read_ns``, ``decode_ns`` and ``copy_ns`` (of values that do not come to lie where they belong at once, their
     conversion included) are nanoseconds, summed over threads.
@@ -69,17 +69,17 @@ class ReadStats:
         )
 
 
-#: Of what is in memory already.
+#: Statistics of rows that are in memory already.
 NO_READ = ReadStats()
 
 
 class Tally:
-    """What one thread has done so far; made for all that it does of a read, since a ReadStats for each would cost more.
+    """Counts of one thread's work on a read; one for all its tasks, since a ReadStats for each would cost more.
 
     Attributes
     ----------
     trace
-        Called with stage, begin, end and bytes of what was done; None while nothing is traced.
+        Called with stage, begin, end and bytes of each piece of work; None while nothing is traced.
     """
 
     __slots__ = ("_ns", "decoded", "fetched", "num_reads", "trace")
@@ -127,7 +127,7 @@ class Target:
     tracer
         Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     arrived
-        Of URLs: what was fetched ahead for reads that are not run yet, or the error; by table of reads and row.
+        Of URLs: bytes fetched ahead for reads that are not run yet, or the error; by table of reads and row.
     """
 
     __slots__ = ("arrived", "out", "out_bytes", "out_view", "tracer")
@@ -148,7 +148,7 @@ class Context:
     item, out_item
         Bytes of one stored and of one destination value.
     tables
-        What is derived from the plan's pattern.
+        Tables derived from the plan's pattern.
     paths
         Files and URLs as they are opened: a plan's own say nothing of credentials.
     """
@@ -201,7 +201,7 @@ class Context:
         *,
         skip: int = 0,
     ) -> None:
-        """Read one range, or what lies ``skip`` bytes into it, into ``buffers``; unless it came ahead for ``target``.
+        """Read one range, from ``skip`` bytes on, into ``buffers``; unless it was fetched ahead for ``target``.
 
         Parameters
         ----------

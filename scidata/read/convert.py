@@ -1,4 +1,4 @@
-"""From stored values to the destination's: byte order, CF unpacking, one cast. Bit for bit what xarray computes."""
+"""From stored values to the destination's: byte order, CF unpacking, one cast. Bit for bit as xarray computes it."""
 
 from __future__ import annotations
 

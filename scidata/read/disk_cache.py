@@ -41,7 +41,7 @@ _FAN = re.compile(r"[0-9a-f]{2}")
 _ENTRY = re.compile(r"[0-9a-f]{62}\.rows")
 _NEW = re.compile(r"\.new-\w{8}\.rows")
 _TOTAL = struct.Struct("<QI")  # bytes of all entries, and a checksum of that
-_ABANDONED = 600.0  # seconds: a write takes milliseconds, so whoever began this one was killed
+_ABANDONED = 600.0  # seconds: a write takes milliseconds, so the process that began this one was killed
 _TOUCHED = 60.0  # seconds for which a use need not be noted again
 _QUIET = 60.0  # seconds without another attempt to write after one has failed
 _PATIENCE = 5.0  # seconds to wait for others that count or evict
@@ -49,14 +49,14 @@ _AFTER_EVICTION = 0.95  # of the bytes: evicting looks at all entries, and is no
 
 
 class _DamagedError(Exception):
-    """What is wrong with an entry."""
+    """An entry is damaged; the message says how."""
 
 
 class DiskCache:
     """Entries of equal rows in a folder that any number of threads, processes and jobs fill and read. Pickles.
 
     Each entry has a checksum of its header and one of each row: every read is checked (crc32c takes 0.06 ms a MiB,
-    measured, half of what copying from the page cache takes). An entry that is damaged is deleted and counts as not
+    measured, half as long as a copy from the page cache). An entry that is damaged is deleted and counts as not
     there. Where the disk is full, or the folder cannot be written, that is said once and nothing is kept for a while.
 
     Parameters
@@ -64,8 +64,8 @@ class DiskCache:
     directory
         Made at the first entry. Other files in it are never touched.
     max_bytes
-        Of all entries, whoever wrote them; the ones whose last use is longest ago go first. Default half of what is
-        free on the disk, entries included.
+        Of all entries, of any writer; the ones whose last use is longest ago go first. Default half of the free
+        space on the disk, entries included.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int | None = None) -> None:
@@ -180,7 +180,7 @@ class DiskCache:
                 held = self._evict(int(_AFTER_EVICTION * limit) - nbytes)
             if held + nbytes > limit:
                 raise OSError(errno.ENOSPC, "older entries cannot be deleted")
-            os.truncate(descriptor, nbytes)  # who counts the files from now on counts this one whole
+            os.truncate(descriptor, nbytes)  # from now on counts of the files have this one whole
             keep(held + nbytes)
         return True
 
@@ -192,7 +192,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[tuple[int, Callable[[int], None]]]:
-        """Give the bytes of all entries, and what notes another number, while no other process does the same."""
+        """Lock the total, and give the bytes of all entries and a function that notes another number."""
         descriptor = open_own(os.path.join(self._root, "total"), os.O_RDWR | os.O_CREAT)
         try:
             _lock(descriptor)
@@ -262,7 +262,7 @@ class DiskCache:
 
 
 def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
-    """Return what keeps decoded parts in a folder, which need not be there yet.
+    """Return the cache of decoded parts in a folder, which need not be there yet.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def _entry_nbytes(num_rows: int, row_nbytes: int) -> int:
 
 
 def _header(key: bytes, rows: npt.NDArray[np.uint8]) -> bytes:
-    """Return the header: what the entry is, a checksum of each row, and at the end one of all this."""
+    """Return the header: key and sizes, a checksum of each row, and at the end one of all this."""
     nbytes = _header_nbytes(len(rows))
     checksums = b"".join([_CRC.pack(crc32c(row.data)) for row in rows])
     head = _HEAD.pack(_MAGIC, _FORMAT, nbytes, *rows.shape, key) + checksums

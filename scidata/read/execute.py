@@ -37,7 +37,7 @@ class Execution:
     Raises
     ------
     MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError
-        What the places of the chunks say by themselves, before anything is read.
+        Errors that the places of the chunks show, before anything is read.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Execution:
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
     def begin(self, out: npt.NDArray[np.generic]) -> Target:
-        """Begin a run into ``out``: fill what is absent."""
+        """Begin a run into ``out``: fill absent chunks."""
         target = Target(out, self.layout.name)
         if len(self._plan.absent):
             self._fill_absent(target)
@@ -112,7 +112,7 @@ class Execution:
         return tasks, costs
 
     def range_of(self, task: Task) -> Range:
-        """Return what a task fetches of a URL."""
+        """Return the range of a URL that a task fetches."""
         reads, (_, row) = self._reads_of(task), task
         url = self._context.paths[reads.path_index[row]]
         assert isinstance(url, Url)

@@ -32,7 +32,7 @@ class Gather:
     def run(self, buffer: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> None:
         """Copy values of ``dtype`` as they are."""
         ndim, nbytes = len(self.shape), dtype.itemsize
-        while ndim and self._runs_on(ndim - 1, nbytes):  # what is contiguous in both is one value
+        while ndim and self._runs_on(ndim - 1, nbytes):  # values that are contiguous in both are one
             ndim, nbytes = ndim - 1, nbytes * self.shape[ndim - 1]
         kind, shape = np.dtype(f"V{nbytes}"), self.shape[:ndim]
         from_, source = at_any_byte(buffer, kind, shape, self.source_strides[:ndim], self.source)

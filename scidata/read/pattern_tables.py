@@ -1,4 +1,4 @@
-"""What the reader derives from a plan's pattern, kept as long as the pattern is: plans that share one share it, too."""
+"""Tables derived from a plan's pattern, kept as long as the pattern is: plans that share one share them, too."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class EncodedTables:
 
 @dataclass(kw_only=True, eq=False)
 class PatternTables:
-    """All that is derived from a pattern for one kind of destination; None where nobody asked for it yet.
+    """Tables derived from a pattern for one kind of destination; None where they were not needed yet.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ class RawRun:
         if not target.arrived:
             path = self._context.paths[self._tables.path_index[first]]
             first += files().read_each(path, self._offset[first:stop], map(view.__getitem__, place[first:stop]))
-        for row in range(first, stop):  # what did not work at once fails with the chunk's name, if it does
+        for row in range(first, stop):  # a read that did not work at once fails here with the chunk's name
             self._context.fetch(self._reads, row, [buffer[place[row]]], self._chunk_of, target)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The last stage of blocks: plans what a block, or a sample, is of the files, and reads it."""
+"""The last stage of blocks: plans which bytes of the files a block, or a sample, takes, and reads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SourceBlocks:
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")  # other epochs read the same blocks again
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block and what was read for it; nobody else makes it, so there is nothing to wait for."""
+        """Return a block and the statistics of its read; there is no other rank to wait for."""
         job = self._jobs.get(key)
         if job is None:
             job = self._plan(key)
@@ -59,7 +59,7 @@ class SourceBlocks:
         return read_plans(reads, executor=self._threads.executor())
 
     def clear(self) -> None:
-        """Forget plans, and let go of memory."""
+        """Forget plans, and free memory."""
         self._jobs.clear()
         self._memory.clear()
         self._planner.forget()

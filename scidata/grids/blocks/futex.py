@@ -47,7 +47,7 @@ class Futex:
         return int(self._words[self._index(key)])
 
     def ring(self, key: bytes) -> None:
-        """Wake all who wait for a key."""
+        """Wake all processes that wait for a key."""
         at = self._index(key)
         self._words[at] = (self._words[at] + 1) & 0xFFFFFFFF
         if self._call is not None:

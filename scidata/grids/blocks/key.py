@@ -1,4 +1,4 @@
-"""What names a block of decoded rows, what a sample needs of blocks, and what each stage of the chain promises.
+"""The name of a block of decoded rows, the blocks that a sample needs, and the contract of a stage of the chain.
 
 A *block* is what one rank needs of the chunks that hold the same steps of a field: all its rows there, halo included,
 decoded. Stages stand in a row, each of which knows the next one only::
@@ -96,10 +96,10 @@ class BusyError(Exception):
 
 
 class BlockStage(Protocol):
-    """One place that rows come from. What it lacks it takes from the next stage. Thread-safe."""
+    """One place that rows come from; a block that it lacks comes from the next stage. Thread-safe."""
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, its dims in the source's order, and what had to be read for it.
+        """Return a block, its dims in the source's order, and the statistics of the reads it took.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class BlockStage(Protocol):
         """
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
-        """Read some fields of a sample into its buffers; return what had to be read for it."""
+        """Read some fields of a sample into its buffers; return the statistics of the reads it took."""
 
     def clear(self) -> None:
-        """Forget what is kept in memory: rows, plans, and what files are known by; in the next stages, too."""
+        """Forget rows, plans and versions of files that are kept in memory, in the next stages, too."""

@@ -29,7 +29,7 @@ class NodeRanks:
     Attributes
     ----------
     name
-        What they have in common, and no other processes of the node.
+        The same on all of them, and on no other processes of the node.
     coordinates
         Of each its position along the axes of the domain.
     me
@@ -50,14 +50,14 @@ def decodes_in_parts(layout: ArrayLayout) -> bool:
 
 
 class NodeShares:
-    """What each of the ranks of a node needs of the chunks of a grid. Thread-safe.
+    """Which parts of a grid's chunks each rank of a node needs. Thread-safe.
 
     Parameters
     ----------
     partition, sample_dim
         How the grid is cut, and the dimension of samples, which is not.
     ranks
-        Those who share.
+        The ranks that share.
     """
 
     def __init__(self, partition: GridPartition, sample_dim: str | None, ranks: NodeRanks) -> None:
@@ -76,7 +76,7 @@ class NodeShares:
         return position == tuple(map(mine.__getitem__, self._partition.axis_sizes))
 
     def cut(self, layout: ArrayLayout, trajectories: Mapping[str, Segments]) -> NodeCut:
-        """Return what of an array this rank takes alone, and what it shares; of some trajectories."""
+        """Return the chunks of some trajectories that this rank takes alone, and those that it shares."""
         rows = tuple([(dim, s.start, s.count) for dim, (s,) in trajectories.items()])
         place = layout.geometry, layout.dims, rows
         return self._cuts.get_or_make(
@@ -148,14 +148,14 @@ class NodeShares:
         ]
 
     def _some_header(self, layout: ArrayLayout, source: Source) -> blosc.ChunkHeader | None:
-        """Return what a chunk says of its blocks; None where none is there."""
+        """Return the header of one chunk; None where there is no chunk."""
         try:
             refs = source.locate(layout, np.array(self._some_chunks(layout), np.int64))
             at = int(np.flatnonzero(refs.path_index >= 0)[0])
             data = np.empty(blosc.HEADER_NBYTES, np.uint8)
             files().read_into(refs.paths[refs.path_index[at]], int(refs.offset[at]), [data])
             return blosc.read_header(data, None, encoded=int(refs.nbytes[at]))
-        except (OSError, IndexError, CorruptDataError):  # whoever reads it says so
+        except (OSError, IndexError, CorruptDataError):  # the read of the chunk reports it
             return None
 
 

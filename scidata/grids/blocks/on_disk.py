@@ -41,13 +41,13 @@ from scidata.sources.access.validators import Validator, Validators
 _log = logging.getLogger("scidata")
 
 _VALUES = 1  # to be raised when the same bytes decode to other values than before
-MAX_WAIT = 3.0  # seconds for files to settle; what has a later time comes from a clock that is wrong
+MAX_WAIT = 3.0  # seconds for files to settle; later times come from a clock that is wrong
 _MAX_ENTRIES = 1 << 18  # blocks that are known to be as they were; some 0.3 kB each
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What a block is found by: an empty digest where nothing tells the versions of its source's files."""
+    """The name of a block on disk; an empty digest where nothing tells the versions of its source's files."""
 
     digest: bytes
     validator: Validator
@@ -55,7 +55,7 @@ class _Entry:
 
 
 class DiskBlocks:
-    """A reader's blocks on disk. Thread-safe; pickles without what it knows of the source's files.
+    """A reader's blocks on disk. Thread-safe; pickles without the versions of the source's files.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class DiskBlocks:
         self._forget()
 
     def clear(self) -> None:
-        """Forget what the source's files are known by; the next use of each block asks again."""
+        """Forget the versions of the source's files; the next use of each block asks again."""
         self._forget()
         self._next.clear()
 
@@ -135,7 +135,7 @@ class DiskBlocks:
         return _Entry(digest, validator, steps_first)
 
     def _digest_of(self, key: BlockKey, layout: ArrayLayout, selection: Selection) -> bytes:
-        """Return a digest of what decides the values of all blocks of a part, but for their steps and their files."""
+        """Return a digest of all that decides the values of a part's blocks, but for their steps and their files."""
         field, dim = self._layout.fields[key.name], self._series.sample_dim
         rows = tuple(() if d == dim else rows for d, rows in zip(layout.dims, selection, strict=True))
         lasting = self._lasting(layout, self._series.sources[key.member].path)
@@ -228,8 +228,8 @@ class DiskBlocks:
     def _fill(self, key: BlockKey) -> tuple[Rows, ReadStats]:
         """Read a block from the next stage and keep it, with those of other trajectories in its chunks.
 
-        Return it with its steps first, and what was read. Of threads that want the same ones, one reads; only its
-        caller counts what was read.
+        Return it with its steps first, and the statistics. Of threads that want the same blocks, one reads; only its
+        caller counts the read.
         """
         mine: list[ReadStats] = []
         together = self._sizes.of(key.part).at_once(key.name, key.member)

@@ -39,7 +39,7 @@ _MAX_FILES = 1 << 14  # shares whose files are kept by name
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block that is read here: where it lies, and which ranks need what of it."""
+    """A block that is read here: its place in the file, and the chunks that each rank needs."""
 
     key: BlockKey
     layout: ArrayLayout
@@ -93,7 +93,7 @@ class NodeDecoder:
         self._next.clear()
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, each chunk of it decoded by one rank of the node, and what was read here, for others too.
+        """Return a block, each chunk of it decoded by one rank of the node, and the statistics of the reads done here.
 
         Shares that another rank decodes right now come last.
 
@@ -134,7 +134,7 @@ class NodeDecoder:
         return _Block(key, layout, axis, selection[axis], self._shares.cut(layout, trajectories), out)
 
     def _job(self, block: _Block, number: tuple[str, int], rows: Selection, shape: tuple[int, ...]) -> Job:
-        """Plan a read of some chunks, or find what an earlier epoch planned."""
+        """Plan a read of some chunks, or find the plan of an earlier epoch."""
         job = self._jobs.get((block.key, number))
         if job is None:
             name, layout = block.key.name, block.layout
@@ -147,7 +147,7 @@ class NodeDecoder:
         return job
 
     def _take(self, block: _Block, k: int, *, wait: bool) -> ReadStats | None:
-        """Copy this rank's rows of a share; return what was read for it, None where another rank makes it now."""
+        """Copy this rank's rows of a share; return the statistics, None where another rank makes it now."""
         share = block.cut.shares[k]
         shape = tuple([sum(s.count for s in each) for each in block.with_samples(share.rows)])
 
@@ -168,7 +168,7 @@ class NodeDecoder:
         return (made or NO_READ) if used else None
 
     def _content(self, block: _Block, share: Share, k: int) -> bytes:
-        """Return what decides the values of a share but for samples and files, the same text on all ranks."""
+        """Return a text, the same on all ranks, of all that decides a share's values but for samples and files."""
         key, layout = block.key, block.layout
 
         def find() -> bytes:
@@ -182,7 +182,7 @@ class NodeDecoder:
     def _version(self, block: _Block, share: Share, k: int) -> bytes | None:
         """Return a digest that changes where a file of the chunks is written anew: other ranks may have read it before.
 
-        None where nobody knows: such chunks are not handed on.
+        None where the source does not know its files: such chunks are not handed on.
         """
         source = self._series.sources[block.key.member]
         (files,) = self._files.get_or_make(

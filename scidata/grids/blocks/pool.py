@@ -44,7 +44,7 @@ class _UnwantedError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRead(Wanted):
-    """A block that a sample needs, for whoever knows which samples come next.
+    """A block that a sample needs, for a loader that knows which samples come next.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class BlockPool:
         return most
 
     def clear(self) -> None:
-        """Let go of all blocks in memory; those on disk stay."""
+        """Free all blocks in memory; those on disk stay."""
         self._blocks.clear()
         self._reads.clear()
         self._next.clear()
@@ -211,7 +211,7 @@ class BlockPool:
         return name in fixed and not sample.once and out.size > 0
 
     def _ahead(self) -> Iterator[ReadStats]:
-        """Take what reading ahead took since the last sample; of several threads each takes some of it."""
+        """Take the statistics of blocks read ahead since the last sample; of several threads each takes some."""
         with contextlib.suppress(IndexError):
             while True:
                 yield self._uncounted.popleft()
@@ -230,12 +230,12 @@ class BlockPool:
         return stats
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, and what had to be read for it now."""
+        """Return a block, and the statistics of the reads it took now."""
         stats: list[ReadStats] = []
         return self._block(key, stats, wait=wait).values, sum(stats, start=NO_READ)
 
     def read_ahead(self, key: BlockKey, *, wait: bool = True) -> None:
-        """Read a block, unless it is kept; what that took is counted with the next sample.
+        """Read a block, unless it is kept; its statistics are counted with the next sample.
 
         Raises BusyError, ``wait`` being false, where another rank decodes it right now.
         """
@@ -244,7 +244,7 @@ class BlockPool:
         self._uncounted.extend(stats)
 
     def _block(self, key: BlockKey, stats: list[ReadStats], *, wait: bool = True, ahead: bool = False) -> _Block:
-        """Return a block; add what had to be read to ``stats``.
+        """Return a block; add the statistics of its reads to ``stats``.
 
         ``ahead`` of its use: raises _UnwantedError where it has been used, and given up, meanwhile.
         """
@@ -254,7 +254,7 @@ class BlockPool:
         fresh: list[ReadStats] = []
 
         def make() -> _Block:
-            if ahead and not self.worth.is_wanted(key):  # asked here, where whoever needs it now waits for it
+            if ahead and not self.worth.is_wanted(key):  # asked here: a sample that needs it now waits for this call
                 raise _UnwantedError
             values, took = self._next.block(key, wait=wait)
             fresh.append(took)

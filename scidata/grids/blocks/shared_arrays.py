@@ -1,14 +1,14 @@
-"""Arrays that processes of one node hand to each other, through files in memory: whoever needs one first makes it.
+"""Arrays that processes of one node hand to each other through files in memory; the first that needs one makes it.
 
-There is no server and no collective. An array is a file; who holds its lock makes it, under another name, and renames
-it. The kernel lets go of the lock of a process that dies, so the next one that looks makes the array instead. Who
-waits longer than making it would take makes one for itself. When all who need it have taken it, its file is free for
-the next array of its maker: pages of memory take longer to get than an array of half a megabyte to copy. A file is
-only written again where no one holds its lock, as readers do while they copy. The oldest go when the bytes of all are
-too many.
+There is no server and no collective. An array is a file. The process that holds its lock makes it under another name,
+and renames it. The kernel frees the lock of a process that dies, so the next one that looks makes the array instead. A
+process that waits longer than making the array would take makes one for itself. When all takers have it, its file is
+free for the next array of its maker: pages of memory take longer to get than an array of half a megabyte to copy. A
+file is only written again where no process holds its lock, as readers do while they copy. The oldest files go when
+the bytes of all are too many.
 
-Processes hold a lock on their folder while they live. A folder of which nobody does, because a whole job was killed,
-is removed by the next that makes one.
+Processes hold a lock on their folder while they live. A folder that no process locks, because a whole job was killed,
+is removed by the next process that makes one.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from scidata.core.memory import empty
 from scidata.core.own_files import open_own
 from scidata.grids.blocks.futex import Futex
 
-_HEADER = 4096  # bytes: what lies in the file, a flag for each taker; the array begins on a page
+_HEADER = 4096  # bytes: key and free name, a flag for each taker; the array begins on a page
 _MAGIC = b"scidata2"
 _KEY = 16  # bytes
 _FIRST_FLAG = 64
 MAX_TAKERS = _HEADER - _FIRST_FLAG
 _PAUSE = 0.0005  # s
 _LOOK = 0.02  # s between two looks whether a process that makes an array is still there
-_PATIENCE = 5.0  # s, and four times what making the last one took: a busy machine may leave a rank without a core
+_PATIENCE = 5.0  # s, and four times as long as the last one took: a busy machine may leave a rank without a core
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, instead of a fault for each
 _PREFIX = "scidata-decoded-"
 _MAX_MAPPED = 128 << 20  # bytes of files, and so many of them, that stay mapped until they are wanted again
 _MAX_MAPS = 64
-_ROOM = 64  # a part of the room that is left, before a process counts again what all have made
+_ROOM = 64  # a part of the room that is left, before a process counts the arrays of all again
 _MAX_OWN = 64  # files of a size that a process made and may find free
 
 _numbers = itertools.count()  # of files that this process made, in any folder
@@ -96,11 +96,11 @@ class SharedArrays:
     Parameters
     ----------
     name
-        What tells these processes from others of the same user on this node.
+        The same on these processes, and on no others of the same user on this node.
     me
         This process's number among them, from 0 on.
     max_bytes
-        Of all arrays that wait to be taken; and no more than half of what is free where such files lie.
+        Of all arrays that wait to be taken; and no more than half of the free space where such files lie.
     """
 
     def __init__(self, name: str, me: int, max_bytes: int) -> None:
@@ -132,7 +132,7 @@ class SharedArrays:
         takers: Sequence[int],
         wait: bool = True,
     ) -> tuple[bool, T | None]:
-        """Have an array used; return whether it was, and what ``make`` returned if this process made it.
+        """Have an array used; return whether it was, and the result of ``make`` if this process made it.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class SharedArrays:
             if time.monotonic() > deadline:
                 return True, self._alone(wanted, make, use)
             if mine:
-                time.sleep(_PAUSE)  # it is there, and is not what was asked for
+                time.sleep(_PAUSE)  # there is a file of this name with other content
             else:
                 futex.wait(key, heard, _LOOK)
 
@@ -369,7 +369,7 @@ def _join(name: str) -> str | None:
             os.makedirs(folder, 0o700, exist_ok=True)
             status = os.lstat(folder)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-                return None  # somebody else's: what lies there is not to be trusted
+                return None  # another user's: its content is not to be trusted
             fd = open_own(os.path.join(folder, "alive"), os.O_RDWR | os.O_CREAT)
         except OSError:
             continue  # removed meanwhile
@@ -422,7 +422,7 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _claimed(path: str) -> Iterator[bool]:
-    """Hold a lock, if nobody else does."""
+    """Hold a lock, unless another process does."""
     try:
         fd = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which chunks of a field several ranks need, and what each of them takes out of those: pure arithmetic."""
+"""Which chunks of a field several ranks need, and which rows each takes from them: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Share:
     chunks
         Their coordinates along each dimension; None along that of samples.
     rows
-        What any of the ranks needs of them along each dimension; empty along that of samples.
+        Rows that any of the ranks needs along each dimension; empty along that of samples.
     copies
         Slices of one rank's part, and of those rows, that hold the same.
     """
@@ -38,20 +38,20 @@ class Share:
     copies: tuple[tuple[tuple[slice, ...], tuple[slice, ...]], ...]
 
     def as_text(self) -> str:
-        """Return what tells it from others of the field, the same on all ranks."""
+        """Return a text that differs between shares of a field, the same on all ranks."""
         return repr((self.takers, [None if ids is None else ids.tolist() for ids in self.chunks]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCut:
-    """One rank's part of a field: selections of what nobody else needs (no rows of samples), and what is shared."""
+    """One rank's part of a field: selections that no other rank needs (without rows of samples), and shares."""
 
     alone: tuple[Selection, ...]
     shares: tuple[Share, ...]
 
 
 def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int) -> NodeCut:
-    """Sort the chunks that rank ``me`` needs by who else needs them.
+    """Sort the chunks that rank ``me`` needs by the other ranks that need them.
 
     Parameters
     ----------

@@ -144,11 +144,11 @@ class PartSizes:
         self._layout, self._worth, self._steps = sizes.layout, sizes.worth, sizes.steps
         self._at_once: dict[str, bool] = {}
 
-    # -- what memory has room for ------------------------------------------------------------------------------------
+    # -- room in memory ------------------------------------------------------------------------------------
 
     @functools.cached_property
     def room(self) -> int:
-        """Bytes of blocks that are kept at most; where it is to fit, what stored order and random blocks need."""
+        """Bytes of blocks that are kept at most; where they are to fit, enough for stored order and random blocks."""
         if not self._sizes.fits:
             return self._sizes.limit
         window = KEPT_BLOCKS * self.bytes_of_block if self._worth.shared_steps else 0
@@ -174,7 +174,7 @@ class PartSizes:
 
     @functools.cached_property
     def _holds_several(self) -> bool:
-        """Whether there is room for blocks of several trajectories until all of these are read, on all who share."""
+        """Whether all ranks that share have room for blocks of several trajectories until all of these are read."""
         others = self._sizes.sharers if self._sizes.most_trajectories > 1 else ()
         parts = [self, *map(self._sizes.of, others)]
         return self._sizes.most_trajectories > 1 and all(each.has_room for each in parts)

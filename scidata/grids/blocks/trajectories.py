@@ -46,7 +46,7 @@ class Trajectories:
     series
         With the dimensions that number trajectories.
     selected
-        What the crop leaves of each dimension. Trajectories between those that are left out are known alone.
+        Rows of each dimension after the crop. Trajectories between those that are left out are known alone.
     """
 
     def __init__(self, series: Series, selected: Mapping[str, Segments]) -> None:

@@ -38,7 +38,7 @@ def is_worth_sharing(shares: NodeShares, layout: ArrayLayout, source: Source) ->
 
 
 class BlockWorth:
-    """Which blocks of a reader are worth keeping, and where. Thread-safe; pickles without what is wanted now.
+    """Which blocks of a reader are worth keeping, and where. Thread-safe; pickles without ``wanted``.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class BlockWorth:
     Attributes
     ----------
     wanted
-        Keys of blocks that are worth reading, a set from each of those who know which samples come next. Where there
+        Keys of blocks that are worth reading, a set from each loader that knows which samples come next. Where there
         is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
     touched
         Blocks of which a row was read alone, as many as could be kept.
@@ -145,7 +145,7 @@ class BlockWorth:
     # -- by block ----------------------------------------------------------------------------------------------------
 
     def is_wanted(self, key: BlockKey) -> bool:
-        """Whether a sample that comes next needs a block; true where nobody knows which ones come."""
+        """Whether a sample that comes next needs a block; true where no loader knows which ones come."""
         wanted = list(self.wanted.values())
         return not wanted or any(key in each for each in wanted)
 

@@ -6,6 +6,7 @@ notebooks, which run in folders of their own while the site is built. The pictur
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -161,8 +162,16 @@ def _help() -> str:
     return "\n".join(parts)
 
 
+def _on_signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str] | None:
+    """Leave out the constructor of a class that documents no parameters: scidata makes its instances, not the user."""
+    return ("", "") if what == "class" and "Parameters\n" not in (inspect.getdoc(thing) or "") else None
+
+
 def setup(app: Any) -> dict[str, bool]:
-    """Draw the pictures, and register what Sphinx calls."""
+    """Draw the pictures, and register the functions that Sphinx calls."""
     pictures.draw_all(HERE / "_generated")
+    app.connect("autodoc-process-signature", _on_signature)
     app.connect("source-read", _on_source)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

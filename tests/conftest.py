@@ -1,9 +1,14 @@
 """Settings for all tests."""
 
+import linecache
+import re
 import signal
 from collections.abc import Iterator
+from types import FunctionType
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import settings
 
@@ -28,6 +33,26 @@ def engine(request, monkeypatch):
 
 #: Of few tests that take minutes: first, so that the others go on beside them.
 FIRST = ("test_build.py", "test_typing.py", "test_fuzz.py", "test_files_of_others.py")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a case by its values, where pytest would number it: a failure says ``isel={'level': 3}``, not ``isel7``."""
+    if isinstance(val, list | tuple | dict | slice | np.dtype | torch.dtype | torch.Size):
+        text = re.sub(r"<class '(?:\w+\.)*(\w+)'>|<function (?:\w+\.)*(\w+) at 0x\w+>", r"\1\2", repr(val))
+    elif isinstance(val, np.ndarray | torch.Tensor):
+        text = f"{val.dtype}{list(val.shape)}"
+    elif isinstance(val, FunctionType) and val.__name__ == "<lambda>":
+        places = [place for place in val.__code__.co_positions() if place[0] == place[1] and None not in place]
+        first = min((place for place in places if place[3]), default=None)
+        if first is None:
+            return None
+        ends = [place[3] for place in places if place[0] == first[0]]
+        text = linecache.getline(val.__code__.co_filename, first[0])[first[2] : max(ends)]
+    else:
+        return None
+    if not text or " at 0x" in text or "<lambda>" in text or "\n" in text:
+        return None
+    return f"{argname}={text}" if len(text) <= 60 else f"{argname}={text[:57]}..."
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

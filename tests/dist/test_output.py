@@ -79,7 +79,11 @@ def write_cases(
         assert not os.path.exists(f"{folder}/{name}/{out}.unfinished")
 
 
-@pytest.mark.slow_for("2-2-names1-shard1-even", "3-3-names3-shard3-even", "4-4-names4-shard4-bounds4")
+@pytest.mark.slow_for(
+    "2-2-names=('dp', 'domain')-shard={'longitude': 'domain'}-even",
+    "3-3-names=('dp', 'domain')-shard={'latitude': 'domain'}-even",
+    "4-4-names=('dp', 'domain')-shard={'latitude': 'domain'}-bounds=[0, 0, 8, 12, 19]",
+)
 @pytest.mark.parametrize(
     ("num_ranks", "domain", "names", "shard", "bounds"),
     [

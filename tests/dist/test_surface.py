@@ -220,7 +220,7 @@ def check(rank, num_ranks, sizes):
     assert "full_tensor" in dir(x)
 
 
-@pytest.mark.slow_for("sizes1")
+@pytest.mark.slow_for("sizes=(6, 0)")
 @pytest.mark.parametrize("sizes", [(4, 2), (6, 0)])
 @pytest.mark.filterwarnings("ignore")
 def test_every_way_in_is_right_or_raises(sizes):

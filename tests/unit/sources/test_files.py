@@ -55,7 +55,7 @@ def test_a_descriptor_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: p
             cache.close()
 
 
-@pytest.mark.slow_for("layouts1")
+@pytest.mark.slow_for("layouts=('sharded', 'hdf5')")
 @pytest.mark.parametrize("layouts", [("raw", "crc32c", "zstd_crc32c", "blosc", "gzip", "zstd"), ("sharded", "hdf5")])
 def test_every_value_under_a_low_limit_of_open_files(layouts: tuple[str, ...]) -> None:
     with data_sets(layouts) as folder:

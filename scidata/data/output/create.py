@@ -154,17 +154,8 @@ def create(
     >>> bool((again[3]["u"] == 2 * ds[3]["u"]).all())
     True
     """
-    choices = ("encoding", encoding, _ENCODINGS), ("format", format, _FORMATS), ("order", order, _ORDERS)
-    for name, given, known in choices:
-        if given is not None and given not in known:
-            near = near_matches(str(given), known, listed=False)
-            raise ConfigError(f"create: {name}={given!r} is none of {', '.join(known)}{near}")
-    for name, value in (("resume", resume), ("overwrite", overwrite), ("takeover", takeover)):
-        check_flag(name, value)
-    if takeover and not overwrite:
-        raise ConfigError("create: takeover=True begins again what another run writes; give overwrite=True, too")
-    if resume and overwrite:
-        raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
+    _check_choices(encoding=encoding, format=format, order=order)
+    _check_how(resume=resume, overwrite=overwrite, takeover=takeover)
     check_int("in_flight", in_flight, least=1)
     check_mapping("attributes", attributes, "{'title': 'a forecast'}")
     place = place_of(url_of(os.fspath(path), storage_options))
@@ -172,56 +163,35 @@ def create(
     made: GridLike | RowsLike
     if isinstance(like, ShardedDataset):
         made = GridLike(like.reader, fields, encoding)
-        inputs = list(like.reader.paths)
         refuse({"topology": topology is not None, "order": order != "source"}, "grids have no order of their own")
     elif isinstance(like, IrregularDataset):
-        topology = None if topology is None else os.fspath(topology)
-        made = RowsLike(like, fields, order, sample, topology)
-        inputs = [*getattr(like.reader, "paths", [like.reader.path]), *([] if topology is None else [topology])]
+        made = RowsLike(like, fields, order, sample, None if topology is None else os.fspath(topology))
     else:
         raise ConfigError(f"create: like= takes what open_dataset has opened, not a {type(like).__name__}")
-    mesh = like.mesh if mesh is None else mesh
-    dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
     for each in place.written:
-        check_apart(each, inputs, "the output")
-    sizes, labels = made.steps(times)
-    chosen = distinct_dims(made.fields(chunks, shards), sizes)
-    check_steps(list(sizes), chosen)
+        check_apart(each, made.inputs, "the output")
     if codec is None:
         codec = "blosc" if kind in _ZARR else "none"
-    if codec == "none" and kind not in _ZARR:  # each rank writes its own rows, wherever its bounds lie
-        chosen = {name: replace(each, chunks=tuple(1 for _ in each.shape)) for name, each in chosen.items()}
-    last = list(sizes)[-1]
-    layout = OutputLayout(
-        fields=chosen,
-        step_dims=sizes,
-        variables=(*labels, *made.variables(chosen)),
-        attributes={**made.attributes(), **(attributes or {})},
-        step_chunk=min((chunks or {}).get(last, 1), sizes[last]),
-    )
+    is_flat = codec == "none" and kind not in _ZARR  # each rank writes its own rows, wherever its bounds lie
+    layout = _layout(made, times, chunks, shards, attributes, is_flat=is_flat)
     output = _output(place, layout, kind, codec, chunks, shards, made)
+    mesh = like.mesh if mesh is None else mesh
+    dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
     ranks = Ranks(mesh, axes, dp_axis)
     owner = Owner(place, ranks.run)
     try:
-        ranks.check_alike(str(place.path), f"{kind} {codec} {layout.digest()}")
-        error: Exception | None = None
-        is_int = False
-        if ranks.is_first:
-            try:
-                is_int = _begin(
-                    place, output, f"{kind} {codec} {layout.digest()}", owner, resume=resume, overwrite=overwrite,
-                    takeover=takeover,
-                )  # fmt: skip
-            except Exception as e:
-                error = e
-        ranks.agree(error)
-        is_int, place.suffix = ranks.share([is_int, place.suffix])[0]
-        if not is_int:
+        said = f"{kind} {codec} {layout.digest()}"
+        ranks.check_alike(str(place.path), said)
+        is_finished = ranks.run_on_first(
+            lambda: _begin(place, output, said, owner, resume=resume, overwrite=overwrite, takeover=takeover)
+        )
+        is_finished, place.suffix = ranks.share([is_finished, place.suffix])[0]
+        if not is_finished:
             output.open(ranks.name)
-        written = None if is_int else written_steps(place)
+        written = None if is_finished else written_steps(place)
         ids = made.rows() if isinstance(made, RowsLike) else None
         back = None if ids is None else RowsBack(ranks, ids)
-        routes = {} if back is None else {name: back.route(field) for name, field in chosen.items()}
+        routes = {} if back is None else {name: back.route(field) for name, field in layout.fields.items()}
         rows = {entity: len(each) for entity, each in (ids or {}).items()}
         return Writer(
             place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes,
@@ -236,6 +206,47 @@ def create(
         raise
 
 
+def _check_choices(**given: str | None) -> None:
+    for name, known in (("encoding", _ENCODINGS), ("format", _FORMATS), ("order", _ORDERS)):
+        if given[name] is not None and given[name] not in known:
+            near = near_matches(str(given[name]), known, listed=False)
+            raise ConfigError(f"create: {name}={given[name]!r} is none of {', '.join(known)}{near}")
+
+
+def _check_how(**flags: bool) -> None:
+    for name, value in flags.items():
+        check_flag(name, value)
+    if flags["takeover"] and not flags["overwrite"]:
+        raise ConfigError("create: takeover=True begins again what another run writes; give overwrite=True, too")
+    if flags["resume"] and flags["overwrite"]:
+        raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
+
+
+def _layout(
+    made: GridLike | RowsLike,
+    times: object,
+    chunks: Mapping[str, int] | None,
+    shards: Mapping[str, int] | None,
+    attributes: Mapping[str, Any] | None,
+    *,
+    is_flat: bool,
+) -> OutputLayout:
+    """Return what is written; ``is_flat``: into arrays without chunks."""
+    sizes, labels = made.steps(times)
+    fields = distinct_dims(made.fields(chunks, shards), sizes)
+    check_steps(list(sizes), fields)
+    if is_flat:
+        fields = {name: replace(each, chunks=tuple(1 for _ in each.shape)) for name, each in fields.items()}
+    last = list(sizes)[-1]
+    return OutputLayout(
+        fields=fields,
+        step_dims=sizes,
+        variables=(*labels, *made.variables(fields)),
+        attributes={**made.attributes(), **(attributes or {})},
+        step_chunk=min((chunks or {}).get(last, 1), sizes[last]),
+    )
+
+
 def _format_of(path: str, given: str | None) -> str:
     suffix = os.path.splitext(path)[1].lower()
     kind = given or _SUFFIXES.get(suffix)
@@ -246,7 +257,7 @@ def _format_of(path: str, given: str | None) -> str:
 
 
 def _output(
-    place: Place, layout: OutputLayout, kind: str, codec: str, chunks: Any, shards: Any, like: GridLike | RowsLike
+    place: Place, layout: OutputLayout, kind: str, codec: str, chunks: object, shards: object, like: GridLike | RowsLike
 ) -> ZarrOutput | FlatOutput:
     if kind in _ZARR:
         if kind == "zarr2" and shards:

@@ -34,6 +34,7 @@ class GridLike:
     """
 
     def __init__(self, reader: GridReader, fields: Any, encoding: str) -> None:
+        self.inputs = list(reader.paths)  # all that is read
         self._reader, self._source, self._plain = reader, reader.sources[0], encoding == "plain"
         if isinstance(fields, Mapping):
             self._given = {name: dict(options or {}) for name, options in fields.items()}

@@ -46,6 +46,8 @@ class RowsLike:
             raise ConfigError("create: a data set that draws rows cannot say where all of them belong; open it without")
         if topology is not None and order != "source":
             raise ConfigError("create: topology= has its rows in the source's order; leave out order='store'")
+        paths = getattr(ds.reader, "paths", [ds.reader.path])
+        self.inputs: list[str] = [*paths, *([] if topology is None else [topology])]  # all that is read
         self._ds, self._reader, self._in_source = ds, ds.reader, order == "source"
         self._sample = range(len(ds))[sample]
         numbering = getattr(ds.reader, "numbering", None)

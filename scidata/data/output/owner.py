@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from scidata.data.output.places import LocalPlace, Place
+from scidata.device_mesh.board.processes import ProcessId
 from scidata.errors import OutputError
 
 BEAT_S = 10.0  # between two signs of life
@@ -28,63 +27,31 @@ _OWNER = "owner.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
-    """A process that writes an output, or wrote it.
-
-    Attributes
-    ----------
-    machine
-        Boot of the machine and the namespace of ``pid``: which process that is can be seen only there.
-    started
-        When the process began, by the kernel's clock: numbers of processes come again.
-    """
+class Holder(ProcessId):
+    """A process that writes an output, or wrote it."""
 
     run: str
-    host: str
-    machine: str
-    pid: int
-    started: str
     since: str
 
     @classmethod
-    def own(cls, run: str) -> Holder:
+    def of_run(cls, run: str) -> Holder:
         """Return this process."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        pid = os.getpid()
-        return cls(
-            run=run, host=socket.gethostname(), machine=_machine(), pid=pid, started=_started(pid) or "", since=now
-        )
+        return cls(**ProcessId.own().to_json(), run=run, since=now)
 
     def __str__(self) -> str:
-        here = " (this one)" if (self.pid, self.machine) == (os.getpid(), _machine()) else ""
+        own = ProcessId.own()
+        here = " (this one)" if (self.pid, self.machine) == (own.pid, own.machine) else ""
         return f"process {self.pid}{here} on {self.host}, since {self.since}"
 
     def silence(self, place: Place) -> float | None:
-        """Return for how many seconds nothing was heard of it, 0 where it is seen to run; None where it is dead."""
-        if self.machine == _machine():
-            return 0.0 if _started(self.pid) == self.started else None
+        """Return for how many seconds nothing was heard of it, 0 where it can be seen; None where it is dead."""
+        if self.can_be_seen:
+            return None if self.has_ended() else 0.0
         with contextlib.suppress(TypeError, ValueError):
             silence = time.time() - float(place.get(_beat(self.run)) or "")
             return silence if silence < LEASE_S else None
         return None
-
-
-def _machine() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _started(pid: int) -> str | None:
-    """Return when a process of this machine began; None where there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state, *rest = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state in "ZX" else rest[18]
 
 
 def _beat(run: str) -> str:
@@ -141,7 +108,7 @@ class Owner:
             Another run was faster.
         """
         self._place.put(_beat(self.run), str(time.time()))
-        text = json.dumps(asdict(Holder.own(self.run)))
+        text = json.dumps(Holder.of_run(self.run).to_json())
         try:
             self._place.put(_OWNER, text, new=self._place.get(_OWNER) is None)
         except FileExistsError:

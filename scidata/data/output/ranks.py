@@ -13,8 +13,8 @@ import datetime
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ _LOOK_S = 0.2  # between two looks at whether all ranks live
 _PAUSES = 0.001, 0.05  # s between two questions for what others post: at first, and in the end
 _SILENCE_S = 30.0  # of a store that does not answer
 _GOODBYE_S, _GOODBYE_LOOK_S = 5.0, 0.01  # for the others to have read the last word, and between two looks
+
+
+T = TypeVar("T")
 
 
 class _Groups:
@@ -185,14 +188,28 @@ class Ranks:
             raise error
         self.share(None)
 
+    def run_on_first(self, run: Callable[[], T]) -> T | None:
+        """Run something on the first rank, while the others wait; return its result there. Collective.
+
+        Raises as :meth:`agree`.
+        """
+        error, found = None, None
+        if self.is_first:
+            try:
+                found = run()
+            except BaseException as e:
+                error = e
+        self.agree(error)
+        return found
+
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def send(self, values: npt.NDArray[Any], part: int) -> tuple[Any, Any]:
+    def send(self, values: npt.NDArray[Any], part: int) -> tuple[dist.Work | None, torch.Tensor]:
         """Begin to send values to a part of the domain; returns the work, and what must live until that is done."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
-    def receive(self, out: npt.NDArray[Any], part: int) -> Any:
+    def receive(self, out: npt.NDArray[Any], part: int) -> dist.Work | None:
         """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
         tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
@@ -206,12 +223,13 @@ class Ranks:
         sent = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
         coming[self.part] = np.asarray(rows[self.part], np.int64)
         for work in [*works, *(work for work, _ in sent)]:
-            work.wait()
+            self.wait(work)
         return coming
 
-    def wait(self, work: Any) -> None:
+    def wait(self, work: dist.Work | None) -> None:
         """Wait for rows, however long another rank takes until it comes to them."""
-        work.wait(_PATIENCE)
+        if work is not None:  # torch gives none to those outside a group
+            work.wait(_PATIENCE)
 
     # -- words ---------------------------------------------------------------------------------------------------
 

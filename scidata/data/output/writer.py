@@ -115,7 +115,7 @@ class Writer:
 
     @property
     def missing(self) -> list[int]:
-        """The steps that nobody had written when this was made, and this rank has not given since, in order."""
+        """Steps missing when the writer was opened and not yet submitted by this rank, in order."""
         return [step for step in range(self.num_steps) if step not in self._before and step not in self._taken]
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ class Writer:
             self._ranks.fail(error)  # the thread may wait for rows
         try:
             self._ranks.agree(error)
-            self._finish()
+            self._ranks.run_on_first(self._finish)
         finally:
             self._background.stop()
             self._let_go()
@@ -374,28 +374,23 @@ class Writer:
             self._said_at = time.monotonic()
 
     def _finish(self) -> None:
-        """Finish the output where no step is missing, on the first rank, while the others wait."""
-        error: BaseException | None = None
-        missing: list[int] = []
-        if self._ranks.is_first and not self._is_whole:
-            try:
-                self._owner.check()
-                written = written_steps(self._place)
-                missing = [step for step in range(self.num_steps) if step not in written]
-                if not missing:
-                    self._output.finish()
-                    self._output.close()
-                    self._place.sync()
-                    self._owner.finish()
-                else:
-                    shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
-                    _log.warning(
-                        "%s is unfinished: %d of %d steps were not written (%s); create(..., resume=True) goes on",
-                        self.path, len(missing), self.num_steps, shown,
-                    )  # fmt: skip
-            except BaseException as e:
-                error = e
-        self._ranks.agree(error)
+        """Finish the output where no step is missing. For the first rank, while the others wait."""
+        if self._is_whole:
+            return
+        self._owner.check()
+        written = written_steps(self._place)
+        missing = [step for step in range(self.num_steps) if step not in written]
+        if missing:
+            shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+            _log.warning(
+                "%s is unfinished: %d of %d steps were not written (%s); create(..., resume=True) goes on",
+                self.path, len(missing), self.num_steps, shown,
+            )  # fmt: skip
+            return
+        self._output.finish()
+        self._output.close()
+        self._place.sync()
+        self._owner.finish()
 
 
 # -- the end of the process ------------------------------------------------------------------------------------------

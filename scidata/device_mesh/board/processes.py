@@ -39,23 +39,28 @@ class ProcessId:
         """Return plain values."""
         return asdict(self)
 
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether its state can be seen from here."""
+        return self.machine == _machine() and bool(self.started)
+
     def has_ended(self) -> bool:
         """Whether it has certainly ended; False where that cannot be seen from here."""
-        if self.machine != _machine() or not self.started:
+        if not self.can_be_seen:
             return False
         state, started = _status(self.pid)
         return state in ("", "Z", "X") or started != self.started  # a zombie waits for its parent only
 
     def runs(self) -> bool | None:
         """Whether it is there, and not stopped (SIGSTOP, a debugger); None where that cannot be seen from here."""
-        if self.machine != _machine() or not self.started:
+        if not self.can_be_seen:
             return None
         state, started = _status(self.pid)
         return started == self.started and state not in ("", "Z", "X", "T", "t")
 
     def is_ending(self) -> bool:
         """Whether it is there, not stopped; it is until its parent has taken note. False where that cannot be seen."""
-        state, started = _status(self.pid) if self.machine == _machine() and self.started else ("", "")
+        state, started = _status(self.pid) if self.can_be_seen else ("", "")
         return started == self.started and state not in ("", "X", "T", "t")
 
 

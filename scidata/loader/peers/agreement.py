@@ -180,7 +180,7 @@ class _Talk:
                 self.error = ConfigError(_in_words(reports))
                 # where loops do not wait for this, but for a batch, or for the last of them to come
                 self._session.found(str(self.error), tell=self._comparison.is_last)
-            self._session.meeting.is_int = True
+            self._session.meeting.is_complete = True
         except Exception as e:
             if isinstance(e, SciDataError) or not self._comparison.has_voted:  # else the store has ended with rank 0
                 self.error = e

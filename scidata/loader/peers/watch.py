@@ -25,7 +25,7 @@ from scidata.device_mesh.board import Board, begin
 class Meeting:
     """Whether all ranks have come to an iteration, and whether the loop has gone on, or has ended, without that."""
 
-    is_int: bool = False
+    is_complete: bool = False
     is_past: bool = False
 
 
@@ -78,7 +78,7 @@ class Watch:
 
     def begin(self) -> int:
         """Begin an iteration; return its number, from 1."""
-        self.is_aligned = self.is_aligned and (self.meeting.is_int or not self.meeting.is_past)
+        self.is_aligned = self.is_aligned and (self.meeting.is_complete or not self.meeting.is_past)
         self.meeting = Meeting()
         self.iteration += 1
         return self.iteration

@@ -1,4 +1,15 @@
-"""How many batches a loader reads ahead."""
+"""How many batches a loader reads ahead.
+
+With ``max_bytes`` the number follows the loop. It begins with 2, say::
+
+    asked for an item, and it is not read yet            -> waiting: 3 in flight
+    asked again, and it is not read yet                  -> waiting: 4
+    16 times in a row all 4 were read before they were
+    asked for                                            -> spare: 3, and so on down to 1
+    one item turns out to have 40 MB of 100 MB           -> 2 at most, whatever the loop does
+
+So a slow loop ends with 1 in flight, and a fast one with as many as its bytes allow.
+"""
 
 from __future__ import annotations
 

@@ -223,7 +223,8 @@ class Ranks:
         sent = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
         coming[self.part] = np.asarray(rows[self.part], np.int64)
         for work in [*works, *(work for work, _ in sent)]:
-            self.wait(work)
+            if work is not None:
+                work.wait()
         return coming
 
     def wait(self, work: dist.Work | None) -> None:

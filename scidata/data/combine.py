@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from scidata.core.keywords import checked_keywords
 from scidata.data.adapter import DatasetAdapter, Readable
-from scidata.data.combined_dataset import CombinedDataset, InTurn, SampleT, combined_dataset
-from scidata.data.order import MAX_DRAWN, MAX_LISTED, Mixture
+from scidata.data.combined_dataset import CombinedDataset, SampleT, combined_dataset
+from scidata.data.order import MAX_DRAWN, Mixture
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 
@@ -57,7 +57,7 @@ def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -
     if chosen.size and not -count <= chosen.min() <= chosen.max() < count:
         raise ConfigError(f"subset: indices from {chosen.min()} to {chosen.max()}, but there are {count} samples")
     chosen = chosen.astype(np.int64) % max(1, count)
-    return combined_dataset([dataset], np.zeros(len(chosen), np.int64), chosen)
+    return combined_dataset([dataset], chosen)
 
 
 def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
@@ -87,7 +87,8 @@ def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
     """
     if not datasets:
         raise ConfigError("concat: there is no data set")
-    return _joined(datasets, _lengths("concat", datasets))
+    _lengths("concat", datasets)
+    return combined_dataset(datasets)
 
 
 @checked_keywords
@@ -142,7 +143,7 @@ def mix(
     except (TypeError, ValueError):
         raise ConfigError(f"mix: ratios must be positive numbers, not {list(ratios)}") from None
     mixture = Mixture.of(tuple(lengths), numbers, num_samples)
-    return _joined(list(given), lengths, mixture=mixture)
+    return combined_dataset(list(given), mixture=mixture)
 
 
 def _lengths(where: str, datasets: Iterable[Any]) -> list[int]:
@@ -155,14 +156,6 @@ def _lengths(where: str, datasets: Iterable[Any]) -> list[int]:
             raise ConfigError(f"{where}: expected data sets of scidata.open_dataset, not {type(dataset).__name__}")
         lengths.append(len(dataset))
     return lengths
-
-
-def _joined(datasets: Sequence[Any], lengths: Sequence[int], **options: Any) -> CombinedDataset[Any]:
-    if sum(lengths) > MAX_LISTED:
-        return combined_dataset(datasets, InTurn(lengths, own=False), InTurn(lengths, own=True), **options)
-    parts = np.repeat(np.arange(len(lengths)), lengths)
-    indices = np.concatenate([np.arange(length) for length in lengths])
-    return combined_dataset(datasets, parts.astype(np.int64), indices.astype(np.int64), **options)
 
 
 def as_combined(dataset: Any) -> Any:

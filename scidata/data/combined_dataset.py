@@ -8,7 +8,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -22,41 +22,14 @@ from scidata.core.types import BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.local_fields import LocalFields
-from scidata.data.order import Mixture
+from scidata.data.order import MAX_LISTED, Mixture
 from scidata.data.sample import Sample
 from scidata.data.scaling import alike
 from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError
 
 
-class InTurn:
-    """One data set after another, as a sequence that is not listed: 2^40 samples take no memory.
-
-    As the two arrays would be: ``part[i]`` or, with ``own``, the number in that part.
-    """
-
-    def __init__(self, lengths: Sequence[int], *, own: bool) -> None:
-        self._starts, self._own = [0, *itertools.accumulate(lengths)], own
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, index: int) -> int:
-        index += len(self) if index < 0 else 0
-        part = bisect.bisect_right(self._starts, index) - 1
-        return index - self._starts[part] if self._own else part
-
-    def digest(self) -> str:
-        """Return what tells this numbering from others."""
-        return f"in turn: {self._starts}"
-
-
-Numbers: TypeAlias = IntArray | InTurn
-
-
-def _digest(numbers: Numbers) -> str:
-    if isinstance(numbers, InTurn):
-        return numbers.digest()
+def _digest(numbers: IntArray) -> str:
     return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
@@ -88,15 +61,15 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     """
 
     def __init__(
-        self, datasets: Sequence[Any], parts: Numbers, indices: Numbers, *, mixture: Mixture | None = None
+        self, datasets: Sequence[Any], chosen: IntArray | None = None, *, mixture: Mixture | None = None
     ) -> None:
         self.datasets = tuple(datasets)
         self._sources = tuple(map(DatasetAdapter, self.datasets))
         self.mesh: DeviceMesh | None = self.datasets[0].mesh
         self.dp_axis: str | None = self.datasets[0].dp_axis
         self.mixture = mixture
-        self._parts = parts
-        self._indices = indices
+        self._chosen = chosen  # samples of the only data set; None: all samples, one data set after another
+        self._starts = [0, *itertools.accumulate(map(len, self.datasets))]
         for number, dataset in enumerate(self.datasets):
             if dataset.mesh != self.mesh or dataset.dp_axis != self.dp_axis:
                 raise ConfigError(
@@ -106,7 +79,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     # -- what there is -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return self._starts[-1] if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
         return f"CombinedDataset({len(self)} samples of {', '.join(map(repr, self.datasets))})"
@@ -130,13 +103,16 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
-        return int(self._parts[index]), int(self._indices[index])
+        if self._chosen is not None:
+            return 0, int(self._chosen[index])
+        index += len(self) if index < 0 else 0
+        part = bisect.bisect_right(self._starts, index) - 1
+        return part, index - self._starts[part]
 
     def samples_of(self, number: int) -> IntArray:
         """Return which samples of one of the data sets are in this one, each once, sorted, int64."""
-        if isinstance(self._parts, InTurn) or isinstance(self._indices, InTurn):
-            return np.arange(len(self.datasets[number]), dtype=np.int64)  # all of each
-        return np.unique(self._indices[self._parts == number])
+        every = np.arange(len(self.datasets[number]), dtype=np.int64) if self._chosen is None else self._chosen
+        return np.unique(every)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -156,7 +132,13 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     def numbering(self) -> list[str]:
         """Return digests of which samples are taken from which data set, in which order."""
-        return [_digest(self._parts), _digest(self._indices)]
+        if self._chosen is not None:
+            return [_digest(np.zeros(len(self), np.int64)), _digest(self._chosen)]
+        if len(self) > MAX_LISTED:
+            return [f"in turn: {self._starts}"] * 2
+        lengths = np.diff(self._starts)
+        parts, rows = np.repeat(np.arange(len(lengths)), lengths), np.arange(len(self))
+        return [_digest(parts), _digest(rows - np.array(self._starts)[parts])]
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
@@ -172,12 +154,13 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
         """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
-        if isinstance(self._parts, InTurn) or isinstance(self._indices, InTurn):
+        if len(self) > MAX_LISTED:
             raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
-        counts = [dataset.counts(entity) for dataset in self.datasets]
-        starts = np.cumsum([0, *map(len, counts)])
-        rows: npt.NDArray[np.int64] = np.concatenate(counts)[starts[self._parts] + self._indices]
-        return rows
+        return self._own(np.concatenate([dataset.counts(entity) for dataset in self.datasets]))
+
+    def _own(self, values: IntArray) -> IntArray:
+        """Return the values of these samples, from those of all samples of the data sets."""
+        return values if self._chosen is None else values[self._chosen]
 
     def blocks(self) -> npt.NDArray[np.int64]:
         """Return which samples share chunks, a number for each block, ``(len(self),)``: of grids only."""
@@ -199,11 +182,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             for dataset, source in zip(self.datasets, self._sources, strict=True)
         ]
         firsts = np.cumsum([0, *(int(each.max(initial=-1)) + 1 for each in found)])
-        starts = np.cumsum([0, *map(len, found)])
-        numbers: npt.NDArray[np.int64] = np.concatenate([a + n for a, n in zip(firsts, found, strict=False)])
-        if isinstance(self._parts, InTurn) or isinstance(self._indices, InTurn):
-            return numbers  # all of one data set after all of the one before it
-        return numbers[starts[self._parts] + self._indices]
+        return self._own(np.concatenate([first + each for first, each in zip(firsts, found, strict=False)]))
 
     @property
     def reads_alone(self) -> bool:
@@ -250,7 +229,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             Statistics that do not fit.
         """
         datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
-        return combined_dataset(datasets, self._parts, self._indices, mixture=self.mixture)
+        return combined_dataset(datasets, self._chosen, mixture=self.mixture)
 
     def denormalise(self, sample: Any) -> Any:
         """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
@@ -356,8 +335,13 @@ class BufferedCombined(CombinedDataset[SampleT]):
         return self.datasets[part].read_into(own, out)
 
 
-def combined_dataset(datasets: Sequence[Any], parts: Numbers, indices: Numbers, **options: Any) -> CombinedDataset[Any]:
-    """Return one whose samples are read into the same buffers, where their shapes allow it."""
+def combined_dataset(
+    datasets: Sequence[Any], chosen: IntArray | None = None, *, mixture: Mixture | None = None
+) -> CombinedDataset[Any]:
+    """Return one whose samples are read into the same buffers, where their shapes allow it.
+
+    ``chosen`` are samples of the only data set; None: all samples, one data set after another.
+    """
     sources = [DatasetAdapter(dataset) for dataset in datasets]
     for source in sources:
         if source.lacks("read_local", "assemble", "mesh"):
@@ -367,4 +351,4 @@ def combined_dataset(datasets: Sequence[Any], parts: Numbers, indices: Numbers, 
             )
     specs = [dict(source.dataset.buffer_specs()) if source.has_buffers else None for source in sources]
     same = specs[0] is not None and all(spec == specs[0] for spec in specs)
-    return (BufferedCombined if same else CombinedDataset)(datasets, parts, indices, **options)
+    return (BufferedCombined if same else CombinedDataset)(datasets, chosen, mixture=mixture)

@@ -74,8 +74,8 @@ def _format_of_mesh(source: Source) -> str | None:
     """Return which format of meshes a file is, None for none."""
     if source.format == "meshio":
         return "a mesh that meshio reads"
-    if source.format == "vtp":
-        return "a surface as VTP"
+    if source.format in ("vtp", "vtu"):
+        return "a surface as VTP" if source.format == "vtp" else "a mesh as VTU"
     checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II"), (is_esmf, "ESMF")
     found = next((name for check, name in checks if check(source)), None)
     return None if found is None else f"a mesh as {found}"

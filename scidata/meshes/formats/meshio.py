@@ -1,4 +1,4 @@
-"""Other mesh formats (Gmsh, SU2, CGNS, VTU, Abaqus, …) through the package meshio, an extra; VTP without it.
+"""Other mesh formats (Gmsh, SU2, CGNS, Abaqus, …) through the package meshio, an extra; VTP and VTU without it.
 
 A file is read whole; fields are then views of what was read.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,8 +41,8 @@ from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_ghosts import GHOSTS, check_ghosts
-from scidata.meshes.formats.vtk_xml import as_read
-from scidata.meshes.formats.vtp import read_vtp
+from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
+from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES
 from scidata.sources import open_source
@@ -96,6 +96,10 @@ def _is_vtp(path: str) -> bool:
     return path.lower().endswith(".vtp")
 
 
+def _is_vtk_xml(path: str) -> bool:
+    return path.lower().endswith(VTK_SUFFIXES)
+
+
 def open_any(path: str, *, allow_external: bool = False) -> Source:
     """Open a source of any format, by meshio where it is none of ours."""
     try:
@@ -121,21 +125,21 @@ class MeshioSource:
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
         self.path = path
         self.allow_external = allow_external
-        self._mesh: Any = None
+        self._mesh: MeshData | None = None
 
     @property
     def format(self) -> str:
-        """``"meshio"``; ``"vtp"`` of surfaces and ``"vtp points"`` of clouds in VTP, which reads the file."""
+        """``"meshio"``, ``"vtu"``, ``"vtp"`` (surfaces) or ``"vtp points"`` (clouds): VTP is read to tell."""
         if not _is_vtp(self.path):
-            return "meshio"
-        return "vtp" if self.mesh.cells else "vtp points"
+            return "vtu" if _is_vtk_xml(self.path) else "meshio"
+        return "vtp points" if self.mesh.cells is None else "vtp"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
 
     @property
-    def mesh(self) -> Any:
-        """What meshio read.
+    def mesh(self) -> MeshData:
+        """Points, cells and fields.
 
         Raises
         ------
@@ -147,9 +151,7 @@ class MeshioSource:
             The file leads out of its folder, or declares XML entities.
         """
         if self._mesh is None:
-            mesh = _read(self.path, allow_external=self.allow_external)
-            _check_ghosts(self.path, mesh)
-            self._mesh = mesh
+            self._mesh = _without_ghosts(self.path, _read(self.path, allow_external=self.allow_external))
         return self._mesh
 
     @property
@@ -182,10 +184,8 @@ class MeshioSource:
         self._mesh = None
 
     def _values(self) -> dict[str, npt.NDArray[Any]]:
-        values = {f"point/{name}": np.asarray(data) for name, data in self.mesh.point_data.items()}
-        for name, blocks in self.mesh.cell_data.items():
-            values[f"cell/{name}"] = np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
-        return values
+        of_points = {f"point/{name}": values for name, values in self.mesh.point_data.items()}
+        return of_points | {f"cell/{name}": values for name, values in self.mesh.cell_data.items()}
 
     def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
         return ArrayLayout(
@@ -208,16 +208,24 @@ class MeshioTopology(RawTopology):
         """Return points and cells."""
         assert isinstance(self.source, MeshioSource)
         mesh = self.source.mesh
-        if not mesh.cells and _is_vtp(self.source.path):
-            return Geometry(points=np.asarray(mesh.points, np.float64))
-        cells = join_cells([_block(self.source.path, block.type, block.data) for block in mesh.cells])
-        return Geometry(points=np.asarray(mesh.points, np.float64), cells=cells)
+        return Geometry(points=np.asarray(mesh.points, np.float64), cells=mesh.cells)
+
+
+def _as_data(path: str, mesh: Any) -> MeshData:
+    """Return what meshio read, the blocks of its cells and of their fields joined."""
+    return MeshData(
+        points=np.asarray(mesh.points),
+        cells=join_cells([_block(path, block.type, block.data) for block in mesh.cells]),
+        point_data={name: np.asarray(values) for name, values in mesh.point_data.items()},
+        cell_data={
+            name: np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
+            for name, blocks in mesh.cell_data.items()
+        },
+    )
 
 
 def _block(path: str, kind: str, data: Any) -> RawCells:
     """Return the cells of a block; polygons may be lists of their own lengths."""
-    if isinstance(data, RawCells):
-        return data
     if kind.startswith("polygon"):
         rows = [np.asarray(row, np.int64) for row in data]
         offsets = bounds_of([len(row) for row in rows])
@@ -230,14 +238,14 @@ def _block(path: str, kind: str, data: Any) -> RawCells:
     return cells_of_kind(np.asarray(data, np.int64), _CODES[kind])
 
 
-def _read(path: str, *, allow_external: bool) -> Any:
+def _read(path: str, *, allow_external: bool) -> MeshData:
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe waits for whoever writes to it
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); name a file")
-    if _is_vtp(path):
+    if _is_vtk_xml(path):
         check_outside(path, allow_external=allow_external)
         with open(path, "rb") as file:
-            return read_vtp(path, file.read())
+            return read_vtk(path, file.read())
     try:
         meshio: Any = importlib.import_module("meshio")
     except ImportError as e:
@@ -247,13 +255,12 @@ def _read(path: str, *, allow_external: bool) -> Any:
     check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):
         _check_cgns(path)
-    suffix = os.path.splitext(path)[1].lower()
-    apart, is_xml = suffix in _COUNTED, suffix == ".vtu"
+    apart = os.path.splitext(path)[1].lower() in _COUNTED
     try:
         printed = io.StringIO()  # its reasons, before it ends the program
         # meshio takes text for a count, before it sees what it is
         with np.errstate(over="ignore"), contextlib.redirect_stdout(printed):
-            mesh = _read_apart(path) if apart else _read_vtu(meshio, path) if is_xml else meshio.read(path)
+            mesh = _read_apart(path) if apart else meshio.read(path)
     except (UnsupportedFormatError, CorruptDataError):
         raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
@@ -266,28 +273,16 @@ def _read(path: str, *, allow_external: bool) -> Any:
     points = np.asarray(mesh.points)
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
-    return mesh
+    return _as_data(path, mesh)
 
 
-def _check_ghosts(path: str, mesh: Any) -> None:
+def _without_ghosts(path: str, mesh: MeshData) -> MeshData:
     """Refuse VTK's ghosts; where it marks none, they are no field."""
-    if GHOSTS in mesh.point_data:
-        check_ghosts(path, GHOSTS, np.asarray(mesh.point_data.pop(GHOSTS)), of_cells=False)
-    for block in mesh.cell_data.pop(GHOSTS, ()):
-        check_ghosts(path, GHOSTS, np.asarray(block), of_cells=True)
-
-
-def _read_vtu(meshio: Any, path: str) -> Any:
-    """Read VTU, where meshio would not read it rightly, by a file that has the same arrays."""
-    with open(path, "rb") as file:
-        data = as_read(path, file.read())
-    if data is None:
-        return meshio.vtu.read(path)
-    with tempfile.TemporaryDirectory(prefix="scidata-vtk-") as folder:
-        made = os.path.join(folder, "mesh.vtu")
-        with open(made, "wb") as out:
-            out.write(data)
-        return meshio.vtu.read(made)
+    of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
+    for fields in (of_points, of_cells):
+        if GHOSTS in fields:
+            check_ghosts(path, GHOSTS, fields.pop(GHOSTS), of_cells=fields is of_cells)
+    return replace(mesh, point_data=of_points, cell_data=of_cells)
 
 
 def _read_apart(path: str) -> Any:
@@ -391,7 +386,7 @@ def open_topology(
     elif kind not in (None, "mesh"):
         raise FieldMismatchError(f"{path}: has cells, which make it a mesh, not {kind!r}; say kind='mesh', or nothing")
     else:
-        sizes = {"node": num_points, "cell": sum(_num_cells(block) for block in source.mesh.cells)}
+        sizes = {"node": num_points, "cell": 0 if source.mesh.cells is None else source.mesh.cells.num_cells}
     names = {name.partition("/")[2] for name in source.arrays}
     twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
     fields = {}
@@ -407,12 +402,8 @@ def open_topology(
         on_sphere=False,
         sizes=sizes,
         fields=fields,
-        left_out=getattr(source.mesh, "left_out", {}),
+        left_out=source.mesh.left_out,
     )
-
-
-def _num_cells(block: Any) -> int:
-    return len(block.data.cell_type if isinstance(block.data, RawCells) else block.data)
 
 
 def _check_cloud(path: str, kind: str | None, options: Options) -> None:

@@ -3,9 +3,6 @@
 An array is text, base64 in its element, or lies in ``AppendedData``, as base64 or raw bytes. Binary arrays begin with
 their number of bytes, or, where the file names a compressor, with the number and sizes of the blocks that follow.
 
-meshio reads unstructured grids (``.vtu``), but looks raw appended arrays up by offsets that it changes meanwhile, and
-knows no LZ4: :func:`as_read` writes such files anew for it.
-
 Format: "XML file formats" of the VTK User's Guide.
 """
 
@@ -33,7 +30,6 @@ from scidata.errors import CorruptDataError, UnsupportedFormatError
 
 _APPENDED = re.compile(rb"<AppendedData\b[^>]*>\s*_")
 _COMPRESSORS = ("vtkZLibDataCompressor", "vtkLZ4DataCompressor", "vtkLZMADataCompressor")
-_OF_MESHIO = ("", "vtkZLibDataCompressor", "vtkLZMADataCompressor")
 _MAX_LZ4_RATIO = 255  # a block cannot say more: one byte adds at most 255 to a length
 _TYPES = {
     **{f"Float{8 * n}": f"f{n}" for n in (4, 8)},
@@ -102,14 +98,6 @@ class VTKFile:
                 values = np.frombuffer(self._bytes(array, num_rows), dtype)
             values = values.astype(dtype.newbyteorder("="), copy=False)
             return _in_tuples(values, array.get("NumberOfComponents", ""))
-
-    def check(self, array: ElementTree.Element, num_rows: int | None) -> None:
-        """Raise where :meth:`read` would; packed blocks are unpacked one at a time, and not kept."""
-        with self._damage_named(array.get("Name", "")):
-            if self.compressor and array.get("format") != "ascii":
-                _, blocks = self._blocks(array, num_rows)
-                for _ in blocks:
-                    pass
 
     @contextmanager
     def _damage_named(self, name: str) -> Iterator[None]:
@@ -281,63 +269,3 @@ def parse(path: str, data: bytes) -> VTKFile:
             f"{path}: is compressed by {file.compressor!r}; read are {', '.join(_COMPRESSORS)}, and files without"
         )
     return file
-
-
-def as_read(path: str, data: bytes) -> bytes | None:
-    """Return what meshio reads in place of a VTU file; None where that is the file itself.
-
-    Raises
-    ------
-    UnsupportedFormatError, CorruptDataError
-        As :func:`parse` and :meth:`VTKFile.read` say.
-    """
-    found = _APPENDED.search(data)
-    is_raw = found is not None and b"raw" in found[0]
-    compressor = re.search(rb"""<VTKFile\b[^>]*\bcompressor\s*=\s*["'](\w+)["']""", data)
-    as_it_is = not is_raw and (compressor[1].decode() if compressor else "") in _OF_MESHIO
-    if as_it_is and compressor is None:
-        return None
-    file = parse(path, data)
-    num_rows = _num_rows(file)
-    for array in _numbers(file.root):
-        if as_it_is:  # meshio would unpack whatever there is
-            file.check(array, num_rows.get(array))
-            continue
-        values = file.read(array, num_rows.get(array))
-        values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-        for name in ("offset", "RangeMin", "RangeMax"):
-            array.attrib.pop(name, None)
-        array.set("format", "binary")
-        for child in list(array):
-            array.remove(child)
-        array.text = base64.b64encode(struct.pack("<Q", values.nbytes) + values.tobytes()).decode()
-    if as_it_is:
-        return None
-    file.root.attrib.pop("compressor", None)
-    file.root.set("byte_order", "LittleEndian")
-    file.root.set("header_type", "UInt64")
-    return ElementTree.tostring(file.root)
-
-
-def _num_rows(file: VTKFile) -> dict[ElementTree.Element, int]:
-    """Return how many rows the arrays of an unstructured grid have, as far as its pieces say it."""
-    found: dict[ElementTree.Element, int] = {}
-    for piece in file.root.iter("Piece"):
-        counts = {name: int(piece.get(f"NumberOf{name}", "").strip() or 0) for name in ("Points", "Cells")}
-        for group, name in (("Points", "Points"), ("PointData", "Points"), ("CellData", "Cells")):
-            found |= dict.fromkeys(piece.findall(f"{group}/DataArray"), counts[name])
-        cells = {array.get("Name"): array for array in piece.findall("Cells/DataArray")}
-        found |= {cells[name]: counts["Cells"] for name in ("offsets", "types") if name in cells}
-        if {"offsets", "connectivity"} <= set(cells):
-            found[cells["connectivity"]] = int(file.read(cells["offsets"], counts["Cells"]).max(initial=0))
-    return found
-
-
-def _numbers(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """Yield the arrays of numbers; others, which belong to the file as a whole, are taken out."""
-    for parent in list(root.iter()):
-        for array in [child for child in parent if child.tag == "DataArray"]:
-            if array.get("type") in _TYPES:
-                yield array
-            else:
-                parent.remove(array)

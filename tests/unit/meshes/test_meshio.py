@@ -108,9 +108,41 @@ def test_faces_of_a_plane(tmp_path, meshio):
 
 
 def test_what_meshio_cannot_read(tmp_path, meshio):
+    path = tmp_path / "m.vtk"
+    path.write_text("# vtk DataFile Version 4.2\nhello")
+    with pytest.raises(UnsupportedFormatError, match=r"m\.vtk: meshio cannot read it"):
+        read_samples(str(path))[0]
+
+
+def test_vtu_that_is_none(tmp_path):
     path = tmp_path / "m.vtu"
     path.write_text("<VTKFile type='UnstructuredGrid'>")
-    with pytest.raises(UnsupportedFormatError, match=r"m\.vtu: meshio cannot read it"):
+    with pytest.raises(CorruptDataError, match=r"m\.vtu: is not well-formed XML"):
+        read_samples(str(path))[0]
+    path.write_text("<VTKFile type='PolyData'></VTKFile>")
+    with pytest.raises(UnsupportedFormatError, match=r"type 'PolyData', but the suffix \.vtu is that of Unstr"):
+        read_samples(str(path))[0]
+
+
+def test_vtu_of_other_cells(tmp_path):
+    """Wedges keep VTK's order of nodes; polyhedra are refused by name."""
+    data = (
+        '<VTKFile type="UnstructuredGrid"><UnstructuredGrid><Piece NumberOfPoints="6" NumberOfCells="1"><Points>'
+        f'<DataArray type="Float64" NumberOfComponents="3" format="ascii">{"0 1 2 " * 6}</DataArray></Points><Cells>'
+        '<DataArray type="Int64" Name="connectivity" format="ascii">5 4 3 2 1 0</DataArray>'
+        '<DataArray type="Int64" Name="offsets" format="ascii">6</DataArray>'
+        '<DataArray type="UInt8" Name="types" format="ascii">13</DataArray>'
+        "</Cells></Piece></UnstructuredGrid></VTKFile>"
+    )
+    path = tmp_path / "m.vtu"
+    path.write_text(data)
+    cells = read_samples(str(path))[0].cells
+    assert (cells.connectivity.tolist(), cells.cell_type.tolist()) == ([5, 4, 3, 2, 1, 0], [13])
+    path.write_text(data.replace(">13<", ">42<"))
+    with pytest.raises(UnsupportedFormatError, match=r"cell 0 is of VTK type 42, .*split them into tetrahedra"):
+        read_samples(str(path))[0]
+    path.write_text(data.replace("types", "kinds"))
+    with pytest.raises(CorruptDataError, match=r"Cells has no array 'types'"):
         read_samples(str(path))[0]
 
 
@@ -310,7 +342,7 @@ def test_tetgen_whose_other_file_is_a_link_out(tmp_path, meshio):
         read_samples(str(folder / "m.node"))[0]
 
 
-@pytest.mark.parametrize("suffix", [".msh", ".vtu", ".su2", ".ply"])
+@pytest.mark.parametrize("suffix", [".msh", ".su2", ".ply"])
 def test_a_process_of_its_own_gives_the_same(meshio, tmp_path, suffix):
     """Formats that are read apart give what meshio gives here."""
     points = np.random.default_rng(0).random((5, 2 if suffix == ".su2" else 3))
@@ -320,9 +352,8 @@ def test_a_process_of_its_own_gives_the_same(meshio, tmp_path, suffix):
     meshio.write(path, meshio.Mesh(points, cells, point_data=data))
     found, wanted = MeshioSource(path).mesh, meshio.read(path)
     assert np.array_equal(found.points, wanted.points)
-    assert [(c.type, np.asarray(c.data).tolist()) for c in found.cells] == [
-        (c.type, np.asarray(c.data).tolist()) for c in wanted.cells
-    ]
+    assert found.cells.connectivity.tolist() == [n for c in wanted.cells for row in c.data for n in row]
+    assert found.cells.cell_type.tolist() == [{"triangle": 5, "quad": 9}[c.type] for c in wanted.cells for _ in c.data]
     assert found.point_data.keys() == wanted.point_data.keys()
     assert all(np.array_equal(found.point_data[name], wanted.point_data[name]) for name in wanted.point_data)
 

@@ -1,13 +1,15 @@
-"""VTK's surfaces and clouds (``.vtp``, PolyData): polygons and triangle strips are a mesh, vertices alone a cloud.
+"""VTK's XML files of surfaces and clouds (``.vtp``, PolyData) and of cells of any type (``.vtu``, UnstructuredGrid).
 
-A piece keeps four lists of cells, and the rows of its cell fields follow them: vertices, lines, polygons, strips. A
-strip becomes its triangles, each of which has the strip's values, as vtkTriangleFilter has it. Lines, and vertices
-beside polygons, are refused: in the models of this field they are no cells, and left out they would be lost.
+In PolyData polygons and triangle strips are a mesh, vertices alone a cloud. A piece keeps four lists of cells, and the
+rows of its cell fields follow them: vertices, lines, polygons, strips. A strip becomes its triangles, each of which has
+the strip's values, as vtkTriangleFilter has it. Lines, and vertices beside polygons, are refused: in the models of this
+field they are no cells, and left out they would be lost.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,61 +22,96 @@ from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.vtk_xml import VTKFile, parse
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import FOR_POLYHEDRA
 
 Array = npt.NDArray[Any]
 #: The lists of cells in the order of cell data, and what they hold.
 _LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
 _AGAIN = "copy or write it again"
+_POLYHEDRON = 42
+_KINDS = {".vtp": "PolyData", ".vtu": "UnstructuredGrid"}
+#: Suffixes of the files that :func:`read_vtk` reads.
+SUFFIXES = tuple(_KINDS)
 
 
-def read_vtp(path: str, data: bytes) -> SimpleNamespace:
-    """Return a surface or cloud with the attributes of meshio's mesh.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeshData:
+    """A mesh, or a cloud, all of which was read.
 
-    ``cells`` is one block, whose ``data`` are :class:`RawCells`, or none of a cloud; ``left_out`` says why fields are
-    not there.
+    Attributes
+    ----------
+    points
+        ``(num_points, 2 or 3)``.
+    cells
+        None of a cloud.
+    point_data, cell_data
+        Fields by name, one row for each point or cell.
+    left_out
+        Why fields of the file are not there.
+    """
+
+    points: Array
+    cells: RawCells | None
+    point_data: Mapping[str, Array]
+    cell_data: Mapping[str, Array]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_vtk(path: str, data: bytes) -> MeshData:
+    """Return the surface, cloud or grid of a file.
 
     Raises
     ------
     UnsupportedFormatError
-        It is no PolyData, or has lines, or vertices beside polygons.
+        Its type is not that of its suffix; or it has polyhedra, lines, or vertices beside polygons.
     CorruptDataError
         An array is damaged, missing, or too short or long.
     """
-    file = parse(path, data)
-    if file.kind != "PolyData":
+    file, suffix = parse(path, data), path[-4:].lower()
+    if file.kind != _KINDS[suffix]:
         raise UnsupportedFormatError(
-            f"{path}: is a VTK XML file of type {file.kind!r}, but the suffix .vtp is that of PolyData; name it by its "
-            "type (UnstructuredGrid: .vtu), or convert it"
+            f"{path}: is a VTK XML file of type {file.kind!r}, but the suffix {suffix} is that of {_KINDS[suffix]}; "
+            f"name it by its type ({', '.join(f'{kind}: {end}' for end, kind in _KINDS.items())}), or convert it"
         )
-    elements = file.root.findall("PolyData/Piece")
+    elements = file.root.findall(f"{file.kind}/Piece")
     if not elements:
         raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {_AGAIN}")
-    is_surface = _is_surface(path, elements)
+    is_surface = suffix == ".vtp" and _is_surface(path, elements)
     pieces = [_Piece(file, element) for element in elements]
     first = np.cumsum([0, *(len(piece.points) for piece in pieces)])
     points = np.concatenate([piece.points for piece in pieces])
     point_data = _joined(path, [piece.data("PointData", len(piece.points)) for piece in pieces])
     cell_data = _joined(path, [piece.data("CellData", piece.num_cells) for piece in pieces])
+    if suffix == ".vtu":
+        cells = _cells_of_grid(pieces, first)
+        return MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data)
     if not is_surface:
         moved = [piece.vertices() + at for piece, at in zip(pieces, first, strict=False)]
         return _cloud(points, np.concatenate(moved), pieces, point_data, cell_data)
-    cells, rows = [], []
+    of_pieces, rows = [], []
     num_cells = 0
     for piece, at in zip(pieces, first, strict=False):
         sizes, nodes, of_cell = piece.surface()
-        cells.append((sizes, nodes + at))
+        of_pieces.append((sizes, nodes + at))
         rows.append(of_cell + num_cells)
         num_cells += piece.num_cells
-    offsets = bounds_of(np.concatenate([sizes for sizes, _ in cells]))
-    nodes = np.concatenate([nodes for _, nodes in cells])
-    of_cell = np.concatenate(rows)
-    block = RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets))
-    return SimpleNamespace(
+    offsets = bounds_of(np.concatenate([sizes for sizes, _ in of_pieces]))
+    nodes, of_cell = np.concatenate([nodes for _, nodes in of_pieces]), np.concatenate(rows)
+    return MeshData(
         points=points,
-        cells=[SimpleNamespace(type="polygon", data=block, num_cells=len(block.cell_type))],
+        cells=RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets)),
         point_data=point_data,
-        cell_data={name: [values[of_cell]] for name, values in cell_data.items()},
-        left_out={},
+        cell_data={name: values[of_cell] for name, values in cell_data.items()},
+    )
+
+
+def _cells_of_grid(pieces: list[_Piece], first: IntArray) -> RawCells:
+    """Return the cells of an unstructured grid, piece after piece, with points numbered over all pieces."""
+    found = [piece.cells("Cells") for piece in pieces]
+    return RawCells(
+        offsets=bounds_of(np.concatenate([sizes for sizes, _ in found])),
+        connectivity=np.concatenate([nodes + at for (_, nodes), at in zip(found, first, strict=False)]),
+        cell_type=np.concatenate([piece.types() for piece in pieces]),
     )
 
 
@@ -110,7 +147,7 @@ class _Piece:
     def __init__(self, file: VTKFile, element: ElementTree.Element) -> None:
         self._file, self._element = file, element
         num_points = _count(file.path, element, "NumberOfPoints", None)
-        self._counts = {name: _count(file.path, element, f"NumberOf{name}", 0) for name in _LISTS}
+        self._counts = {name: _count(file.path, element, f"NumberOf{name}", 0) for name in (*_LISTS, "Cells")}
         self.num_cells = sum(self._counts.values())
         array = element.find("Points/DataArray")
         if array is None and num_points:
@@ -130,41 +167,62 @@ class _Piece:
 
     def vertices(self) -> IntArray:
         """Return the points of the vertices, one after the other."""
-        return self._cells("Verts")[1]
+        return self._points_of("Verts")[1]
 
     def surface(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return sizes and nodes of polygons and then strips' triangles, and the row of cell data of each."""
-        sizes, nodes = self._cells("Polys")
-        lengths, strip_nodes = self._cells("Strips")
+        sizes, nodes = self._points_of("Polys")
+        lengths, strip_nodes = self._points_of("Strips")
         triangles, of_strip = _triangles(lengths, strip_nodes)
         first = self._counts["Verts"] + self._counts["Lines"]
         rows = np.concatenate([np.arange(len(sizes)), len(sizes) + of_strip]) + first
         all_sizes = np.concatenate([sizes, np.full(len(triangles), 3, np.int64)])
         return all_sizes, np.concatenate([nodes, triangles.ravel()]), rows
 
-    def _cells(self, name: str) -> tuple[IntArray, IntArray]:
-        """Read sizes and nodes of a list of cells."""
+    def types(self) -> npt.NDArray[np.uint8]:
+        """Return VTK's code of each cell of a grid."""
+        if not self._counts["Cells"]:
+            return np.empty(0, np.uint8)
+        path = self._file.path
+        types = as_indices(self._rows(self._array("Cells", "types"), self.num_cells), f"{path}: Cells: array 'types'")
+        wrong = np.flatnonzero((types == _POLYHEDRON) | (types < 0) | (types > 255))
+        if len(wrong):
+            raise UnsupportedFormatError(
+                f"{path}: cell {int(wrong[0])} is of VTK type {int(types[wrong[0]])}, as are {len(wrong)} of "
+                f"{len(types)} cells polyhedra or unknown, which are not read; {FOR_POLYHEDRA}"
+            )
+        return types.astype(np.uint8)
+
+    def cells(self, name: str) -> tuple[IntArray, IntArray]:
+        """Read sizes and nodes of a list of cells. Nodes that the piece does not have are left for checks to name."""
         if not self._counts[name]:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        found = {a.get("Name", ""): a for a in self._element.findall(f"{name}/DataArray")}
-        path = self._file.path
-        if missing := [part for part in ("connectivity", "offsets") if part not in found]:
-            raise CorruptDataError(f"{path}: {name} has no array {missing[0]!r}; {_AGAIN}")
-        ends = as_indices(self._rows(found["offsets"], self._counts[name]), f"{path}: {name}: array 'offsets'")
-        last = int(ends[-1]) if len(ends) else 0
-        nodes = as_indices(self._file.read(found["connectivity"], last), f"{path}: {name}: array 'connectivity'")
+        path, where = self._file.path, f"{self._file.path}: {name}: array"
+        ends = as_indices(self._rows(self._array(name, "offsets"), self._counts[name]), f"{where} 'offsets'")
+        nodes = as_indices(self._file.read(self._array(name, "connectivity"), int(ends[-1])), f"{where} 'connectivity'")
         sizes = np.diff(ends, prepend=0)
         if sizes.min() < 0 or int(ends[-1]) != len(nodes):
             raise CorruptDataError(
                 f"{path}: {name}: array 'offsets' must rise to {len(nodes)}, the length of 'connectivity'; it ends at "
                 f"{int(ends[-1])}; {_AGAIN}"
             )
+        return sizes, nodes
+
+    def _points_of(self, name: str) -> tuple[IntArray, IntArray]:
+        """Read sizes and nodes of a list of cells, all of which the piece has."""
+        sizes, nodes = self.cells(name)
         if nodes.size and (nodes.min() < 0 or nodes.max() >= len(self.points)):
             raise CorruptDataError(
-                f"{path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, but the "
-                f"piece has {len(self.points)}; {_AGAIN}"
+                f"{self._file.path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, "
+                f"but the piece has {len(self.points)}; {_AGAIN}"
             )
         return sizes, nodes
+
+    def _array(self, group: str, name: str) -> ElementTree.Element:
+        for array in self._element.findall(f"{group}/DataArray"):
+            if array.get("Name", "") == name:
+                return array
+        raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {_AGAIN}")
 
     def _rows(self, array: ElementTree.Element, num_rows: int) -> Array:
         values = self._file.read(array, num_rows)
@@ -201,7 +259,7 @@ def _joined(path: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
 
 def _cloud(
     points: Array, vertices: IntArray, pieces: list[_Piece], point_data: dict[str, Array], cell_data: dict[str, Array]
-) -> SimpleNamespace:
+) -> MeshData:
     """Return a cloud: all points. Fields of vertices go with their points, where each point has one vertex."""
     one_each = len(vertices) == sum(piece.num_cells for piece in pieces) == len(points)
     one_each = one_each and len(np.unique(vertices)) == len(points)
@@ -214,4 +272,4 @@ def _cloud(
             data[name][vertices] = values
         else:
             left_out[name] = "lives on vertices, of which there is not one for each point"
-    return SimpleNamespace(points=points, cells=[], point_data=data, cell_data={}, left_out=left_out)
+    return MeshData(points=points, cells=None, point_data=data, cell_data={}, left_out=left_out)

@@ -37,10 +37,10 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
-from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_name, relation_parts
+from scidata.meshes.hetero import RawSet, check_set_name, relation_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
-from scidata.meshes.sample import RawSample, SampleHeader
+from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude

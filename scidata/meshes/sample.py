@@ -1,18 +1,22 @@
-"""One raw mesh, cloud or graph: by its metadata, and with its topology in memory. Made by ``samples``."""
+"""One raw mesh, cloud or graph of one or more node sets: by its metadata, and with its topology in memory.
+
+Made by ``samples``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, near_matches
+from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.formats.base import RawField, RawTopology, damage_named
 from scidata.meshes.formats.graph_values import read_graph_values
 from scidata.meshes.geometry import Geometry
+from scidata.meshes.hetero import JOINT, RawSet, check_set_name, relation_ends
 
 KINDS = ("mesh", "points", "graph")
 _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
@@ -22,12 +26,15 @@ _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
 class RawSample(Geometry):
     """One mesh, cloud or graph: topology in memory, fields not read yet.
 
+    Most samples have one node set, whose positions and edges are ``points`` and ``edge_index``. A graph between
+    several sets, of kind ``"hetero"``, has ``sets`` and ``relations`` in their place.
+
     Attributes
     ----------
     name
         Unlike that of any other sample.
     kind
-        ``"mesh"``, ``"points"`` or ``"graph"``.
+        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"``.
     points
         ``(N, 2 or 3)`` float64, the nodes (or points); None for a graph without positions. On a sphere: longitude
         and latitude in degrees (and height, where there is a third).
@@ -39,7 +46,8 @@ class RawSample(Geometry):
         ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none or where
         ``edges`` says how they are made. Fields of edges are in this order.
     entity
-        What a sample's rows are: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone.
+        What a sample's rows are: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
+        ``"joint"`` of several sets.
     edges
         ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come
         from.
@@ -55,7 +63,10 @@ class RawSample(Geometry):
     left_out
         Arrays that are no field of this sample, and why.
     values
-        Of the whole sample: arrays of any shape, or anything that JSON has.
+        Of the whole sample: arrays of any shape, or anything that JSON has. Of several sets, ``<set>/<name>`` and
+        ``<relation>/<name>`` are of one.
+    sets, relations
+        Of several sets, by name; of a relation ``(2, num_edges)`` int64, rows of its source set and of its target set.
     """
 
     name: str
@@ -69,8 +80,14 @@ class RawSample(Geometry):
     period: tuple[float, ...] | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    sets: Mapping[str, RawSet] = field(default_factory=dict)
+    relations: Mapping[str, IntArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.kind == "hetero":
+            object.__setattr__(self, "entity", JOINT)
+            self._check_sets()
+            return
         if self.kind not in KINDS:
             raise ConfigError(f"sample {self.name!r}: kind must be one of {KINDS}, not {self.kind!r}")
         if not self.entity:
@@ -83,9 +100,31 @@ class RawSample(Geometry):
                 f"sample {self.name!r}: has {found} and num_nodes {self.num_nodes}; say the number of nodes"
             )
 
+    def _check_sets(self) -> None:
+        if not self.sets:
+            raise ConfigError(f"sample {self.name!r}: has no node set")
+        for name in self.sets:
+            check_set_name(name, f"sample {self.name!r}")
+        for relation, pairs in self.relations.items():
+            source, target = relation_ends(relation)
+            for end in (source, target):
+                if end not in self.sets:
+                    raise CorruptDataError(
+                        f"sample {self.name}: relation {relation!r} joins {source!r} and {target!r}, but there is no "
+                        f"node set {end!r}; there are {', '.join(self.sets)}"
+                    )
+            if pairs.ndim != 2 or pairs.shape[0] != 2:
+                raise CorruptDataError(
+                    f"sample {self.name}: edge_index of {relation!r} has shape {pairs.shape}, but (2, num_edges) was "
+                    "expected"
+                )
+
     @property
     def sizes(self) -> dict[str, int]:
         """Rows of each entity that is known yet."""
+        if self.sets:
+            sets = {name: each.num_nodes for name, each in self.sets.items()}
+            return {JOINT: sum(sets.values()), **sets, **{name: x.shape[1] for name, x in self.relations.items()}}
         sizes = {row_entity(self.kind): self.num_nodes} if self.entity != "cell" else {}
         if self.cells is not None:
             sizes["cell"] = self.cells.num_cells
@@ -156,6 +195,56 @@ class SampleHeader:
             left_out=self.left_out,
             values=values,
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeteroHeader:
+    """One graph between several node sets by its metadata; :meth:`read` reads its topology. Pickles.
+
+    Attributes
+    ----------
+    sizes
+        Rows of each entity; None where edges are made, and not counted yet.
+    load
+        Reads, or makes, the sets and relations.
+    finish
+        Makes the fields of edges that are made, when they are; None where there are none.
+    values, load_values
+        Names of the values of the whole, or of one set or relation, and how they are read.
+    fields, left_out, paths
+        As in :class:`SampleHeader`.
+    """
+
+    name: str
+    sizes: Mapping[str, int | None]
+    on_sphere: bool
+    fields: Mapping[str, RawField]
+    left_out: Mapping[str, str]
+    paths: tuple[str, ...]
+    load: Callable[[], tuple[Mapping[str, RawSet], Mapping[str, IntArray]]]
+    finish: Callable[[Mapping[str, RawField]], Mapping[str, RawField]] | None = None
+    values: tuple[str, ...] = ()
+    load_values: Callable[[], Mapping[str, Any]] = dict
+
+    kind = "hetero"
+    entity = JOINT
+
+    def read(self) -> RawSample:
+        """Read points and edges.
+
+        Raises
+        ------
+        CorruptDataError, FieldMismatchError, UnsupportedFormatError
+            Arrays of the topology do not fit together, or have what is not read.
+        """
+        with damage_named(", ".join(self.paths)):
+            sets, relations = self.load()
+            fields = self.fields if self.finish is None else self.finish(self.fields)
+            values = self.load_values()
+        return RawSample(
+            name=self.name, kind=self.kind, sets=sets, relations=relations, on_sphere=self.on_sphere, fields=fields,
+            left_out=self.left_out, values=values,
+        )  # fmt: skip
 
 
 def row_entity(kind: str) -> str:

@@ -22,8 +22,7 @@ from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_n
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.graph_values import find_graph_values
 from scidata.meshes.formats.hetero import has_relations, open_hetero
-from scidata.meshes.hetero import HeteroHeader, RawHetero
-from scidata.meshes.sample import KINDS, RawSample, SampleHeader, parse_edges, row_entity
+from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
     check_kind,
@@ -56,10 +55,7 @@ _MESHES: tuple[_Format, ...] = (
 _OWN_COORDINATES = (vtkhdf, mpas, exodus, esmf)
 
 
-AnySample: TypeAlias = RawSample | RawHetero
-
-
-class RawSamples(Sequence[AnySample]):
+class RawSamples(Sequence[RawSample]):
     """Samples whose topology is read at ``samples[i]``, each time anew; it pickles.
 
     :meth:`header` reads metadata alone.
@@ -74,12 +70,12 @@ class RawSamples(Sequence[AnySample]):
         return len(self.names)
 
     @overload
-    def __getitem__(self, index: int) -> AnySample: ...
+    def __getitem__(self, index: int) -> RawSample: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[AnySample]: ...
+    def __getitem__(self, index: slice) -> Sequence[RawSample]: ...
 
-    def __getitem__(self, index: int | slice) -> AnySample | Sequence[AnySample]:
+    def __getitem__(self, index: int | slice) -> RawSample | Sequence[RawSample]:
         if isinstance(index, slice):
             return RawSamples(self.names[index], self._paths[index], self._reading)
         return self.header(index).read()

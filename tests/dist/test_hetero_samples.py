@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 from typer.testing import CliRunner
 
 import scidata
@@ -130,6 +131,18 @@ def read_ghosts(rank: int, num_ranks: int, folder: str) -> list[str]:
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_ghosts_batches_and_the_loader(folder: Path, num_ranks: int) -> None:
     assert run_ranks(read_ghosts, num_ranks, str(folder))[0] == ["(100,)", "(100,)", "(62,)", "(62,)"]
+
+
+def test_weights_count_edges_in_the_joint_order(tmp_path: Path) -> None:
+    write_graph(tmp_path / "graph.h5", {"grid": 700, "mesh": 60})
+    scidata.partition(tmp_path / "graph.h5", tmp_path / "store", weights="edges")
+    group: Any = zarr.open_group(tmp_path / "store" / "sample-000000.zarr", mode="r")
+    expected = np.zeros(760)
+    for relation in RELATIONS:
+        target = relation.split("__")[2]
+        expected[np.flatnonzero(np.diff(group[f"{target}/indptr"][:]))] += np.diff(group[f"{relation}/indptr"][:])
+    prefix = group["blocks/weight_prefix"][:]
+    assert prefix.tolist() == [0, expected[:512].sum(), expected.sum()]
 
 
 def test_hetero_data_of_pyg(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
 from scidata.meshes.formats.base import Options, RawField, field_of, read_values
 from scidata.meshes.formats.coordinates import as_coordinates, in_degrees
 from scidata.meshes.formats.graph_values import find_graph_values, is_graph_value, read_graph_values
-from scidata.meshes.hetero import HeteroHeader, RawSet, check_set_name, relation_parts
+from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
+from scidata.meshes.sample import HeteroHeader
 from scidata.sources.kinds import RELATION
 from scidata.sources.torch_files import ENTITY_DIMS
 

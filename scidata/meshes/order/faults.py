@@ -54,12 +54,15 @@ class Finding:
         Rows of points, cells or edges, sorted, int64.
     message
         A sentence for the user.
+    entity
+        The set or relation whose rows they are, in a graph between several sets.
     """
 
     kind: str
     count: int
     rows: IntArray
     message: str
+    entity: str = ""
 
     @property
     def first_rows(self) -> tuple[int, ...]:

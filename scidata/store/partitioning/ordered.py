@@ -1,8 +1,8 @@
-"""One raw sample put in order: its edges made, its rows ordered, everything numbered anew. What the store writes."""
+"""One raw sample put in order: edges made, rows ordered, everything numbered anew, as the store writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.meshes.checks import Kept, without_faults
 from scidata.meshes.formats.base import RawField
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.hetero import JOINT, RawSet, is_relation, relation_ends
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.faces import edges_across_faces
-from scidata.meshes.order.faults import Repaired
+from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import NodeIds, id_dtype
 from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
@@ -27,7 +29,7 @@ from scidata.meshes.order.rcb import order_rcb
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, SampleHead
-from scidata.store.format.write import FieldData, OrderedCells, OrderedSample
+from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, OrderedSet
 
 #: The orders that there are.
 ORDERS = ("hilbert", "rcb", "metis", "rows")
@@ -55,9 +57,14 @@ class OrderOptions:
 
 
 def order_sample(
-    raw: RawSample, options: OrderOptions, head: SampleHead, repaired: Repaired | None = None
+    raw: RawSample, options: OrderOptions, head: SampleHead, findings: Collection[Finding] = ()
 ) -> OrderedSample:
     """Make a sample's edges, order its rows and number everything anew.
+
+    The rows of several node sets are ordered together, and the order of a set is that of its rows in this joint order:
+    so a cut of the joint rows is a cut of every set, and what lies near in space lies in the same part, whatever set
+    it is of. With grid rows 0 to 3, mesh rows 4 and 5 and the joint order ``0 4 1 2 5 3``, the grid's order is
+    ``0 1 2 3`` and the mesh's ``4 5``; cut in the middle, each part has two grid rows and one mesh row, or the like.
 
     Parameters
     ----------
@@ -65,9 +72,8 @@ def order_sample(
         As read.
     head
         What is said of it; what there is to say of its order is added to the notes.
-    repaired
-        Its arrays without the rows that cannot be used; None where ``raw`` was found sound: ids in range, no cell
-        without nodes, finite coordinates.
+    findings
+        Faults, whose rows are left out.
 
     Raises
     ------
@@ -77,47 +83,72 @@ def order_sample(
         A field has not one row per entity.
     """
     entity = raw.entity
-    sound = raw if repaired is None else _sound(raw, repaired)
-    pos, kept = raw.points, None if repaired is None else repaired.kept_nodes
+    sound, kept = without_faults(raw, findings)
+    pos = raw.points
     if entity == "cell":
-        kept = None if repaired is None else repaired.kept_cells
         sound = _with_cells_as_rows(sound)
-        pos = _at_source_rows(sound.points, kept, raw.sizes["cell"])
-    edge_index, made = _edges_of(sound)
-    order, found = _order_of(sound, edge_index, options.order)
-    new_ids: NodeIds = np.empty(len(order), id_dtype(len(order)))
-    new_ids[order] = np.arange(len(order))
-    edges = None if edge_index is None else csr_from_edges(new_ids[edge_index[0]], new_ids[edge_index[1]], len(order))
-    along = _along_mesh(raw, edge_index, repaired)
+        pos = _at_source_rows(sound.points, kept.get("cell"), raw.sizes["cell"])
+    pairs = sound.relations if raw.sets else _edges_of(sound)
+    sets = sound.sets or {entity: RawSet(num_nodes=sound.num_nodes, points=sound.points)}
+    order, notes = _order_of(sound, sets, pairs, options.order)
+    new_ids, ordered = _numbered(raw, sets, order, kept)
+    relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
+    along = _along_mesh(raw, pairs.get("edge"), kept)
     signs: tuple[FieldData, ...] = ()
-    if along is not None and edges is not None:
+    if along is not None:
+        edges = relations["edge"]
         signs = (_orientation(along.orientation[edges.edge_id]),)
-        edges = replace(edges, edge_id=along.rows[edges.edge_id])
+        relations["edge"] = replace(edges, edge_id=along.rows[edges.edge_id])
         if along.num_unused:
-            made.append(f"{along.num_unused} edges of the mesh belong to no cell: their values are left out")
-    cells = None if sound.cells is None else _ordered_cells(sound.cells, new_ids)
-    if repaired is not None:  # from here on rows are the source's
-        order = _source_rows(order, kept)
-        if cells is not None:
-            cells = replace(cells, original_id=_source_rows(cells.original_id, repaired.kept_cells))
-        if edges is not None and along is None:
-            edges = replace(edges, edge_id=_source_rows(edges.edge_id, repaired.kept_edges))
+            notes = [f"{along.num_unused} edges of the mesh belong to no cell: their values are left out", *notes]
+    else:
+        relations = {n: replace(each, edge_id=_source_rows(each.edge_id, kept.get(n))) for n, each in relations.items()}
+    cells = None
+    if sound.cells is not None:
+        cells = _ordered_cells(sound.cells, new_ids[entity])
+        cells = replace(cells, original_id=_source_rows(cells.original_id, kept.get("cell")))
+    order = order if raw.sets else _source_rows(order, kept.get(entity))
     return OrderedSample(
-        **replace(head, notes=(*head.notes, *made, *found)).head(),
+        **replace(head, notes=(*head.notes, *notes)).head(),
         order=order,
         pos=pos,
-        weights=_weights_of(raw, options.weights, entity, edges, order),
+        weights=_weights_of(raw, options.weights, relations, order, ordered),
         cells=cells,
-        edges=edges,
-        source_counts=raw.sizes,
+        edges=relations.get("edge"),
+        source_counts=raw.sizes | ({JOINT: len(order)} if raw.sets else {}),
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
+        sets=ordered,
+        relations=relations if raw.sets else {},
     )
 
 
-def _sound(raw: RawSample, repaired: Repaired) -> RawSample:
-    """Return the repaired arrays as a sample without fields, in the numbering of the rows that were kept."""
-    num_nodes = raw.num_nodes if repaired.kept_nodes is None else len(repaired.kept_nodes)
-    return replace(raw, **vars(repaired.geometry), num_nodes=num_nodes, fields={})
+def _numbered(
+    raw: RawSample, sets: Mapping[str, RawSet], order: IntArray, kept: Kept
+) -> tuple[dict[str, NodeIds], dict[str, OrderedSet]]:
+    """Return the new id of each row of each set; and of several sets how they are stored."""
+    firsts = bounds_of(np.array([each.num_nodes for each in sets.values()], np.int64))
+    new_ids: dict[str, NodeIds] = {}
+    ordered: dict[str, OrderedSet] = {}
+    for name, first, stop in zip(sets, firsts[:-1].tolist(), firsts[1:].tolist(), strict=True):
+        ids = new_ids[name] = np.empty(stop - first, id_dtype(stop - first))
+        here = (order >= first) & (order < stop) if raw.sets else slice(None)
+        own = order[here] - first if first else order[here]
+        ids[own] = np.arange(len(own))
+        if raw.sets:
+            ordered[name] = OrderedSet(
+                order=_source_rows(own, kept.get(name)),
+                indptr=bounds_of(np.asarray(here, np.int64)),
+                pos=raw.sets[name].points,
+            )
+    return new_ids, ordered
+
+
+def _csr(relation: str, pairs: IntArray, new_ids: Mapping[str, NodeIds], rows: str) -> CSR:
+    """Return edges by their targets; ``rows`` are those of the one set that there is, where no name says the ends."""
+    source, target = relation_ends(relation) if is_relation(relation) else (rows, rows)
+    num_targets = len(new_ids[target])
+    made = csr_from_edges(new_ids[source][pairs[0]], new_ids[target][pairs[1]], max(num_targets, len(new_ids[source])))
+    return replace(made, indptr=made.indptr[: num_targets + 1])
 
 
 def _with_cells_as_rows(raw: RawSample) -> RawSample:
@@ -149,60 +180,83 @@ def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:
     return rows if kept is None else kept[rows]
 
 
-def _edges_of(raw: RawSample) -> tuple[IntArray | None, list[str]]:
-    """Return ``(2, num_edges)`` source and destination in the source's numbering, and what there is to say."""
+def _edges_of(raw: RawSample) -> dict[str, IntArray]:
+    """Return the edges of a sample of one node set, ``(2, num_edges)``, by ``"edge"``; nothing where it has none."""
     if raw.edges is None:
-        return None, []
+        return {}
     rule, number = parse_edges(raw.edges)
     if rule == "edge_index":
         if raw.edge_index is None:
             raise ConfigError(f"sample {raw.name}: edges='edge_index', but it has no edges of its own")
-        return raw.edge_index, []
+        return {"edge": raw.edge_index}
     if rule == "cells":
         if raw.cells is None:
             raise ConfigError(f"sample {raw.name}: edges='cells', but it has no cells")
-        return edges_of_cells(raw.cells, raw.num_nodes), []
+        return {"edge": edges_of_cells(raw.cells, raw.num_nodes)}
     if raw.points is None:
         raise ConfigError(f"sample {raw.name}: edges={raw.edges!r} need coordinates, and it has none")
-    points = _flat(raw)
+    points = raw.points[:, :2] if raw.on_sphere else raw.points
     if rule == "knn":
-        return knn_edges(points, int(number), on_sphere=raw.on_sphere, period=raw.period), []
-    return radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period), []
+        return {"edge": knn_edges(points, int(number), on_sphere=raw.on_sphere, period=raw.period)}
+    return {"edge": radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period)}
 
 
-def _flat(raw: RawSample) -> npt.NDArray[np.float64]:
-    """Return the coordinates that orders and distances use: on a sphere without the height."""
-    assert raw.points is not None
-    return raw.points[:, :2] if raw.on_sphere else raw.points
-
-
-def _order_of(raw: RawSample, edge_index: IntArray | None, order: str) -> tuple[IntArray, list[str]]:
-    if order == "rows":
-        return np.arange(raw.num_nodes, dtype=np.int64), []
+def _order_of(
+    raw: RawSample, sets: Mapping[str, RawSet], pairs: Mapping[str, IntArray], order: str
+) -> tuple[IntArray, list[str]]:
+    """Return the order of the rows of all sets, one set after the other, and what there is to say of it."""
+    sizes = [each.num_nodes for each in sets.values()]
+    if order == "rows":  # each set evenly along the others
+        keys = [(np.arange(num) + 0.5) / max(num, 1) for num in sizes]
+        return np.argsort(np.concatenate(keys), kind="stable") if len(keys) > 1 else np.arange(sizes[0]), []
+    points = _points_of(raw, sets)
     if order == "metis":
         from scidata.meshes.order.metis import order_metis
 
-        if edge_index is None:
+        if not pairs:
             raise ConfigError(f"sample {raw.name}: order 'metis' cuts edges, and there are none; use hilbert or rcb")
-        points = None if raw.points is None else _flat(raw)
-        return order_metis(edge_index, raw.num_nodes, points, on_sphere=raw.on_sphere)
-    if raw.points is None:
+        edges = list(pairs.values())
+        if raw.sets:
+            firsts = dict(zip(sets, bounds_of(np.array(sizes, np.int64)).tolist(), strict=False))
+            edges = [each + np.array([[firsts[end]] for end in relation_ends(n)]) for n, each in pairs.items()]
+        every = edges[0] if len(edges) == 1 else np.concatenate(edges, axis=1)
+        return order_metis(every, sum(sizes), points, on_sphere=raw.on_sphere)
+    if points is None:
+        without = next(name for name, each in sets.items() if each.points is None)
         raise ConfigError(
-            f"sample {raw.name}: order {order!r} needs coordinates, and it has none; name them with --points, or use "
-            "--order metis or rows"
+            f"sample {raw.name}: order {order!r} needs coordinates, and "
+            + (
+                f"node set {without!r} has none (pos, or lon and lat); use --order metis or rows"
+                if raw.sets
+                else "it has none; name them with --points, or use --order metis or rows"
+            )
         )
     if order == "rcb":
-        return order_rcb(_flat(raw), on_sphere=raw.on_sphere), []
-    return order_hilbert(_flat(raw), on_sphere=raw.on_sphere)
+        return order_rcb(points, on_sphere=raw.on_sphere), []
+    return order_hilbert(points, on_sphere=raw.on_sphere)
 
 
-def _along_mesh(raw: RawSample, edge_index: IntArray | None, repaired: Repaired | None) -> AlongMesh | None:
+def _points_of(raw: RawSample, sets: Mapping[str, RawSet]) -> npt.NDArray[np.float64] | None:
+    """Return the positions of all sets, set by set, on a sphere without the height; None where a set has none."""
+    found = [each.points for each in sets.values() if each.points is not None]
+    if not found or any(each.points is None and each.num_nodes for each in sets.values()):
+        return None
+    flat = [points[:, :2] if raw.on_sphere else points for points in found]
+    widths = {points.shape[1] for points in flat}
+    if len(widths) > 1:
+        raise ConfigError(
+            f"sample {raw.name}: sets have {' and '.join(map(str, sorted(widths)))} coordinates; give all as many"
+        )
+    return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+
+def _along_mesh(raw: RawSample, edge_index: IntArray | None, kept: Kept) -> AlongMesh | None:
     """Find the mesh edge of each edge that was made of the cells, where fields live on mesh edges."""
     if raw.mesh_edges is None or edge_index is None:
         return None
-    kept = None if repaired is None else repaired.kept_nodes
-    pairs = edge_index if kept is None else kept[edge_index]
-    return along_mesh_edges(pairs, raw.mesh_edges, raw.num_nodes, f"sample {raw.name}")
+    return along_mesh_edges(
+        _source_rows(edge_index, kept.get("node")), raw.mesh_edges, raw.num_nodes, f"sample {raw.name}"
+    )
 
 
 def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
@@ -238,16 +292,24 @@ def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
 
 
 def _weights_of(
-    raw: RawSample, weights: str | None, entity: str, edges: CSR | None, order: IntArray
+    raw: RawSample, weights: str | None, relations: Mapping[str, CSR], order: IntArray, sets: Mapping[str, OrderedSet]
 ) -> npt.NDArray[np.float64] | None:
-    """Return the cost of each row, in the source's order."""
+    """Return the cost of each row, in the source's order; of several sets, of those that are kept, set by set."""
+    entity = raw.entity
     if weights is None:
         return None
+    if raw.sets and weights != "edges":
+        raise ConfigError(
+            f"sample {raw.name}: weights of a graph between several sets are None or 'edges' here; give costs by set "
+            "where the store is opened, weights={'grid': 1, 'mesh': 8}"
+        )
     if weights == "edges":
-        if edges is None:
+        if not relations and not raw.sets:
             raise ConfigError(f"sample {raw.name}: weights='edges', but it has no edges; make some with --edges")
         costs = np.zeros(raw.sizes[entity])
-        costs[order] = np.diff(edges.indptr)
+        for name, each in relations.items():
+            of_targets = np.diff(sets[relation_ends(name)[1]].indptr) > 0 if raw.sets else slice(None)
+            costs[order[of_targets]] += np.diff(each.indptr)
         return costs
     field = raw.fields.get(weights)
     if field is None:

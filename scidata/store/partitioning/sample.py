@@ -12,20 +12,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
-from scidata.meshes.hetero import HeteroFinding, HeteroHeader, RawHetero, check_hetero
-from scidata.meshes.order.faults import REMEDIES, Finding, check_sample, repair
-from scidata.meshes.sample import RawSample, SampleHeader, parse_edges
+from scidata.meshes.checks import findings_of
+from scidata.meshes.order.faults import REMEDIES, Finding
+from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, parse_edges
 from scidata.meshes.samples import RawSamples
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleHead
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, write_sample
-from scidata.store.partitioning.hetero import order_hetero
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import OrderOptions, order_sample
 
@@ -134,9 +133,7 @@ def _ordered(task: Task, index: int) -> OrderedSample:
         notes=notes,
         values=encode_values(raw.values),
     )
-    if isinstance(raw, RawHetero):
-        return order_hetero(raw, task.order, head, findings)
-    return order_sample(raw, task.order, head, repair(raw, findings, raw.num_nodes) if findings else None)
+    return order_sample(raw, task.order, head, findings)
 
 
 def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
@@ -147,7 +144,7 @@ def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
         yield f"left out: {', '.join(named)}{more}"
 
 
-def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:
+def _findings(raw: RawSample, task: Task) -> list[Finding]:
     """Check a sample; return its faults, all of which may be repaired.
 
     Raises
@@ -155,8 +152,7 @@ def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:
     CorruptDataError
         Faults that may be neither repaired nor kept.
     """
-    every: Sequence[Finding | HeteroFinding]
-    every = check_hetero(raw) if isinstance(raw, RawHetero) else check_sample(raw, raw.num_nodes)
+    every = findings_of(raw)
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:
         return []
@@ -173,8 +169,8 @@ def _findings(raw: RawSample | RawHetero, task: Task) -> list[Any]:
     return findings
 
 
-def _repaired(finding: Finding | HeteroFinding) -> str:
-    where = f" of {finding.entity}" if isinstance(finding, HeteroFinding) else ""
+def _repaired(finding: Finding) -> str:
+    where = f" of {finding.entity}" if finding.entity else ""
     rows = list(finding.first_rows)
     return f"repaired {finding.kind}{where}: {finding.count}, of rows {rows} on; {REMEDIES[finding.kind]}"
 

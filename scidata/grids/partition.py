@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from scidata.core.options import Halo
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -160,7 +161,7 @@ def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str
     selected = {}
     for dim, size in sizes.items():
         rows = crop.get(dim, slice(None))
-        selected[dim] = _named(f"isel of {dim!r}", lambda: segments_of_slice(rows, size))  # noqa: B023 - called at once
+        selected[dim] = _named(f"isel of {dim!r}", segments_of_slice, rows, size)
         if dim in crop and not selected[dim]:
             raise ConfigError(f"isel leaves no rows of {dim!r}, which has {size}")
     return selected
@@ -230,24 +231,12 @@ def make_partition(
 
     cuts: dict[str, IntArray] = {dim: np.array([0, lengths[dim]], np.int64) for dim in known}
     for dim, axis in shard.items():
-        num_parts, rows, unit = axis_sizes[axis], lengths[dim], check_int("align", aligns.get(dim, 1), least=1)
-        kind, where = kinds.get(dim, "even"), f"dimension {dim!r}"
-        if costs.get(dim) is not None:
-            if len(np.asarray(costs[dim])) != rows:
-                raise ConfigError(
-                    f"weights of {dim!r} have {len(np.asarray(costs[dim]))} values for {rows} selected rows"
-                )
-            cut = weighted_bounds(costs[dim], num_parts, align=unit)
-        elif isinstance(kind, str) and kind == "even":
-            cut = _named(where, lambda: even_bounds(rows, num_parts, align=unit))  # noqa: B023 - called at once
-        elif isinstance(kind, str) and kind == "chunk":
-            edges = chunk_edges(selected[dim], (chunks or {}).get(dim, 1))
-            cut = _named(where, lambda: chunk_bounds(rows, num_parts, edges=edges, align=unit))  # noqa: B023
-        elif isinstance(kind, str):
-            raise ConfigError(f"bounds must be 'even', 'chunk' or a list, not {kind!r}{near_matches(kind, _KINDS)}")
-        else:
-            cut = _named(where, lambda: explicit_bounds(kind, rows, num_parts))  # noqa: B023
-        cuts[dim] = cut
+        unit = check_int("align", aligns.get(dim, 1), least=1)
+        cuts[dim] = _named(
+            f"dimension {dim!r}",
+            _bounds_of, kinds.get(dim, "even"), costs.get(dim), selected[dim], axis_sizes[axis], align=unit,
+            chunk=(chunks or {}).get(dim, 1),
+        )  # fmt: skip
 
     widths = per_dim(halo, sharded, known, "halo")
     pairs = {dim: _halo_pair(dim, width) for dim, width in widths.items()}
@@ -266,9 +255,27 @@ def make_partition(
 _KINDS = ("even", "chunk")
 
 
-def _named(where: str, function: Callable[[], T]) -> T:
+def _bounds_of(
+    kind: npt.ArrayLike, costs: npt.ArrayLike | None, selected: Segments, num_parts: int, *, align: int, chunk: int
+) -> IntArray:
+    """Cut the selected rows of one dimension; ``chunk``: the largest chunk of any field along it."""
+    rows = num_rows_of(selected)
+    if costs is not None:
+        if len(np.asarray(costs)) != rows:
+            raise ConfigError(f"weights have {len(np.asarray(costs))} values for {rows} selected rows")
+        return weighted_bounds(costs, num_parts, align=align)
+    if not isinstance(kind, str):
+        return explicit_bounds(kind, rows, num_parts)
+    if kind == "even":
+        return even_bounds(rows, num_parts, align=align)
+    if kind == "chunk":
+        return chunk_bounds(rows, num_parts, edges=chunk_edges(selected, chunk), align=align)
+    raise ConfigError(f"bounds must be 'even', 'chunk' or a list, not {kind!r}{near_matches(kind, _KINDS)}")
+
+
+def _named(where: str, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call a function, and put ``where`` before the message of its error."""
     try:
-        return function()
+        return function(*args, **options)
     except ConfigError as e:
         raise ConfigError(f"{where}: {e}") from None

@@ -6,7 +6,7 @@ one more dimension: one call, and writes in the destination's order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,27 @@ _MAX_ROUNDS = 10
 _MAX_KINDS = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Copies as columns: ``read``, ``source``, ``dest`` are ``(num,)`` int64, the others ``(num, ndim)`` int64."""
+
+    read: IntArray
+    source: IntArray
+    dest: IntArray
+    shape: IntArray
+    source_strides: IntArray
+    dest_strides: IntArray
+
+    def rows(self, which: IntArray | npt.NDArray[np.bool_]) -> _Table:
+        """Return some of the copies."""
+        return _Table(*(getattr(self, name)[which] for name in self.__slots__))
+
+    @property
+    def form(self) -> IntArray:
+        """All of a copy but its places."""
+        return np.concatenate([self.shape, self.source_strides, self.dest_strides], axis=1)
+
+
 def merge_copies(
     *,
     read: IntArray,
@@ -53,6 +74,10 @@ def merge_copies(
 ) -> Copies:
     """Join copies of one read that have the same shape and strides and lie at even distances.
 
+    Example: four tiles of ``(2, 2)`` lie one after the other in a read, 16 bytes each, and side by side in the
+    destination, 8 bytes apart. They become one copy of shape ``(4, 2, 2)`` with first strides 16 and 8. Copies that
+    are alike but at uneven distances become a gather, from ``_MIN_GATHER`` on.
+
     Parameters
     ----------
     read, source, dest
@@ -60,61 +85,75 @@ def merge_copies(
     shape, source_strides, dest_strides
         ``(num, ndim)`` int64.
     """
+    table = _Table(read, source, dest, shape, source_strides, dest_strides)
     if not ((np.diff(read) > 0) | (np.diff(dest) > 0)).all():  # neighbours in the destination have equal shapes
-        order = np.lexsort((dest, read))
-        read, source, dest = read[order], source[order], dest[order]
-        shape, source_strides, dest_strides = shape[order], source_strides[order], dest_strides[order]
+        table = table.rows(np.lexsort((dest, read)))
     for _ in range(_MAX_ROUNDS):
-        if len(read) < 2:
+        joined = _joined(table)
+        if joined is None:
             break
-        # Copies that may be joined have everything but their places in common.
-        alike = read[1:] == read[:-1]
-        for table in (shape, source_strides, dest_strides):
-            for column in table.T:  # ten times faster than a reduction along a short axis
-                alike &= column[1:] == column[:-1]
-        step = np.stack([np.diff(source), np.diff(dest)], axis=1)
-        joins = alike & _is_commonest(step, alike)
-        if 5 * np.count_nonzero(joins) < len(read):
-            break
-        first = np.flatnonzero(np.concatenate([[True], ~joins]))
-        count = np.diff(np.append(first, len(read)))
-        by = np.where((count > 1)[:, None], step[np.minimum(first, len(step) - 1)], 0)
-        read, source, dest = read[first], source[first], dest[first]
-        shape, source_strides, dest_strides = (
-            np.column_stack([lead, table[first]])
-            for lead, table in ((count, shape), (by[:, 0], source_strides), (by[:, 1], dest_strides))
-        )
-    gathers: dict[int, list[Gather]] = {}
-    if len(read) >= _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
-        kind = _kinds(np.concatenate([shape, source_strides, dest_strides], axis=1))
-        order = np.lexsort((kind, read))
-        first = np.flatnonzero(np.concatenate([[True], (np.diff(read[order]) != 0) | (np.diff(kind[order]) != 0)]))
-        kept = np.ones(len(read), np.bool_)
-        for a, b in zip(first.tolist(), np.append(first[1:], len(read)).tolist(), strict=True):
-            if b - a < _MIN_GATHER:
-                continue
-            rows, one = order[a:b], int(order[a])
-            kept[rows] = False
-            gathers.setdefault(int(read[one]), []).append(
-                Gather(
-                    shape=tuple(shape[one].tolist()),
-                    source_strides=tuple(source_strides[one].tolist()),
-                    dest_strides=tuple(dest_strides[one].tolist()),
-                    source=source[rows],
-                    dest=dest[rows],
-                )
-            )
-        read, source, dest = read[kept], source[kept], dest[kept]
-        shape, source_strides, dest_strides = shape[kept], source_strides[kept], dest_strides[kept]
+        table = joined
+    table, gathers = _gathered(table)
     return Copies(
         gathers=gathers,
-        bounds=np.searchsorted(read, np.arange(num_reads + 1)).tolist(),
-        shape=list(map(tuple, shape.tolist())),
-        source=source.tolist(),
-        source_strides=list(map(tuple, source_strides.tolist())),
-        dest=dest.tolist(),
-        dest_strides=list(map(tuple, dest_strides.tolist())),
+        bounds=np.searchsorted(table.read, np.arange(num_reads + 1)).tolist(),
+        shape=list(map(tuple, table.shape.tolist())),
+        source=table.source.tolist(),
+        source_strides=list(map(tuple, table.source_strides.tolist())),
+        dest=table.dest.tolist(),
+        dest_strides=list(map(tuple, table.dest_strides.tolist())),
     )
+
+
+def _joined(table: _Table) -> _Table | None:
+    """Join neighbours at the commonest distance into copies with one more dimension; None where few would be."""
+    num = len(table.read)
+    if num < 2:
+        return None
+    # Copies that may be joined have everything but their places in common.
+    alike = table.read[1:] == table.read[:-1]
+    for column in table.form.T:  # ten times faster than a reduction along a short axis
+        alike &= column[1:] == column[:-1]
+    step = np.stack([np.diff(table.source), np.diff(table.dest)], axis=1)
+    joins = alike & _is_commonest(step, alike)
+    if 5 * np.count_nonzero(joins) < num:
+        return None
+    first = np.flatnonzero(np.concatenate([[True], ~joins]))
+    count = np.diff(np.append(first, num))
+    by = np.where((count > 1)[:, None], step[np.minimum(first, len(step) - 1)], 0)
+    rows = table.rows(first)
+    return replace(
+        rows,
+        shape=np.column_stack([count, rows.shape]),
+        source_strides=np.column_stack([by[:, 0], rows.source_strides]),
+        dest_strides=np.column_stack([by[:, 1], rows.dest_strides]),
+    )
+
+
+def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
+    """Take out copies of a read that are alike, where they are many: return the others, and the gathers by read."""
+    read, gathers = table.read, dict[int, list[Gather]]()
+    if len(read) < _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
+        return table, gathers
+    kind = _kinds(table.form)
+    order = np.lexsort((kind, read))
+    first = np.flatnonzero(np.concatenate([[True], (np.diff(read[order]) != 0) | (np.diff(kind[order]) != 0)]))
+    kept = np.ones(len(read), np.bool_)
+    for a, b in zip(first.tolist(), np.append(first[1:], len(read)).tolist(), strict=True):
+        if b - a < _MIN_GATHER:
+            continue
+        rows, one = order[a:b], int(order[a])
+        kept[rows] = False
+        gathers.setdefault(int(read[one]), []).append(
+            Gather(
+                shape=tuple(table.shape[one].tolist()),
+                source_strides=tuple(table.source_strides[one].tolist()),
+                dest_strides=tuple(table.dest_strides[one].tolist()),
+                source=table.source[rows],
+                dest=table.dest[rows],
+            )
+        )
+    return table.rows(kept), gathers
 
 
 def _kinds(table: IntArray) -> IntArray:

@@ -30,7 +30,7 @@ from scidata.errors import (
 )
 from scidata.plan import cut
 from scidata.plan.array import chunks_needed, plan_array
-from scidata.read import Job, blosc, read_plan, read_plans, tables
+from scidata.read import Job, blosc, pattern_tables, read_plan, read_plans
 from scidata.read.context import ReadStats
 from scidata.sources import open_source
 from scidata.sources.access import files
@@ -629,19 +629,19 @@ def test_what_is_derived_from_a_pattern_is_shared_by_its_plans_and_goes_with_it(
     assert all(plan.pattern is pattern() for plan in plans)
     cut._cuts.clear()  # of other tests
     gc.collect()
-    before = len(tables._kept)
+    before = len(pattern_tables._kept)
     for i, plan in enumerate(plans):
         for dtype in ("f4", "f8"):
             out = np.empty(plan.out_shape, dtype)
             read_plan(plan, out, source=source)
             np.testing.assert_array_equal(out, data[i : i + 1, :, :2])
-    assert len(tables._kept) == before + 1
-    assert len(tables._kept[pattern()]) == 2
+    assert len(pattern_tables._kept) == before + 1
+    assert len(pattern_tables._kept[pattern()]) == 2
     del plan, plans
     cut._cuts.clear()
     gc.collect()
     assert pattern() is None
-    assert len(tables._kept) == before
+    assert len(pattern_tables._kept) == before
 
 
 def test_stats_add_up():

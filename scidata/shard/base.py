@@ -103,14 +103,7 @@ class ShardBase(Tensor):
         self.global_strides = global_strides
         return self
 
-    def like(
-        self,
-        local: Tensor,
-        spec: ShardSpec,
-        *,
-        copied: ViewState | None = None,
-        global_strides: Strides | None = None,
-    ) -> ShardBase:
+    def like(self, local: Tensor, spec: ShardSpec, copied: ViewState | None, strides: Strides | None) -> ShardBase:
         """Return a ShardTensor, for modules that do not know that class."""
         raise NotImplementedError
 

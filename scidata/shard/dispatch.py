@@ -16,7 +16,7 @@ from torch import Tensor
 from scidata.device_mesh.board import record_error
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.base import ShardBase
-from scidata.shard.memory import BY_MEMORY, REARRANGES, UNKNOWN, note
+from scidata.shard.memory import BY_MEMORY, REARRANGES, note
 from scidata.shard.op_table import (
     ANY_ORDER,
     FALLBACKS,
@@ -32,6 +32,7 @@ from scidata.shard.op_table import (
     unsupported,
 )
 from scidata.shard.rows.edge_order import in_one_order, refuse_disorder
+from scidata.shard.spec import UNKNOWN
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import call_on_copies
 
@@ -170,7 +171,7 @@ def _all_in_order(
         if name.endswith("_") and not name.endswith("__"):
             refuse_disorder(func, x.spec)
         x.refresh()
-        return x.like(*in_one_order(func, x.local, x.spec), global_strides=x.global_strides)
+        return x.like(*in_one_order(func, x.local, x.spec), None, x.global_strides)
 
     new_args, new_kwargs = tree_map_only(ShardBase, ordered, (args, kwargs))
     return new_args, new_kwargs
@@ -208,7 +209,7 @@ def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:
     """Wrap a plain result whose strides nobody knows, so that functions that depend on them are refused."""
     if type(x) is not Tensor or sum(n > 1 for n in x.shape) < 2:
         return x
-    return operand.like(x, operand.spec.replicated(x.shape), global_strides=UNKNOWN)
+    return operand.like(x, operand.spec.replicated(x.shape), None, UNKNOWN)
 
 
 def _call_unusual(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.gathering import Gathering
 from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
@@ -107,7 +106,7 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     1 operations, 0 bytes sent by this rank
     """
     ops: list[ExplainedOp] = []
-    gathering = _Named()
+    gathering = Gathering(quiet=True)
     FALLBACKS.append(gathering)
     try:
         with _recorded(ops, gathering):
@@ -117,22 +116,8 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     return Explanation(ops=tuple(ops), result=result)
 
 
-class _Named(Gathering):
-    """Remembers that it was called."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.calls = 0
-
-    def __call__(
-        self, func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object], error: UnsupportedShardOp
-    ) -> object:
-        self.calls += 1
-        return super().__call__(func, args, kwargs, error)
-
-
 @contextmanager
-def _recorded(ops: list[ExplainedOp], gathering: _Named) -> Iterator[None]:
+def _recorded(ops: list[ExplainedOp], gathering: Gathering) -> Iterator[None]:
     """Note what arrives at ShardTensor, but for what that calls in turn."""
     usual = ShardTensor.__dict__["__torch_function__"]
     inside = [False]

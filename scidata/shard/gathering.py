@@ -14,9 +14,9 @@ from torch.autograd import Function
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
-from scidata.shard.memory import UNKNOWN, laid_out
+from scidata.shard.memory import laid_out
 from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, TorchFunction, op_name
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import refuse_write_to_copy, written
@@ -66,16 +66,17 @@ def gather() -> Iterator[None]:
 
 
 class Gathering:
-    """What a block of :func:`gather` does; with ``quiet``, without a word."""
+    """What a block of :func:`gather` does; with ``quiet``, without a warning. ``calls`` counts the operations."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+        self.quiet, self.calls = quiet, 0
         self.seen: set[tuple[TorchFunction, tuple[str, int]]] = set()
 
     def __call__(
         self, func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object], error: UnsupportedShardOp
     ) -> object:
         """Run a function on gathered tensors, or raise the error. Collective."""
+        self.calls += 1
         flat, tree = tree_flatten((args, kwargs))
         tensors = [x for x in flat if isinstance(x, ShardTensor)]
         if not _can_gather(func, tensors):

@@ -19,13 +19,11 @@ from torch import Tensor
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase
 from scidata.shard.op_table import TorchFunction, find, getters
-from scidata.shard.spec import ShardSpec, Strides
+from scidata.shard.spec import UNKNOWN, ShardSpec, Strides, row_major
 from scidata.shard.torch_internals import inferring, kernels, tree_leaves, tree_map_only
 
 _Args: TypeAlias = tuple[object, ...]
 _Kwargs: TypeAlias = dict[str, object]
-#: Stands for strides that nobody knows.
-UNKNOWN: Strides = (-1,)
 
 _CALLED = ("torch", "torch_geometric", "einops")  # others' functions may do more than return a tensor
 _INFERRED: Cache[tuple[Strides | None, ...]] = Cache(4096)
@@ -119,14 +117,6 @@ def memory_of(x: Tensor) -> Strides | None:
 def strides_of(x: Tensor) -> Strides:
     """Return a tensor's strides in one process, or UNKNOWN."""
     return (x.global_strides or row_major(x.shape)) if isinstance(x, ShardBase) else x.stride()
-
-
-def row_major(shape: Sequence[int]) -> Strides:
-    """Return the strides of a contiguous tensor, as torch counts them."""
-    steps = [1]
-    for extent in reversed(shape[1:]):
-        steps.append(steps[-1] * max(extent, 1))
-    return tuple(reversed(steps)) if len(shape) else ()
 
 
 def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> object:

@@ -12,10 +12,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
-from scidata.shard.axes import MeshAxis, mesh_axes
-from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.rooted import scatter_v
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, broadcast
 from scidata.shard.layouts import check_layout, describe
 from scidata.shard.memory import laid_out, own_strides
 from scidata.shard.spec import ShardSpec, Sizes, Strides
@@ -75,24 +74,13 @@ def scatter_tensor(
     return ShardTensor(local, spec, global_strides=strides or None).requires_grad_(requires_grad)
 
 
-def _broadcast(x: Tensor, src: int, axis: MeshAxis) -> Tensor:
-    """Return rank ``src``'s ``x``; the others pass any ``x`` of the same shape."""
-    sizes = tuple(int(rank == src) for rank in range(axis.size))
-    return all_gather_v(x[None][: sizes[axis.rank]], sizes, 0, axis.group)[0]
-
-
-def _checked_source(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ShardLayoutError("this rank is the source of scatter_tensor and must pass a tensor, not None")
-    return tensor.detach()
-
-
 def _scattered(
     tensor: Tensor | None, global_src: int, mesh: DeviceMesh, placements: Sequence[Placement], sizes: Sizes | None
 ) -> tuple[Tensor, ShardSpec, Strides]:
     """Split one rank's tensor: along axis 0 in the source's slice of the mesh, then axis 1 and so on. Collective.
 
-    Its strides come along, none where it is row-major.
+    On a 2 x 2 mesh with the source at (0, 1): along axis 0, (0, 1) sends to (1, 1); then along axis 1, (0, 1) to
+    (0, 0) and (1, 1) to (1, 0). Its strides come along, none where it is row-major.
     """
     axes = mesh_axes(mesh)
     check_layout(tensor, placements)
@@ -100,32 +88,32 @@ def _scattered(
     if not found:
         raise ShardLayoutError(f"global_src={global_src!r} is not in the device mesh {mesh.mesh.tolist()}")
     source = found[0]
+    takes_part = [[axis.rank for axis in axes[i + 1 :]] == source[i + 1 :] for i in range(len(axes))]
     on_cuda = mesh.device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
-    whole = _checked_source(tensor).to(device) if dist.get_rank() == global_src else None
-    header = torch.zeros(2 + 2 * MAX_DIMS, dtype=torch.int64, device=device)
-    if whole is not None:
+    whole, header = None, torch.zeros(2 + 2 * MAX_DIMS, dtype=torch.int64, device=device)
+    if dist.get_rank() == global_src:
+        if tensor is None:
+            raise ShardLayoutError("this rank is the source of scatter_tensor and must pass a tensor, not None")
+        whole = tensor.detach().to(device)
         header = describe(whole, own_strides(whole))[0]
     for i, axis in enumerate(axes):
-        if all(later.rank == at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
-            header = _broadcast(header, source[i], axis)
+        if takes_part[i]:
+            broadcast(header, source[i], axis.group)
     ndim, dtype, *extents = header.tolist()
     strides = tuple(extents[MAX_DIMS : MAX_DIMS + ndim])
     spec = ShardSpec.even(mesh, placements, extents[:ndim], sizes)
-    if whole is None:
-        whole = torch.empty(0, dtype=DTYPES[dtype], device=device)
+    part = torch.empty(0, dtype=DTYPES[dtype], device=device) if whole is None else whole
     shape = list(spec.global_shape)
     for i, axis in enumerate(axes):
         dim, holds = spec.dims[i], axis.rank == source[i]
-        if any(later.rank != at for later, at in zip(axes[i + 1 :], source[i + 1 :], strict=True)):
-            part = whole  # not this rank's turn yet
-        elif dim is None:
-            part = _broadcast(whole if holds else whole.new_empty(shape), source[i], axis)
-        else:
-            part = scatter_v(whole if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
-        whole = part
+        if takes_part[i] and dim is None:
+            part = part.contiguous() if holds else part.new_empty(shape)
+            broadcast(part, source[i], axis.group)
+        elif takes_part[i] and dim is not None:
+            part = scatter_v(part if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
         if dim is not None:
             shape[dim] = spec.sizes_of(i)[axis.rank]
     if not any(strides):
-        return whole.detach().clone(), spec, ()
-    return laid_out(whole.detach(), strides) if spec.is_replicated else whole.detach().clone(), spec, strides
+        return part.detach().clone(), spec, ()
+    return laid_out(part.detach(), strides) if spec.is_replicated else part.detach().clone(), spec, strides

@@ -29,6 +29,8 @@ Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
 PartSizes: TypeAlias = Sequence[Sequence[int] | None]
 #: Strides of a whole tensor, one for each dim.
 Strides: TypeAlias = tuple[int, ...]
+#: Stands for strides that nobody knows.
+UNKNOWN: Strides = (-1,)
 
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], tuple[tuple[int, ...] | None, ...]]
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
@@ -36,6 +38,14 @@ _KEEPS_NOTHING: Cache[Any] = Cache(0)
 
 def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     return sizes if sizes is None or type(sizes) is tuple else tuple(sizes)
+
+
+def row_major(shape: Sequence[int]) -> Strides:
+    """Return the strides of a contiguous tensor, as torch counts them."""
+    steps = [1]
+    for extent in reversed(shape[1:]):
+        steps.append(steps[-1] * max(extent, 1))
+    return tuple(reversed(steps)) if len(shape) else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,15 +25,15 @@ from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard import layouts
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.dispatch import dispatch
-from scidata.shard.memory import UNKNOWN, dense, laid_out, memory_of, memory_of_parts, own_strides, row_major
+from scidata.shard.memory import dense, laid_out, memory_of, memory_of_parts, own_strides
 from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
-from scidata.shard.spec import HaloDim, ShardSpec, Sizes, Strides
+from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
 from scidata.shard.torch_internals import keep_out_of_graphs, tree_flatten
-from scidata.shard.views import Whole, refuse_no_gradient
+from scidata.shard.views import gradient_of, refuse_no_gradient
 
 
 class ShardTensor(ShardBase):
@@ -147,16 +147,9 @@ class ShardTensor(ShardBase):
         strides = memory_of_parts(spec, [(tuple(padded.shape), own_strides(padded))])
         return cls(owned_of(padded, spec, wanted), spec, padded=padded, halo=wanted, global_strides=strides)
 
-    def like(
-        self,
-        local: Tensor,
-        spec: ShardSpec,
-        *,
-        copied: ViewState | None = None,
-        global_strides: Strides | None = None,
-    ) -> ShardTensor:
+    def like(self, local: Tensor, spec: ShardSpec, copied: ViewState | None, strides: Strides | None) -> ShardTensor:
         """Return a plain ShardTensor of another part."""
-        return ShardTensor(local, spec, copied=copied, global_strides=global_strides)
+        return ShardTensor(local, spec, copied=copied, global_strides=strides)
 
     # -- layout -------------------------------------------------------------------------------------------------
 
@@ -352,13 +345,6 @@ class ShardTensor(ShardBase):
         self.local.retain_grad()
         layouts.watch_graphs(self.local, self.spec)
 
-    def _gradient(self, local: Tensor) -> ShardTensor:
-        """Wrap a gradient that autograd made: how it lies in memory is not known (of a sum's, all strides are 0)."""
-        if local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
-            local = local.clone(memory_format=torch.contiguous_format)
-        copied = Whole(self.spec.global_size.numel())
-        return ShardTensor(local, self.spec, copied=copied, global_strides=UNKNOWN)
-
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; what it returns takes its place.
 
@@ -369,7 +355,9 @@ class ShardTensor(ShardBase):
         """
 
         def on_local(grad: Tensor) -> Tensor | None:
-            changed = hook(self._gradient(grad))
+            gradient = gradient_of(self, grad)
+            assert isinstance(gradient, ShardTensor)
+            changed = hook(gradient)
             if isinstance(changed, ShardTensor) and changed.spec == self.spec:
                 return changed.local
             if changed is not None and (isinstance(changed, ShardTensor) or not self.spec.is_replicated):

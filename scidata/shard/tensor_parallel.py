@@ -24,9 +24,9 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.axes import kept_spec
 from scidata.shard.comm.sums import defer, deferred_groups
 from scidata.shard.layouts import add_up
-from scidata.shard.memory import UNKNOWN, memory_of
+from scidata.shard.memory import memory_of
 from scidata.shard.op_table import TorchFunction, Types, unsupported
-from scidata.shard.spec import ShardSpec, Strides
+from scidata.shard.spec import UNKNOWN, ShardSpec, Strides
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
     forbid_address,

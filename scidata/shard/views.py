@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scidata.shard.base import ShardBase
 from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.spec import UNKNOWN, row_major
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
@@ -114,6 +115,13 @@ class Whole:
 
     def put_back(self) -> None:
         """Do nothing: it is no copy."""
+
+
+def gradient_of(x: ShardBase, local: Tensor) -> ShardBase:
+    """Wrap a gradient that autograd made: its strides are not known (of a sum's gradient, all are 0)."""
+    if local.stride() != row_major(local.shape):  # contiguous() would leave parts without elements expanded
+        local = local.clone(memory_format=torch.contiguous_format)
+    return x.like(local, x.spec, Whole(x.spec.global_size.numel()), UNKNOWN)
 
 
 def _version(x: ShardBase) -> tuple[int, int]:
@@ -218,5 +226,5 @@ def _is_there(target: Tensor, index: Any, value: object) -> bool:
 def _as_copy(result: Tensor, copies: Sequence[ShardBase]) -> Tensor:
     for x in copies:
         if shares_memory(result, x.local):
-            return x.like(result, x.spec.replicated(result.shape), copied=x.copied)
+            return x.like(result, x.spec.replicated(result.shape), x.copied, None)
     return result

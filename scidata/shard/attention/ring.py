@@ -6,7 +6,7 @@ current one and of the one on its way. In backward the blocks go round once more
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,9 @@ def _unpacked(buffer: Tensor, key: Tensor, value: Tensor, num_rows: int) -> tupl
     return buffer[:split].view(shapes[0]), buffer[split:].view(shapes[1])
 
 
-def _block_size(key: Tensor, value: Tensor, num_rows: int) -> int:
+def _size_before(owner: int, key: Tensor, value: Tensor, layout: RingLayout) -> int:
+    """Return the number of elements of the block that comes after this owner's: that of the rank before it."""
+    num_rows = layout.sizes[owner - 1]
     return num_rows * sum(x.shape[:-2].numel() * x.shape[-1] for x in (key, value))
 
 
@@ -117,25 +119,34 @@ def _bias(mask: Tensor | None, query: Tensor, layout: RingLayout, owner: int) ->
     return triangle if bias is None else bias + triangle, False, False
 
 
+def _blocks(key: Tensor, value: Tensor, layout: RingLayout) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each rank's block of keys and values with its owner, while the next one is on its way.
+
+    Of three ranks, rank 1 gets the blocks of 1, 0 and 2: what it computes with, it passes on to rank 2 meanwhile.
+    """
+    rank, num_ranks = group_rank(layout.group), len(layout.sizes)
+    if num_ranks == 1:
+        yield 0, key, value
+        return
+    block = _packed(key, value)
+    for step in range(num_ranks):
+        owner = (rank - step) % num_ranks
+        is_last = step + 1 == num_ranks
+        arrives = None if is_last else _pass_on(block, _size_before(owner, key, value, layout), layout.group)
+        yield owner, *_unpacked(block, key, value, layout.sizes[owner])
+        if arrives is not None:
+            block = arrives()
+
+
 class _Ring(Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: RingLayout) -> Tensor:
-        rank, num_ranks = group_rank(layout.group), len(layout.sizes)
         whole: Partial | None = None
-        block = _packed(key, value) if num_ranks > 1 else None
-        for step in range(num_ranks):
-            owner = (rank - step) % num_ranks
-            arrives = None
-            if block is not None and step + 1 < num_ranks:
-                coming = layout.sizes[(owner - 1) % num_ranks]
-                arrives = _pass_on(block, _block_size(key, value, coming), layout.group)
-            keys, values = (key, value) if block is None else _unpacked(block, key, value, layout.sizes[owner])
+        for owner, keys, values in _blocks(key, value, layout):
             bias, causal, skip = _bias(mask, query, layout, owner)
             if not skip:
                 held = _heads(keys, query), _heads(values, query)
                 whole = merge(whole, block_forward(query, *held, bias, causal, layout.scale))
-            if arrives is not None:
-                block = arrives()
         if whole is None:  # this rank's queries see no key
             wide = torch.promote_types(query.dtype, torch.float32)
             rows = query.new_full(query.shape[:-1], float("-inf"), dtype=wide)
@@ -156,16 +167,10 @@ class _Ring(Function):
         whole = Partial(*found)
         out = whole.out
         layout: RingLayout = ctx.layout
-        rank, num_ranks = group_rank(layout.group), len(layout.sizes)
         grad, d_query = grad.contiguous(), out.new_zeros(query.shape)
         d_mask = torch.zeros_like(mask, dtype=out.dtype) if mask is not None and ctx.needs_input_grad[3] else None
-        block = _packed(key, value)
         returns = None
-        for step in range(num_ranks):
-            owner = (rank - step) % num_ranks
-            coming = _block_size(key, value, layout.sizes[(owner - 1) % num_ranks])
-            arrives = _pass_on(block, coming, layout.group) if step + 1 < num_ranks else None
-            keys, values = _unpacked(block, key, value, layout.sizes[owner])
+        for owner, keys, values in _blocks(key, value, layout):
             bias, causal, skip = _bias(mask, query, layout, owner)
             d_key, d_value = torch.zeros_like(keys, dtype=out.dtype), torch.zeros_like(values, dtype=out.dtype)
             if not skip:
@@ -178,16 +183,14 @@ class _Ring(Function):
                     start, count = layout.start(owner), layout.sizes[owner]
                     place = d_mask if d_mask.shape[-1] == 1 else d_mask.narrow(-1, start, count)
                     place += d_block[3].sum_to_size(place.shape)
-            sent = _packed(d_key, d_value)
+            sent = _packed(d_key, d_value)  # follows the block, one rank behind; the last pass brings it home
             if returns is not None:
                 sent += returns()
-            if num_ranks > 1:
-                returns = _pass_on(sent, coming, layout.group)
-            if arrives is not None:
-                block = arrives()
+            if len(layout.sizes) > 1:
+                returns = _pass_on(sent, _size_before(owner, key, value, layout), layout.group)
         if returns is not None:
             sent = returns()
-        d_key, d_value = _unpacked(sent, key, value, layout.sizes[rank])
+        d_key, d_value = _unpacked(sent, key, value, layout.sizes[group_rank(layout.group)])
         d_mask = None if d_mask is None else d_mask.to(mask.dtype)
         return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None
 

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from scidata.shard.layouts import check_graphs
-from scidata.shard.memory import UNKNOWN, laid_out, strides_of
+from scidata.shard.memory import laid_out, strides_of
 from scidata.shard.op_table import OF_THE_WHOLE, TensorFunction, TorchFunction, find, getters, register_op, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
+from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
-from scidata.shard.views import Copy, refuse_write_to_copy, written
+from scidata.shard.views import Copy, gradient_of, refuse_write_to_copy, written
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -218,7 +219,7 @@ def grad(
     for x, g in pairs if kwargs.get("create_graph") else ():
         if is_sharded(x):
             check_graphs(func, x.spec, g)
-    return tuple(x._gradient(g) if isinstance(x, ShardTensor) and g is not None else g for x, g in pairs)
+    return tuple(gradient_of(x, g) if isinstance(x, ShardTensor) and g is not None else g for x, g in pairs)
 
 
 @handles(make_dual, keeps_replicated=True, any_order=True)

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.memory import UNKNOWN, strides_of
+from scidata.shard.memory import strides_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.align import Dtype, finish, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.rows.edge_order import edge_runs
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
-from scidata.shard.memory import UNKNOWN
 from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.align import Dtype, finish, map_local, specs_of, to_layout
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows.redistribute import move_rows, plan_reshape
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 from scidata.shard.views import Copy, written

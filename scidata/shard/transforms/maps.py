@@ -14,10 +14,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.sums import replicate_to_shards
-from scidata.shard.memory import UNKNOWN
 from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, to_axis
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
     TreeSpec,

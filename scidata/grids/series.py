@@ -225,19 +225,15 @@ class Series:
         axis = layout.dims.index(str(self._along))
         return replace(layout, shape=(*layout.shape[:axis], int(self.lengths[-1]), *layout.shape[axis + 1 :]))
 
-    def coordinates(self, dim: str) -> list[tuple[Source, npt.NDArray[Any]]] | None:
-        """Return the values along a dimension in each file that holds some, or None where one has no coordinate."""
-        found = [(source, self._coordinate(f, dim)) for f, source in enumerate(self.files_along(dim))]
-        return None if any(values is None for _, values in found) else found  # type: ignore[return-value]
-
     def files_along(self, dim: str) -> tuple[Source, ...]:
         """Return the files that hold rows of a dimension: all of them of the one along which they follow each other."""
         return self.files if dim == self._along else self.files[:1]
 
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
-        """Return the values along a dimension over all files, or None where it has no coordinate variable."""
-        found = self.coordinates(dim)
-        return None if found is None else np.concatenate([values for _, values in found])
+        """Return the values along a dimension over all files, or None where one has no coordinate variable."""
+        found = [self._coordinate(f, dim) for f in range(len(self.files_along(dim)))]
+        known = [values for values in found if values is not None]
+        return np.concatenate(known) if len(known) == len(found) else None
 
     def close(self) -> None:
         """Close every store; the next read opens it again."""

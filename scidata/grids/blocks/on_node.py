@@ -73,14 +73,11 @@ class NodeDecoder:
         self._next, self._layout, self._worth, self._planner, self._shares = following, layout, worth, planner, shares
         self._series, self._threads, self._memory = layout.series, threads, memory
         self._arrays = SharedArrays(shares.ranks.name, shares.ranks.me, shares.ranks.max_bytes)
-        self._validators: dict[str, Validators] = {}
+        self._validators: Cache[Validators] = Cache(1 << 10)
         self._families: Cache[PlanFamily] = Cache(1024)
         self._contents: Cache[bytes] = Cache(1024)
         self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
         self._files: Cache[tuple[Files | None]] = Cache(_MAX_FILES, "none")
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_validators": {}}
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
         """Pass fields on: single rows are not worth handing over."""
@@ -190,10 +187,7 @@ class NodeDecoder:
         )
         if files is None:
             return None
-        validators = self._validators.get(source.path)
-        if validators is None:
-            validators = self._validators.setdefault(source.path, Validators(source.path))
-        return validators.of(*files).digest
+        return self._validators.get_or_make(source.path, lambda: Validators(source.path)).of(*files).digest
 
 
 def _chunks_of(block: _Block, share: Share) -> IntArray:

@@ -296,3 +296,17 @@ def test_a_block_that_has_been_used_is_not_read_ahead(tmp_path):
     reader.pool.wanted[1].add(first.key)
     first.load()
     assert first.is_kept()
+
+
+def test_a_field_without_time_is_the_first_files_with_a_pool_and_without(tmp_path):
+    """It is the same in all samples, so one file has it; a pool read it from each sample's own."""
+    paths = [str(tmp_path / f"{k}.zarr") for k in range(2)]
+    for k, path in enumerate(paths, start=1):
+        group, zstd = zarr.open_group(path, mode="w"), zarr.codecs.ZstdCodec()
+        for name, shape in (("u", (3, 4, 5)), ("mask", (4, 5))):
+            dims = ("time", "y", "x")[3 - len(shape) :]
+            group.create_array(name, data=np.full(shape, float(k)), dimension_names=dims, compressors=zstd)
+    for pool_bytes in (0, 1 << 20):
+        reader = GridReader(paths, ReadOptions(pool_bytes=pool_bytes, fields=["u", "mask"], shard={}))
+        values = read(reader, 5, 0)[0]
+        assert (values["u"][0, 0], values["mask"][0, 0]) == (2.0, 1.0)

@@ -11,7 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ class GhostExchange:
 
 
 #: Exchanges by index map and group, as long as the map lives.
-_EXCHANGES: dict[tuple[int, int], tuple[Any, GhostExchange]] = {}
+_EXCHANGES: dict[tuple[int, int], tuple[weakref.ref[IndexMap], GhostExchange]] = {}
 
 #: Exchanges of maps with a key, by key and group. What is let go must be the same on all ranks, or one would wait for
 #: the others: so the oldest goes first, however often it was used, and sizes are those of the largest rank.
@@ -232,7 +232,7 @@ class _Flight:
 
     def __init__(self, plan: GhostExchange) -> None:
         self.plan = plan
-        self.work: Any = None
+        self.work: dist.Work | None = None
         self.rows: tuple[Tensor, Tensor] | None = None  # sent ones must live until they are sent, received
 
     def send(self, rows: Tensor, *, back: bool) -> Tensor:
@@ -273,15 +273,22 @@ class PendingHalo:
         return torch.cat([self._local, ghosts])
 
 
+class _FlightContext(Protocol):
+    """What autograd hands :class:`_Start` and :class:`_Finish` as ``ctx``."""
+
+    flight: _Flight
+    num_owned: int
+
+
 class _Start(Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, flight: _Flight) -> Tensor:
+    def forward(ctx: _FlightContext, local: Tensor, flight: _Flight) -> Tensor:
         ctx.flight, ctx.num_owned = flight, len(local)
         rows = local.detach().index_select(0, torch.cat(flight.plan.on(local.device)[0]))
         return flight.send(rows, back=False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _FlightContext, grad: Tensor) -> tuple[Tensor, None]:
         returned = ctx.flight.land()
         assert returned is not None
         indices = torch.cat(ctx.flight.plan.on(returned.device)[0])
@@ -291,13 +298,13 @@ class _Start(Function):
 
 class _Finish(Function):
     @staticmethod
-    def forward(ctx: Any, ghosts: Tensor, flight: _Flight) -> Tensor:
+    def forward(ctx: _FlightContext, ghosts: Tensor, flight: _Flight) -> Tensor:
         ctx.flight = flight
         flight.land()
         return ghosts.view_as(ghosts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: _FlightContext, grad: Tensor) -> tuple[Tensor, None]:
         ctx.flight.send(grad.contiguous(), back=True)
         return grad.new_zeros(()).expand(grad.shape), None  # _Start takes what comes back instead
 

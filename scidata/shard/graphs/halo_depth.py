@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +44,11 @@ _LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool, bool], int]] = We
 
 
 def check_halo_depth(
-    module: nn.Module, graph: LocalGraph, group: dist.ProcessGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module,
+    graph: LocalGraph,
+    group: dist.ProcessGroup,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
 ) -> None:
     """Raise on every rank where owned rows of the result depend on what a rank does not hold. Collective.
 
@@ -70,7 +73,7 @@ def check_halo_depth(
     left[key] = 0 if found == _FINE else left.get(key, _MAX_CHECKS) - 1
 
 
-def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
+def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[object, ...], dict[str, object]]) -> int:
     """Try the module on this rank; the largest code of all ranks counts."""
     whole, trims = untrimmed(given), counted(given)
 

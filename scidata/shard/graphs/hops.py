@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ class HopCounts(list[int]):
     """Rows or edges by hops, as PyTorch Geometric's ``trim_to_layer`` takes them; no other list is of this class."""
 
 
-def counted(arguments: Any) -> bool:
+def counted(arguments: object) -> bool:
     """Whether there are counts by hops among arguments."""
     return HopCounts in map(type, tree_leaves(arguments))
 
 
-def check_counts(arguments: Any, num_rows: int, num_edges: int) -> None:
+def check_counts(arguments: object, num_rows: int, num_edges: int) -> None:
     """Make sure that counts by hops are those of a graph of this size; a check of the model is made but once.
 
     Raises

@@ -63,7 +63,7 @@ class LocalGraph:
             return None
         return next(iter(self.index_maps.values())), next(iter(self.edges.values()))
 
-    def owned(self, result: Any, *, trimmed: bool = False) -> Any:
+    def owned(self, result: object, *, trimmed: bool = False) -> Any:
         """Return the owned rows of a module's result as ShardTensors; a ``trimmed`` result may lack ghosts.
 
         Raises
@@ -125,7 +125,7 @@ class LocalGraph:
         """Whether some rows lack edges that end at them."""
         return any(map(len, self._incomplete.values()))
 
-    def as_given(self, arguments: Any) -> LocalGraph:
+    def as_given(self, arguments: object) -> LocalGraph:
         """Return the graph with edges in the order that they have in arguments: as stored, or by hops."""
         if self.only is None:
             return self
@@ -133,7 +133,7 @@ class LocalGraph:
         by_hop = replace(self, edges=dict.fromkeys(self.edges, hop_order(rows, edges, len(self.layers)).edge_index))
         return by_hop if counted(arguments) or by_hop.takes_edges(arguments) else self
 
-    def takes_edges(self, arguments: Any) -> bool:
+    def takes_edges(self, arguments: object) -> bool:
         """Whether edges are among arguments."""
         found: list[bool] = []
 
@@ -144,7 +144,7 @@ class LocalGraph:
         self._mapped(look, arguments)
         return any(found)
 
-    def owned_rows(self, result: Any, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
+    def owned_rows(self, result: object, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
         """Return the owned rows of a result; None where it has no row for each local node.
 
         Parameters
@@ -167,7 +167,7 @@ class LocalGraph:
         kept = [x for x in found if x is not None]
         return kept if len(kept) == len(found) else None
 
-    def with_node(self, value: Any, *, into: bool, outof: bool) -> Any:
+    def with_node(self, value: _T, *, into: bool, outof: bool) -> _T:
         """Return arguments with one more node of each set, whose values are NaN.
 
         Parameters
@@ -195,7 +195,8 @@ class LocalGraph:
             more = 1 if isinstance(of, str) else new[of].shape[1]
             return torch.cat([x, x.new_full((more, *x.shape[1:]), fill)])
 
-        return self._mapped(extend, value, more=1)
+        found: _T = self._mapped(extend, value, more=1)
+        return found
 
     def _new_edges(self, relation: Relation, into: bool, outof: bool) -> Tensor:
         source, _, target = relation
@@ -234,7 +235,12 @@ class LocalGraph:
         return next(iter(self.index_maps)) if len(self.index_maps) == 1 else self.rows_of
 
     def _mapped(
-        self, function: Callable[[Tensor, Entity | None], Any], value: Any, of: Entity | None = None, *, more: int = 0
+        self,
+        function: Callable[[Tensor, Entity | None], Tensor],
+        value: object,
+        of: Entity | None = None,
+        *,
+        more: int = 0,
     ) -> Any:
         """Apply a function to each tensor, with the set or relation whose key it lies under.
 
@@ -248,7 +254,7 @@ class LocalGraph:
             parts = [self._mapped(function, x, of, more=more) for x in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if hasattr(value, "node_items") and hasattr(value, "edge_items"):  # a HeteroData
-            made = copy.copy(value)
+            made: Any = copy.copy(value)
             for name, fields in [*value.node_items(), *value.edge_items()]:
                 for field, x in fields.items():
                     made[name][field] = x + more if field == "num_nodes" else self._mapped(function, x, name, more=more)

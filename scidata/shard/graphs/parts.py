@@ -25,7 +25,7 @@ from scidata.shard.graphs.local_graph import LocalGraph
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 
-def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: Any, **kwargs: Any) -> Any:
+def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: object, **kwargs: object) -> Any:
     """Run a module on this rank's plain rows; return the owned rows of its result as a ShardTensor.
 
     Its parameters get the gradient of all ranks: backward is collective. Forward communicates nothing, but for the
@@ -70,7 +70,7 @@ def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: Any, **kwargs:
 
 
 def _with_summed_gradients(
-    module: nn.Module, groups: list[dist.ProcessGroup], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module, groups: list[dist.ProcessGroup], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Any:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not groups or not parameters or not torch.is_grad_enabled():
@@ -86,7 +86,7 @@ def _with_summed_gradients(
 @contextlib.contextmanager
 def _swapped(module: nn.Module, new: Mapping[int, Tensor]) -> Iterator[None]:
     """Put tensors in the place of a module's parameters, by their ids."""
-    held: list[tuple[nn.Module, dict[str, Any]]] = []
+    held: list[tuple[nn.Module, dict[str, Tensor]]] = []
     try:
         for child in module.modules():
             own = parameters_of(child)

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
-from scidata.shard.op_table import find, unsupported
+from scidata.shard.op_table import TorchFunction, Types, find, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_map_only, version_of
@@ -121,26 +121,23 @@ class RoutedIndex(ShardTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if _any_written(args):
             args, kwargs = tree_map_only(RoutedIndex, RoutedIndex.as_written, (args, kwargs or {}))
         x = args[0] if args else None
-        if (
-            func is not Tensor.__getitem__
-            or type(args[1]) is not int
-            or not isinstance(x, RoutedIndex)
-            or x.spec.dims != (1,)
-        ):
-            return cls._answer(func, types, args, kwargs)
-        # sources or targets, which each layer takes several times
-        kept = x.__dict__.setdefault("_kept_rows", {})
-        if args[1] not in kept:
-            kept[args[1]] = cls._answer(func, types, args, kwargs)
-        return kept[args[1]]
+        if func is Tensor.__getitem__ and type(args[1]) is int and isinstance(x, RoutedIndex) and x.spec.dims == (1,):
+            # sources or targets, which each layer takes several times
+            kept: dict[object, object] = x.__dict__.setdefault("_kept_rows", {})
+            if args[1] not in kept:
+                kept[args[1]] = cls._answer(func, types, args, kwargs)
+            return kept[args[1]]
+        return cls._answer(func, types, args, kwargs)
 
     @classmethod
-    def _answer(cls, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _answer(
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object] | None
+    ) -> object:
         x = args[0] if args else None
         result = super().__torch_function__(func, types, args, kwargs)
         if func is torch.stack and isinstance(x, list | tuple) and all(isinstance(r, RoutedIndex) for r in x):
@@ -149,7 +146,8 @@ class RoutedIndex(ShardTensor):
             known = result.spec.dims == (1,) and all(len(r._rows) == 1 for r in x)
             return _rewrap(result, twin, [row for r in x for row in r._rows], known)
         if func is Tensor.record_stream and isinstance(x, RoutedIndex):
-            x._ids.record_stream(*args[1:])
+            record: TorchFunction = x._ids.record_stream
+            record(*args[1:])
         if not isinstance(x, RoutedIndex) or (func not in _REARRANGES and func not in _KEEPS_ROWS):
             return result
         if result is x or isinstance(result, RoutedIndex) or not _rows_stay(func, x, args, kwargs or {}, result):
@@ -162,7 +160,7 @@ class RoutedIndex(ShardTensor):
         left = _rows_after(func, x, args, kwargs or {}, result)
         return _rewrap(result, twin, x._rows if left is None else left, left is not None)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RoutedIndex:
+    def __deepcopy__(self, memo: dict[int, object]) -> RoutedIndex:
         result = RoutedIndex(
             self.local.clone(), self.spec, exchanges=self.exchanges, ids=self.local_ids.clone(), owned=self._owned
         )
@@ -170,13 +168,16 @@ class RoutedIndex(ShardTensor):
         return result
 
 
-def _any_written(values: Iterable[Any]) -> bool:
+def _any_written(values: Iterable[object]) -> bool:
     return any(
-        x.is_written if isinstance(x, RoutedIndex) else type(x) in (tuple, list) and _any_written(x) for x in values
+        x.is_written if isinstance(x, RoutedIndex) else (type(x) is tuple or type(x) is list) and _any_written(x)
+        for x in values
     )
 
 
-def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+def _rows_stay(
+    func: TorchFunction, x: RoutedIndex, args: tuple[object, ...], kwargs: dict[str, object], result: object
+) -> bool:
     """Whether ids stay with their ranks: another rank has other numbers for what it does not own."""
     if func in _KEEPS_ROWS:
         return True
@@ -190,7 +191,7 @@ def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[st
     if func in _FLIPS:
         dims = [*args[1:], *kwargs.values()]
         dims = [*dims[0]] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
-        return dim not in [d % spec.ndim for d in dims]
+        return dim not in [d % spec.ndim for d in dims if isinstance(d, int)]
     if func in _RESHAPES:
         slower = [math.prod(part.spec.global_shape[: next(iter(part.spec.sharded))]) for part in parts]
         same = all(part.spec.sizes == spec.sizes for part in parts)
@@ -198,7 +199,7 @@ def _rows_stay(func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[st
     return True
 
 
-def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
+def _keeps_rows(item: object, place: int, dim: int, spec: ShardSpec) -> bool:
     """Whether an item of an index takes each rank's own: a mask that lies beside, rows of a dim before the sharded."""
     if item is None or item is Ellipsis or isinstance(item, int | slice):
         return True
@@ -208,12 +209,12 @@ def _keeps_rows(item: Any, place: int, dim: int, spec: ShardSpec) -> bool:
     return theirs is None and place < dim and (not isinstance(item, Tensor) or item.dtype != torch.bool)
 
 
-def _rewrap(result: Any, twin: Any, rows: Sequence[tuple[GhostExchange, bool]], known: bool = True) -> Any:
+def _rewrap(result: object, twin: object, rows: Sequence[tuple[GhostExchange, bool]], known: bool = True) -> object:
     """Give a result the routes of these rows; where they are not ``known`` by row, what holds for each of them.
 
     Ids of two sets without rows have no routes: they are sharded numbers, whose values are right.
     """
-    if not isinstance(result, ShardTensor) or result.dtype != torch.int64:
+    if not isinstance(result, ShardTensor) or not isinstance(twin, ShardTensor) or result.dtype != torch.int64:
         return result
     exchanges, owned = zip(*rows, strict=True)
     if not known:
@@ -224,7 +225,7 @@ def _rewrap(result: Any, twin: Any, rows: Sequence[tuple[GhostExchange, bool]], 
 
 
 def _rows_after(
-    func: Any, x: RoutedIndex, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    func: TorchFunction, x: RoutedIndex, args: tuple[object, ...], kwargs: dict[str, object], result: object
 ) -> Sequence[tuple[GhostExchange, bool]] | None:
     """Return which rows a result has, None where that is not known."""
     rows = x._rows
@@ -240,9 +241,11 @@ def _rows_after(
         if isinstance(first, slice):
             return rows[first] or None
         if isinstance(first, list) and first and all(type(row) is int for row in first):
-            return [rows[row] for row in first] if result.spec.dims == (1,) else None
+            by_row = isinstance(result, ShardTensor) and result.spec.dims == (1,)
+            return [rows[row] for row in first] if by_row else None
         return rows if first is Ellipsis and (not isinstance(index, tuple) or len(index) == 1 + (x.ndim > 1)) else None
-    if func in (Tensor.select, torch.select) and len(args) == 3:  # of the rows: one edge would be on all ranks
+    if func in (Tensor.select, torch.select) and len(args) == 3 and isinstance(args[2], int):
+        # of the rows: one edge would be on all ranks
         return rows[args[2] : args[2] + 1 or None]
     if func in _FLIPS:  # of the rows, or of nothing: where edges change places there are no routes
         turned = [*args[1:], *kwargs.values()] not in ([()], [[]])
@@ -391,7 +394,7 @@ def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
 # -- along them --------------------------------------------------------------------------------------------------------
 
 
-def check_nodes(func: Any, x: ShardTensor, dim: int, index: RoutedIndex) -> None:
+def check_nodes(func: TorchFunction, x: ShardTensor, dim: int, index: RoutedIndex) -> None:
     """Raise where a dim is not split as the nodes of the index's graph are."""
     axis = x.spec.axis_of_dim(dim)
     if len(x.spec.sharded) != 1 or axis is None or x.spec.sizes_of(axis) != index.exchange.node_sizes:

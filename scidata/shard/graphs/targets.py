@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from scidata.errors import UnsupportedShardOp
-from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, TorchFunction, Types
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves, tree_map_only
@@ -24,8 +22,8 @@ class FilledTensor(ShardTensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         handler = HANDLERS.get(func)
         if handler in OF_THE_WHOLE or (handler in _ACCEPT_FILLED and _meets_shards(args, kwargs)):
             return super().__torch_function__(func, types, args, kwargs)
@@ -58,7 +56,7 @@ class FilledTensor(ShardTensor):
         self.local, self.spec = local, spec
 
 
-def _meets_shards(args: Any, kwargs: Any) -> bool:
+def _meets_shards(args: object, kwargs: object) -> bool:
     return any(isinstance(x, ShardTensor) and not x.spec.is_replicated for x in tree_leaves((args, kwargs)))
 
 
@@ -97,7 +95,7 @@ class MovedTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         new_args, new_kwargs = tree_map_only(MovedTensor, lambda x: x.__dict__["_result"], (args, kwargs or {}))
         return func(*new_args, **new_kwargs)

@@ -1,4 +1,4 @@
-"""The axes of a domain mesh as this rank sees them, and what is kept with a mesh."""
+"""The axes of a domain mesh as this rank sees them, and the caches that a mesh carries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MeshAxis(NamedTuple):
 
 
 class OfMesh:
-    """What is known of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
+    """Axes and specs of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
 
     __slots__ = ("axes", "specs")
 
@@ -40,7 +40,7 @@ class OfMesh:
 
 
 def of_mesh(mesh: DeviceMesh) -> OfMesh:
-    """Return what is known of a mesh; raises ShardLayoutError as :func:`mesh_axes` does."""
+    """Return the axes and specs of a mesh; raises ShardLayoutError as :func:`mesh_axes` does."""
     if not isinstance(mesh, DeviceMesh):
         raise ShardLayoutError(f"device_mesh must be a DeviceMesh, not {type(mesh).__name__}")
     found = mesh.__dict__.get("_scidata")
@@ -73,7 +73,7 @@ def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
 def by_axis(
     given: Mapping[int, _T] | Mapping[str, _T] | Mapping[int | str, _T], axes: tuple[MeshAxis, ...]
 ) -> dict[int, _T]:
-    """Index what was given by mesh axis, name or number, by the axis's number.
+    """Index values that are given by an axis's name or number by its number.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""What a ShardTensor holds, below the class that users see: the interface that operations read.
+"""The attributes of a ShardTensor: the interface between it and the operations, internal to this package.
 
-:class:`scidata.ShardTensor` adds how it is made and what it does. Modules that it is built upon take a ``ShardBase``.
+:class:`scidata.ShardTensor` adds its constructors and methods. Modules that it is built upon take a ``ShardBase``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scidata.shard.op_table import HANDLERS, TRANSFORMS
 from scidata.shard.spec import HaloDim, ShardSpec, Strides
 from scidata.shard.torch_internals import forbid_address, make_wrapper, version_of, watch_functions, watch_transforms
 
-_watched: list[type] = []  # what watch_functions() was called for: nothing is patched before there is a tensor
+_watched: list[type] = []  # not empty once torch is patched, which the first tensor does
 
 
 class ViewState(Protocol):
-    """What is known of a tensor that may share memory with others in one process: see :mod:`scidata.shard.views`."""
+    """Which memory a tensor would share with others in one process: see :mod:`scidata.shard.views`."""
 
     def refresh(self) -> None:
         """Bring the tensor up to date with its original. Collective where that was written to since."""
@@ -33,11 +33,11 @@ class ViewState(Protocol):
         """Return the same without a graph."""
 
     def put_back(self) -> None:
-        """Write to the original what was written to the tensor."""
+        """Copy writes to the tensor to its original."""
 
 
 class ShardBase(Tensor):
-    """A part, its layout, and what is known besides.
+    """A tensor that holds this rank's part of a larger one, its layout and its halo.
 
     Plain attributes, since each operation reads them. Only functions that write to tensors set them.
 
@@ -108,7 +108,7 @@ class ShardBase(Tensor):
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Copy again, where this is a copy of what was written to since. Collective then, where the copy was."""
+        """Copy again, where this is a copy and its original was written to. Collective then, where the copy was."""
         if self.copied is not None:
             self.copied.refresh()
 

@@ -36,8 +36,8 @@ from scidata.shard.spec import UNKNOWN
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import call_on_copies
 
-# Backward needs their input as it was. What torch saves for it here may be a copy, with halos or gathered, so that
-# torch does not see that the input was written to.
+# Backward needs their input unchanged. Here torch may save a copy, with halos or gathered, so that it does not notice
+# a write to the input.
 _NEEDS_INPUT = frozenset(
     find("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention")
     + find("layer_norm batch_norm group_norm instance_norm cumprod amax amin max_pool1d max_pool2d max_pool3d")
@@ -89,7 +89,7 @@ def _call_watched(
 ) -> object:
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
     inputs = [x.local for x in (*args, *kwargs.values()) if isinstance(x, ShardBase)]
-    kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # what is gone was not written to
+    kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # a tensor that is gone was not written to
     result = run(func, types, args, kwargs)
     local = result.local if isinstance(result, ShardBase) else result
 
@@ -146,7 +146,7 @@ def _any_disorder(values: Iterable[object]) -> bool:
 
 
 def _are_mixed(func: TorchFunction, args: object) -> bool:
-    """Whether edges, as many on each rank, are in several orders: what a rank has of them are not the same edges.
+    """Whether edges, as many on each rank, are in several orders, so that a rank's rows are not the same edges.
 
     An index with routes cannot follow the others, since routes are from where its ids are now.
     """
@@ -197,7 +197,7 @@ def _call_noted(
 
 
 def _unknown(values: Iterable[object]) -> Iterator[ShardBase]:
-    """Yield the tensors whose strides nobody knows: gradients, and what is made of them."""
+    """Yield the tensors whose strides nobody knows: gradients, and tensors computed from them."""
     for x in values:
         if isinstance(x, ShardBase) and x.global_strides is UNKNOWN:
             yield x

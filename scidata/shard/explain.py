@@ -1,4 +1,4 @@
-"""What a model does with sharded tensors, one operation after the other: layouts, bytes sent, and by which rule."""
+"""List a model's operations on sharded tensors in order: layouts, bytes sent, and the rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExplainedOp:
     name
         The public name of the torch function.
     inputs, outputs
-        The layouts of its sharded tensors; what is plain is left out.
+        The layouts of its sharded tensors, plain ones left out.
     bytes_sent
         How many bytes this rank sent, of reductions as many as in a ring.
     rule
@@ -78,9 +78,9 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     Parameters
     ----------
     model
-        What is called.
+        A module or function.
     args, kwargs
-        What it is called with.
+        Its arguments.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     Raises
     ------
     UnsupportedShardOp
-        What gathered tensors cannot stand in for: see :func:`scidata.gather`.
+        An operation that gathered tensors cannot stand in for: see :func:`scidata.gather`.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
 
 @contextmanager
 def _recorded(ops: list[ExplainedOp], gathering: Gathering) -> Iterator[None]:
-    """Note what arrives at ShardTensor, but for what that calls in turn."""
+    """Record the calls that arrive at ShardTensor, but not those that their handlers make."""
     usual = ShardTensor.__dict__["__torch_function__"]
     inside = [False]
 

@@ -1,4 +1,4 @@
-"""A way out for what has no rule: gather the operands, run torch's own function, shard the result again."""
+"""A way out for operations without a rule: gather the operands, run torch's own function, shard the result again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
 from scidata.shard.views import refuse_write_to_copy, written
 
-#: What asks for the tensor's own memory, or for its place in the graph: another tensor cannot answer.
+#: Functions that ask for the tensor's own memory or its place in the graph: another tensor cannot answer.
 _ITS_OWN = """
     data_ptr storage untyped_storage share_memory_ is_shared set_ __dlpack__ __dlpack_device__ backward grad __set__
     record_stream register_hook retain_grad __reduce_ex__ __deepcopy__
@@ -43,7 +43,7 @@ def gather() -> Iterator[None]:
     ------
     UnsupportedShardOp
         From operations that another tensor cannot stand in for: those of memory (``data_ptr``, ``set_``), in-place
-        changes of shape, and what works on the edges of a graph, whose order is not that of the whole.
+        changes of shape, and operations on edges of a graph that are not in the order of the whole.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def gather() -> Iterator[None]:
 
 
 class Gathering:
-    """What a block of :func:`gather` does; with ``quiet``, without a warning. ``calls`` counts the operations."""
+    """Run operations as a block of :func:`gather` does, with ``quiet`` without a warning; ``calls`` counts them."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet, self.calls = quiet, 0

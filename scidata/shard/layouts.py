@@ -1,4 +1,4 @@
-"""Layouts from what users say: placements, shapes, parts, DTensors, gradients. Knows no ShardTensor."""
+"""Layouts from users' arguments: placements, shapes, parts, DTensors, gradients. Knows no ShardTensor."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def watch_graphs(local: Tensor, spec: ShardSpec) -> None:
 
 
 def add_up(x: Tensor, placement: Partial, group: Group) -> Tensor:
-    """Reduce what is partial, at once; the gradient of the result is replicated. Collective."""
+    """Reduce a partial part at once; the gradient of the result is replicated. Collective."""
     if placement.reduce_op not in ("sum", "avg"):
         raise ShardLayoutError(f"{placement!r} is neither a sum nor a mean; reduce it first, by all_reduce")
     total = all_reduce_sum(x, group)
@@ -128,9 +128,9 @@ def part_and_spec(
     global_shape: Sequence[int] | None,
     strides: Sequence[int],
 ) -> tuple[Tensor, ShardSpec, Laid]:
-    """Return a part, with what is partial added up, its spec, and the strides of the parts that are known.
+    """Return a part, partial ones added up, with its spec and the known strides of parts.
 
-    Collective for what is partial, and for ``"infer"``.
+    Collective for partial parts, and for ``"infer"``.
     """
     laid: Laid = [(tuple(local.shape), tuple(strides))]
     settled = [Replicate() if type(p) is Partial else p for p in placements]
@@ -228,7 +228,9 @@ def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
 
 
 def describe(x: Tensor, strides: Sequence[int] = ()) -> Tensor:
-    """Dtype, shape and strides as ``(1, 2 + 14 + 14)`` int64; zeros for no strides, of what is row-major."""
+    """Encode number of dims, dtype, shape and strides as ``(1, 2 + 14 + 14)`` int64, the rest zeros.
+
+    ``(5, 3)`` of float32, row-major: ``[2, dtype, 5, 3, 0, ..., 0]``. Strides are zeros where it is row-major."""
     if x.ndim > MAX_DIMS:
         raise ShardLayoutError(f"at most {MAX_DIMS} dims can be sharded, not {x.ndim}")
     if x.dtype not in DTYPES:
@@ -239,7 +241,7 @@ def describe(x: Tensor, strides: Sequence[int] = ()) -> Tensor:
 
 
 def check_layout(tensor: object, placements: object) -> None:
-    """Refuse what is no tensor, and placements that are no sequence; each placement is checked with the sizes."""
+    """Raise where this is no tensor, or placements are no sequence; each placement is checked with the sizes."""
     if tensor is not None and not isinstance(tensor, Tensor):
         raise ShardLayoutError(f"expected a tensor, not {type(tensor).__name__}; torch.as_tensor makes one of an array")
     if isinstance(placements, str | Placement) or not isinstance(placements, Sequence):
@@ -251,7 +253,11 @@ def check_layout(tensor: object, placements: object) -> None:
 def infer_spec(
     local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], strides: Sequence[int]
 ) -> tuple[ShardSpec, Laid]:
-    """Make a spec from what all ranks hold; contradictions raise on every rank. Collective."""
+    """Make a spec from the parts of all ranks; contradictions raise on every rank. Collective.
+
+    On a 2 x 2 mesh, ``[Shard(0), Replicate()]``: parts (3, 7), (3, 7) and (2, 7), (2, 7) make (5, 7). The sizes are
+    read along each axis at place 0 of the others, and all parts are compared with those that these sizes imply.
+    """
     axes = mesh_axes(mesh)
     check_layout(local, placements)
     table = describe(local, strides)[0]

@@ -2,8 +2,8 @@
 
 They decide which random numbers an element gets, since torch draws in the order of memory, and whether a reshape is a
 view. A local part cannot say: it is a copy where elements were moved, and of a dim of one row any stride would do.
-Most tensors are row-major, of which nothing is noted. Where a function rearranges, or one of its tensors is not
-row-major, torch's own inference of shapes says what the strides of the result are; no rank asks another.
+Most tensors are row-major, and carry None. Where a function rearranges, or one of its tensors is not row-major, torch's
+own inference of shapes gives the strides of the result; no rank asks another.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _UNSURE = frozenset(
 )
 # and these not even for those, but for the last two dims.
 _NEVER = frozenset([*find("hfft2 hfftn rfft2 rfftn", namespaces=(torch.fft,)), torch.linalg.eig, torch.linalg.lstsq])
-#: Functions of results whose sizes values decide: handlers note what is not row-major.
+#: Functions of results whose sizes depend on values: handlers set the strides of those that are not row-major.
 OF_VALUES = frozenset(find("nonzero argwhere masked_select unique unique_consecutive", namespaces=_BOTH))
-#: Functions that go by the order of memory: of random numbers, and of what is a view.
+#: Functions that depend on the order of memory: they draw random numbers, or return a view where they can.
 BY_MEMORY = frozenset(
     find("dropout alpha_dropout dropout1d dropout2d dropout3d rrelu", namespaces=(torch, F))
     + find("rand_like randn_like randint_like bernoulli poisson normal multinomial", namespaces=_BOTH)
@@ -148,14 +148,14 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
 
 
 def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Strides | None, ...]:
-    """Return what :func:`memory_of` would say of each result of a call in one process."""
+    """Return the strides that each result of a call would have in one process, None for row-major ones."""
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
         key = (func, torch.is_grad_enabled(), _keyed(args), _keyed(kwargs) if kwargs else ())
         found = _INFERRED.get(key)
         return _INFERRED.put(key, _inferred(func, args, kwargs)) if found is None else found
-    except TypeError:  # what does not hash
+    except TypeError:  # an argument that does not hash
         return _inferred(func, args, kwargs)
 
 
@@ -327,5 +327,5 @@ def dense(memory: Strides | None, shape: Sequence[int]) -> Strides | None:
 
 def laid_out(x: Tensor, strides: Strides) -> Tensor:
     """Return a copy of a plain tensor that has these strides."""
-    single = x[tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])]  # what is expanded
+    single = x[tuple([slice(0, 1) if step == 0 else slice(None) for step in strides])]  # expanded dims once
     return torch.empty_strided(single.shape, strides, dtype=x.dtype, device=x.device).copy_(single).expand(x.shape)

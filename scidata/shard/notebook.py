@@ -1,4 +1,4 @@
-"""What a notebook shows of a ShardTensor: its layout, axis by axis. No communication."""
+"""A ShardTensor's layout as a notebook shows it, axis by axis. No communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table from torch functions to their handlers, and the error for what is not in it.
+"""The table from torch functions to their handlers, and the error for a function that is not in it.
 
 Growing the table means adding entries: a handler gets ``(func, types, args, kwargs)`` as ``__torch_function__`` does,
 and is found by one dict lookup.
@@ -26,7 +26,7 @@ Types: TypeAlias = Collection[type]
 
 
 class Handler(Protocol):
-    """What computes a torch function on ShardTensors.
+    """A function that computes a torch function on ShardTensors.
 
     Each handler annotates its own parameters: ``func`` as :data:`TensorFunction`, ``args`` and ``kwargs`` by the types
     of the function's arguments, or as ``tuple[object, ...]`` and ``dict[str, object]`` where it finds them by name.
@@ -36,7 +36,7 @@ class Handler(Protocol):
     __qualname__: str
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any, /) -> object:
-        """Return what the function returns."""
+        """Return the result of the torch function."""
 
 
 _Handler = TypeVar("_Handler", bound=Handler)
@@ -56,10 +56,10 @@ OF_THE_WHOLE: set[Handler] = set()
 #: Handlers to which the order of edges is no matter: for others they are brought to that of one process first.
 ANY_ORDER: set[Handler] = set()
 
-#: What is tried, the last one first, where a function is refused: see :func:`scidata.gather`.
+#: Called in place of a refused function, the last one: see :func:`scidata.gather`.
 FALLBACKS: list[Callable[[TorchFunction, tuple[object, ...], dict[str, object], UnsupportedShardOp], object]] = []
 
-#: What ``torch.func``'s transforms of functions do on ShardTensors, by torch's names for them.
+#: Transforms of functions on ShardTensors, by the names of torch's own in ``torch.func``.
 TRANSFORMS: dict[str, Callable[..., object]] = {}
 
 _NAMESPACES: tuple[object, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
@@ -96,7 +96,7 @@ def register_op(
     ValueError
         A function that already has a handler.
     TypeError
-        What is no function.
+        An argument that is no function.
 
     Examples
     --------

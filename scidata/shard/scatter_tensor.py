@@ -44,7 +44,7 @@ def scatter_tensor(
     global_src
         Global rank of the source, part of ``mesh``.
     global_shape, dtype
-        Checked against what the source sends, where given.
+        Compared with the source's, where given.
     requires_grad
         Whether the result is a leaf that requires grad.
     sizes

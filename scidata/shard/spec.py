@@ -83,9 +83,9 @@ class ShardSpec:
         The sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
         comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
     edge_parts
-        Where the rows are edges: what each rank's are joined of (those of the graph, then self-loops), as the sizes of
-        each part on all ranks. In one process, all of one part come before the next. Carried along, of several parts
-        while the sizes stay. None where that is not known.
+        Where the rows are edges: the parts that each rank's are joined of (edges of the graph, then self-loops), as the
+        sizes of each part on all ranks. In one process, all of one part come before the next. Carried along, of several
+        parts while the sizes stay. None where that is not known.
 
     Raises
     ------
@@ -213,13 +213,13 @@ class ShardSpec:
         return found
 
     def _derive_of_graph(self, key: _Key) -> ShardSpec:
-        """Keep what is derived with the first spec alone, which knows none of them: all go with their tensors."""
+        """Keep derived specs with the first spec alone, and hold that weakly: all go with their tensors."""
         first: weakref.ref[Cache[ShardSpec]] | None = self.__dict__.get("_relatives_of_first")
         kept = self._relatives if first is None else first()
         found = None if kept is None else kept.get(key)
         if found is None:
             found = self._new(*key)
-            if kept is not None and found.edge_parts is self.edge_parts:  # else what is made of it is not the same
+            if kept is not None and found.edge_parts is self.edge_parts:  # else specs derived from it differ
                 kept.put(key, found)
                 found.__dict__["_relatives_of_first"] = weakref.ref(kept)
         return found
@@ -231,7 +231,7 @@ class ShardSpec:
 
     @property
     def plans(self) -> Cache[Any]:
-        """What ops on tensors of this layout found out about it, by keys of their own."""
+        """Plans that operations made for tensors of this layout, by keys of their own."""
         return self._plans if self.exchange is None else _KEEPS_NOTHING
 
     @cached_property
@@ -284,7 +284,7 @@ class ShardSpec:
         return tuple([each for each in sizes if each is not None]) or None if one else None
 
     def with_edge_parts(self, parts: Sequence[Sequence[int]] | None) -> ShardSpec:
-        """Say what the edges of each rank are joined of."""
+        """Set the parts that the edges of each rank are joined of."""
         return replace(self, edge_parts=None if parts is None else tuple(map(tuple, parts)))
 
     @cached_property
@@ -296,7 +296,7 @@ class ShardSpec:
 
     @cached_property
     def order(self) -> tuple[tuple[int, ...], ...] | None:
-        """What the order of the rows depends on: None for that of one process, () where it is not known."""
+        """The edge parts that decide the order of the rows: None for that of one process, () where it is not known."""
         return None if self.in_order else self.edge_parts or ()
 
     def without(self, dims: Collection[int], *, keepdim: bool = False) -> ShardSpec:

@@ -135,7 +135,7 @@ class ShardTensor(ShardBase):
             Owned rows and halo in one tensor. The halo's real widths are those of
             :func:`scidata.core.bounds.halo_widths`.
         halo
-            What was asked for along each tensor dim; a dim that is not sharded counts as one part.
+            The widths that were asked for along each tensor dim; a dim that is not sharded counts as one part.
 
         Raises
         ------
@@ -320,7 +320,7 @@ class ShardTensor(ShardBase):
         if grad is None:
             refuse_no_gradient(self)
             return None
-        # of a leaf, autograd makes it so; what others retain is row-major
+        # autograd lays a leaf's gradient out as the leaf; retained gradients of others are row-major
         strides = dense(self.global_strides, self.spec.global_shape) if self.local.is_leaf else None
         return ShardTensor(grad, self.spec, global_strides=strides)
 
@@ -346,7 +346,7 @@ class ShardTensor(ShardBase):
         layouts.watch_graphs(self.local, self.spec)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
-        """Call ``hook`` with the gradient, a ShardTensor, when it is computed; what it returns takes its place.
+        """Call ``hook`` with the gradient, a ShardTensor, when it is computed; its result replaces the gradient.
 
         Raises
         ------

@@ -1,9 +1,10 @@
-"""Tensor parallelism by torch beside the domain: what the hooks of ``parallelize_module`` make of a ShardTensor.
+"""Tensor parallelism by torch beside the domain: ShardTensors in the hooks of ``parallelize_module``.
 
-They hand a module's input to ``DTensor.from_local``, and take ``to_local()`` of its output. Of a ShardTensor, what lies
-in between is split along two kinds of axes: its rows over the domain, its features over ``tp``. The operations of
-ShardTensor know tensors that several axes split, so it is one on a mesh of both; it shows the hooks the axes of ``tp``
-alone, as a DTensor would. Parameters that are DTensors join it by their local parts.
+The hooks hand a module's input to ``DTensor.from_local``, and take ``to_local()`` of its output. In between, a tensor
+is split along two kinds of axes: its rows over the domain, its features over ``tp``. ShardTensors can be split by
+several axes, so it is one on a mesh of both; it shows the hooks the axes of ``tp`` alone, as a DTensor would.
+Parameters that are DTensors join it by their local parts. ``(6, 8)`` on 2 domain x 2 tp ranks: parts are (3, 4); the
+hooks see the placement ``Shard(1)``, operations see ``(Shard(0), Shard(1))``.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _joined(domain: DeviceMesh, tp: DeviceMesh) -> _Meshes:
 
 
 class ShardedDTensor(ShardTensor):
-    """What ``DTensor.from_local`` makes of a ShardTensor: a DTensor over ``tp`` whose parts are ShardTensors.
+    """A DTensor over ``tp`` whose parts are ShardTensors: the result of ``DTensor.from_local`` with a ShardTensor.
 
     ``device_mesh``, ``placements``, ``redistribute``, ``to_local`` and ``full_tensor`` are about the axes of tensor
     parallelism, as a DTensor's are; ``spec`` is about all. Every result is one too, but for numbers. Plain tensors that
@@ -82,7 +83,7 @@ class ShardedDTensor(ShardTensor):
         self._whole, self._meshes = whole, meshes
         return self
 
-    # what ShardTensor keeps is kept once, in the tensor that the operations work on
+    # the attributes of ShardBase are kept once, in the tensor that the operations work on
     local = property(lambda self: self._whole.local)
     spec = property(lambda self: self._whole.spec)
     halo = property(lambda self: self._whole.halo)
@@ -158,7 +159,7 @@ class ShardedDTensor(ShardTensor):
         given = [x for x in flat if isinstance(x, ShardedDTensor)]
         meshes = given[0]._meshes
         new_args, new_kwargs = tree_unflatten([_joining(func, x, meshes) for x in flat], tree)
-        known = {id(x._whole): x for x in given}  # what was written to is returned
+        known = {id(x._whole): x for x in given}  # a tensor that was written to is returned itself
         nothing = [None] * meshes.both.ndim
 
         def show(x: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class ShardedDTensor(ShardTensor):
 
 
 def _joining(func: TorchFunction, x: object, meshes: _Meshes) -> object:
-    """Return what takes part in an operation on the mesh of both."""
+    """Return an operand as a tensor on the mesh of both."""
     if isinstance(x, ShardedDTensor):
         if x._meshes != meshes:
             raise unsupported(func, "the operands lie on different device meshes", x.spec)
@@ -217,7 +218,7 @@ def from_local(
 ) -> object:
     """Do as ``DTensor.from_local`` with a ShardTensor as the local part, which is of even size along ``tp``.
 
-    ``function`` is what it is applied by: for one that is replicated on all axes it makes a DTensor.
+    ``function`` is torch's own: it makes a DTensor of a ShardTensor that is replicated on all axes.
     """
     spec = x.spec
     if isinstance(x, ShardedDTensor):

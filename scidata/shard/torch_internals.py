@@ -1,15 +1,14 @@
 """Every private name of torch that sharded tensors use; each says why no public one serves.
 
-Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` holds each to what is expected of it, and
-that no other module uses a private name; those of process groups and loaders are in
+Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tests each of them, and that no
+other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
 Three things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
-may have been taken before. :func:`keep_out_of_graphs`: the first
-tensor made, or model parallelized, in a process that has Dynamo adds this package to what Dynamo does not trace.
-The first ShardTensor also has :func:`watch_transforms` put functions that look at the arguments first in the places of
-four that ``torch.func`` calls.
+may have been taken before. :func:`keep_out_of_graphs`: the first tensor made, or model parallelized, in a process that
+has Dynamo adds this package to the modules that Dynamo does not trace. The first ShardTensor also has
+:func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _Handle: TypeAlias = Callable[[type[Function], tuple[object, ...], dict[str, obj
 
 # -- tensors that wrap others ------------------------------------------------------------------------------------------
 
-#: Makes a tensor of a given shape that has no memory. What all wrapper subclasses are made by; there is no public one.
+#: Makes a tensor of a given shape that has no memory, as all wrapper subclasses do; there is no public function.
 make_wrapper: Callable[..., Any] = Tensor._make_wrapper_subclass
 
 #: Has whatever takes the tensor's address (DLPack, say) raise, where it would read memory that is not there.
@@ -84,7 +83,8 @@ def inferring(*, fake: bool) -> Iterator[None]:
     """Run functions for the shapes and strides of their results, unseen by modes of the user's.
 
     On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
-    What compilers ask is not public. Hooks on saved tensors do not see it either: a checkpoint counts what is saved.
+    Compilers' inference of shapes is not public. Hooks on saved tensors do not see it either: a checkpoint counts what
+    is saved.
     """
     hooks = saved_tensors_hooks(_unchanged, _unchanged) if _hooks_allowed() else nullcontext()
     with hooks, _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
@@ -116,17 +116,17 @@ def kernels(name: str, *overloads: str) -> list[Callable[..., object]]:
     return [found, *[getattr(found, overload) for overload in overloads or ("default",)]]
 
 
-#: What PyTorch Geometric finds groups in sorted rows by; sparse tensors have it, but cannot be sharded.
+#: PyTorch Geometric finds groups of sorted rows by it; sparse tensors have it, but cannot be sharded.
 coo_to_csr: Callable[..., Tensor] = torch._convert_indices_from_coo_to_csr
 
-#: What ``forward_ad.make_dual`` and ``unpack_dual`` call: only these arrive at ``__torch_function__``.
+#: ``forward_ad.make_dual`` and ``unpack_dual`` call these: only they arrive at ``__torch_function__``.
 make_dual, unpack_dual = torch._VF._make_dual, torch._VF._unpack_dual
 
 
 def of_lists(name: str) -> Callable[..., object]:
-    """Return what a Python function of ``torch.functional`` calls where it is given one list of tensors.
+    """Return the function that one of ``torch.functional`` calls where it is given one list of tensors.
 
-    Only that arrives at ``__torch_function__`` then.
+    Only that function arrives at ``__torch_function__`` then.
     """
     found: Callable[..., object] = getattr(torch._VF, name)
     return found
@@ -148,10 +148,10 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 # -- modules -----------------------------------------------------------------------------------------------------------
 
-#: What all batch normalisations are, also SyncBatchNorm and those of users; the public classes have no common base.
+#: The base of all batch normalisations, SyncBatchNorm and those of users too; the public classes have no common one.
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm
 
-#: What ``register_full_backward_hook`` sends a module's inputs and outputs through, to find their nodes of the graph.
+#: ``register_full_backward_hook`` sends a module's inputs and outputs through it, to find their nodes of the graph.
 BackwardHookFunction: type[Function] = nn.modules._functions.BackwardHookFunction
 
 
@@ -170,7 +170,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def compiled_from(model: object) -> object:
-    """Return what ``torch.compile`` was given, where this is what it returned; its class is not public."""
+    """Return the model that ``torch.compile`` was given, where this is its result; the class of that is not public."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -203,10 +203,10 @@ def is_accumulated(node: Node) -> bool:
 def watch_functions(kind: type[Tensor], handle: _Handle) -> None:
     """Hand calls of custom functions with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
 
-    Autograd knows the local parts, not the wrapper, so what it records for an argument that is a ShardTensor is
-    nothing, and gradients would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is
-    looked up in ``Function`` alone. Who has taken it before (``swish = Swish.apply``) still has torch's own: of classes
-    that there are by then, ``forward`` is replaced.
+    Autograd knows the local parts, not the wrapper: it records nothing for an argument that is a ShardTensor, and
+    gradients would get lost. ``apply`` asks neither ``__torch_function__`` nor the dispatcher, and is looked up in
+    ``Function`` alone. Code that took it before (``swish = Swish.apply``) still calls torch's own: of classes that
+    exist by then, ``forward`` is replaced.
     """
     plain = Function.__dict__["apply"]  # a class method in Python, from 2.15 on in C
 
@@ -224,7 +224,7 @@ def watch_functions(kind: type[Tensor], handle: _Handle) -> None:
 def _defined_before(kind: type[Function]) -> Iterator[type[Function]]:
     """Return functions whose ``apply`` somebody may hold; torch's own are reached through the dispatcher.
 
-    Who does is not asked of the garbage collector: while it lists all objects, ``tuple(...)`` in another thread fails
+    The garbage collector is not asked for holders: while it lists all objects, ``tuple(...)`` in another thread fails
     with a SystemError (python/cpython#59313).
     """
     for each in kind.__subclasses__():
@@ -294,12 +294,12 @@ def _watched(plain: Callable[..., object], kind: type[Tensor], handler: Callable
             return handler(plain, function, *args, **kwargs)
         return plain(function, *args, **kwargs)
 
-    watched._torchdynamo_inline = plain  # type: ignore[attr-defined]  # what is compiled meets no ShardTensor
+    watched._torchdynamo_inline = plain  # type: ignore[attr-defined]  # compiled code meets no ShardTensor
     return watched
 
 
 def sees(given: object, kind: type[Tensor]) -> bool:
-    """Whether there is a tensor of this kind among nested values, or in what functions among them hold."""
+    """Whether there is a tensor of this kind among nested values, or held by functions among them."""
     return any(isinstance(x, kind) or getattr(x, "of_shards", False) for x in reached(given))
 
 
@@ -389,7 +389,7 @@ def keep_out_of_graphs(*, load: bool = False) -> None:
 # -- meshes ------------------------------------------------------------------------------------------------------------
 
 
-#: What ``DTensor.from_local`` applies, which asks nobody before: by it, one of a ShardTensor is seen.
+#: ``DTensor.from_local`` applies it, and asks nobody before: so a call with a ShardTensor is noticed.
 FromTorchTensor: type[Function] = _FromTorchTensor
 
 

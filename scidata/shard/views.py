@@ -1,6 +1,8 @@
-"""ShardTensors that are copies where torch gives views: what is written to one shows in the other, or is refused.
+"""ShardTensors that are copies where torch gives views: a write to one shows in the other, or is refused.
 
-``copied`` says what a ShardTensor is a copy of.
+``y = x[2:5]`` copies rows to other ranks, where torch has ``y`` share memory with ``x``. ``y.copied`` is a ``Copy``
+with the base ``x``. A write to ``x`` makes ``y`` old: its next use copies again. A write to ``y`` is copied back to
+``x``, or raises where that is not possible.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_on
 
 _PARTLY = ("masked", "index", "scatter", "put", "__setitem__")  # torch writes so to expanded tensors, too
 _REPEATED = "several elements of what is written to are one in memory"
-_writes = [0]  # what stands for a tensor's version in inference mode, where torch counts none
+_writes = [0]  # counts in inference mode, where torch does not count a tensor's versions
 
 
 class Copy:
@@ -31,7 +33,7 @@ class Copy:
     local
         This rank's part of the copy. Views of it are copies too, in the same sense.
     take
-        Returns what ``local`` should be now; collective where the copy was.
+        Copies again: returns the present values of ``local``. Collective where the copy was.
     put
         Writes ``local`` to the base; None where that is not done.
     """
@@ -50,18 +52,18 @@ class Copy:
         if self.base.copied is not None:
             self.base.copied.refresh()
         if self.seen != (now := _version(self.base)):
-            # what is written to the base has its graph, whoever asks first for what it is now
+            # values written to the base keep their graph, also where the first use is under no_grad
             graph = not (self.local.is_leaf and self.local.requires_grad)
             with torch.inference_mode() if self.local.is_inference() else torch.set_grad_enabled(graph):
                 self.local.copy_(self.take())
             self.seen = now
 
     def will_require_grad(self) -> bool:
-        """Whether ``local`` will require grad once it is refreshed: what was written to the base may."""
+        """Whether ``local`` will require grad once it is refreshed: values written to the base may."""
         return self.follows_graph and self.seen != _version(self.base) and bool(self.base.requires_grad)
 
     def detached(self) -> Copy:
-        """Return the same without a graph, for what shares memory with this one or a view of it."""
+        """Return the same without a graph, for a tensor that shares memory with this one or a view of it."""
 
         def put() -> None:
             with torch.no_grad():
@@ -76,7 +78,7 @@ class Copy:
         return copied
 
     def put_back(self) -> None:
-        """Write to the base what was written to the copy."""
+        """Copy these values back to the base."""
         assert self.put is not None
         count = _writes[0]
         self.put()
@@ -92,9 +94,9 @@ def refuse_no_gradient(x: ShardBase) -> None:
 
 
 class Whole:
-    """What a gradient of autograd's has in place of a Copy: nobody knows which of its elements are one in memory.
+    """Mark of a gradient that autograd made: nobody knows which of its elements are one in memory.
 
-    Of a sum's gradient all are: what is written to one of them shows in all. So it is written to as a whole, or not.
+    All elements of a sum's gradient are: a write to one shows in all. So it is written to as a whole, or not.
     """
 
     __slots__ = ("count",)
@@ -131,7 +133,7 @@ def _version(x: ShardBase) -> tuple[int, int]:
 
 
 def written(target: ShardBase) -> None:
-    """Say that the own part was written to: ghosts are old now; what is a copy goes back to the original."""
+    """Note a write to the own part: ghosts are old now, and the write to a copy goes back to its original."""
     _writes[0] += 1
     target.padded = None
     if target.copied is not None:

@@ -53,7 +53,7 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> s
 
 
 def _is_coarse(lse: Tensor, query: Tensor) -> bool:
-    """Whether what a CPU kernel tells is too large to weigh blocks with; NaN is, too."""
+    """Whether a CPU kernel's log-sum-exp is too large to weigh blocks with, or NaN."""
     digits = torch.finfo(query.dtype).eps / torch.finfo(lse.dtype).eps
     return bool(lse.numel()) and not bool(lse.abs().amax() < 16 * digits)
 

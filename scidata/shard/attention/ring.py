@@ -24,7 +24,7 @@ from scidata.shard.comm.transport import Group, count_sent, group_rank
 
 @dataclass(frozen=True, kw_only=True)
 class RingLayout:
-    """Whose rows are where.
+    """Which rows each rank holds.
 
     Attributes
     ----------
@@ -99,7 +99,9 @@ def _of_heads(grad: Tensor, like: Tensor) -> Tensor:
 
 
 def _bias(mask: Tensor | None, query: Tensor, layout: RingLayout, owner: int) -> tuple[Tensor | None, bool, bool]:
-    """Return what is added to the scores of a block, whether the kernel masks it causally, and whether to skip it."""
+    """Return the bias of a block's scores, whether the kernel masks it causally, and whether to skip the block."""
+    # Causal, queries 4 to 7: keys 0 to 3 need no mask, keys 4 to 7 the kernel's own, keys 8 to 11 are skipped. Keys 2
+    # to 6, of a rank with other bounds, get a triangle of their own.
     start, count = layout.start(owner), layout.sizes[owner]
     bias = None if mask is None else mask.narrow(-1, start, count) if mask.shape[-1] != 1 else mask
     if bias is not None and bias.dtype == torch.bool:
@@ -122,7 +124,7 @@ def _bias(mask: Tensor | None, query: Tensor, layout: RingLayout, owner: int) ->
 def _blocks(key: Tensor, value: Tensor, layout: RingLayout) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield each rank's block of keys and values with its owner, while the next one is on its way.
 
-    Of three ranks, rank 1 gets the blocks of 1, 0 and 2: what it computes with, it passes on to rank 2 meanwhile.
+    Of three ranks, rank 1 gets the blocks of 1, 0 and 2. It passes each on to rank 2 while it computes with it.
     """
     rank, num_ranks = group_rank(layout.group), len(layout.sizes)
     if num_ranks == 1:

@@ -1,7 +1,7 @@
 """``parallelize``: one model on a dp × domain mesh, its weights equal on all ranks and its gradients exact.
 
-The gradient of one process is the sum over the domain of what its shards give, averaged over dp. Both are done at once,
-by one mean over all ranks of both: see ``scidata/shard/comm/sums.py``.
+The gradient of one process is a sum over the shards of the domain, averaged over dp. Both are done at once, by one mean
+over all ranks of both: see ``scidata/shard/comm/sums.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 _STRATEGIES = ("ddp", "fsdp")
 
-#: What averages the gradients of a model with strategy "ddp".
+#: The buckets of each model with strategy "ddp".
 _BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
 
 
@@ -66,7 +66,7 @@ def parallelize(
     ----------
     model
         On the mesh's device, its parameters plain tensors, or DTensors of ``parallelize_module``; changed in place. All
-        that is to be trained requires grad; what is to be frozen later may be.
+        parameters to be trained require grad; some may be frozen later.
     mesh
         None returns the model as it is.
     strategy
@@ -196,12 +196,12 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     Parameters
     ----------
     model
-        What :func:`parallelize` returned, compiled or not.
+        The result of :func:`parallelize`, compiled or not.
 
     Raises
     ------
     ConfigError
-        What is no module.
+        The argument is no module.
 
     Examples
     --------

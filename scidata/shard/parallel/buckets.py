@@ -20,7 +20,7 @@ _FIRST_BYTES = 2**20  # a small first bucket starts communication early
 
 
 def part_of(x: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor that tensor parallelism splits, on the same memory."""
+    """Return this rank's part of a tensor that tensor parallelism splits, on the same memory."""
     if not isinstance(x, DTensor):  # asked of each parameter in each step
         return x
     with torch.no_grad():
@@ -47,10 +47,12 @@ class _Bucket:
 class GradientBuckets:
     """Average the gradients of parameters over a group in every backward pass.
 
-    The mean is taken of what ``.grad`` holds: gradients that were averaged before and have been added to are right
-    too, since a mean does not change what is the same everywhere. Buckets go out in one order on all ranks, each as
-    soon as it is complete, and the others when backward ends. The first pass takes the parameters in reverse; later
-    ones in the order in which the first rank's gradients came in the first pass.
+    The mean is taken of all that ``.grad`` holds: gradients that were averaged before and have been added to are right
+    too, since a mean leaves equal values as they are. Buckets go out in one order on all ranks, each as soon as it is
+    complete, and the others when backward ends. With buckets ``[d, c]`` and ``[b, a]`` and gradients that arrive as d,
+    b, c, a: the first goes out after c, the second after a; where a is not used, the second goes out at the end. The
+    first pass takes the parameters in reverse; later ones in the order in which the first rank's gradients came in the
+    first pass.
 
     A parameter that no rank used keeps its ``.grad``, None as in one process. Each bucket carries a flag for each
     parameter, so that this costs no collective.
@@ -180,7 +182,7 @@ class GradientBuckets:
         self._finished()
 
     def _reorder(self) -> None:
-        """Deal anew by the order of arrival: buckets fill one after another, and what nobody uses comes last."""
+        """Deal anew by the order of arrival: buckets fill one after another, and unused parameters come last."""
         came = set(self._came)
         order = self._came + [i for i in reversed(range(len(self._trained))) if i not in came]
         first = torch.tensor(order, device=self._trained[0].device)

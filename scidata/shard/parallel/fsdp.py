@@ -22,7 +22,7 @@ from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import backward_pass
 
-_UNIT_BYTES = 2**20  # smaller blocks are gathered together with what surrounds them
+_UNIT_BYTES = 2**20  # smaller blocks are gathered together with the modules around them
 
 
 class _Carrier(NamedTuple):
@@ -101,7 +101,7 @@ def _shard(
     ]
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        if domain_groups:  # FSDP's mean is over the domain too, so it can be left to add up what shards give
+        if domain_groups:  # FSDP's mean is over the domain too, so it can be left to add up the shards' gradients
             for m, name in own:
                 parameter = getattr(m, name)
                 if not isinstance(parameter, DTensor):
@@ -133,7 +133,7 @@ def _unpack(carrier: _Carrier) -> ShardTensor:
 
 
 def _map(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """Change what is of a kind inside nested containers, those that FSDP looks into; keep what does not change."""
+    """Change values of a kind inside nested containers, those that FSDP looks into; keep the other containers."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):

@@ -29,7 +29,7 @@ def sync_module_over_mesh(module: nn.Module, mesh: DeviceMesh, src_mesh_rank: in
     mesh
         One axis: ``mesh["domain"]``.
     src_mesh_rank
-        The place along the axis whose values all get.
+        Place along the axis of the rank that sends its values to all.
     verify
         Also compare the values afterwards.
 

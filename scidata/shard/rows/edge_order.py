@@ -1,7 +1,11 @@
-"""The order of edges: what is joined on each rank by itself (edges, then self-loops) is not in one process's order.
+"""The order of edges: parts that each rank joins by itself (edges, then self-loops) are not in one process's order.
 
-A plain tensor with a row for each edge is, so its rows are brought to the order of the ranks before they are cut. What
-asks for rows by their number, or goes along them, gets the edges in the order of one process, by one exchange.
+Two ranks with 2 and 1 edges and 1 self-loop each: rank 0 holds ``e0 e1 l0``, rank 1 ``e2 l1``, but one process holds
+``e0 e1 e2 l0 l1``. By rank, its rows are 0 1 3, 2 4.
+
+A plain tensor with a row for each edge is in one process's order, so its rows are brought to the order of the ranks
+before they are cut. Functions that take rows by their number, or go along them, get the edges in the order of one
+process, by one exchange.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from scidata.shard.spec import ShardSpec
 
 
 def as_joined(func: TorchFunction, x: Tensor, dim: int, spec: ShardSpec) -> Tensor:
-    """Bring a plain tensor, of which ``dim`` has a row for each edge of ``spec``, to the order of the ranks."""
+    """Bring a plain tensor, with a row along ``dim`` for each edge of ``spec``, to the order of the ranks."""
     if spec.in_order:
         return x
     if spec.edge_parts is not None:

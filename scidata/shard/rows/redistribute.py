@@ -32,7 +32,9 @@ class RowPlan:
 
 
 def _as_plan(send: Sequence[IntArray], owners: IntArray, stays: bool) -> RowPlan:
-    """``owners``: whose each row of my new part is; each owner sends its rows in the order of that part."""
+    """``owners``: the owner of each row of my new part; it sends its rows in the order of that part.
+
+    Rows of owners 1, 0, 1 arrive as those of 0, then of 1: ``order`` is 1, 0, 2."""
     order = np.empty(len(owners), dtype=np.int64)
     order[np.argsort(owners, kind="stable")] = np.arange(len(owners))
     return RowPlan(
@@ -92,7 +94,7 @@ def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:
 
 
 def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
-    """Return the rows at global ``ids``, ``(num,)`` integers of which each rank has its own. Collective, three rounds.
+    """Return the rows at global ``ids``, ``(num,)`` integers that differ by rank. Collective, three rounds.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Parts from one layout to another: gathers, cuts and exchanges of what overlaps. Knows no ShardTensor."""
+"""Parts from one layout to another, by gathers, cuts and exchanges of the rows that overlap. Knows no ShardTensor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def change_layout(local: Tensor, old: ShardSpec, new: ShardSpec) -> Tensor:
 
 
 def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
-    """Change what one mesh axis shards."""
+    """Change the dim or the sizes that one mesh axis shards."""
     (old_dim, old_sizes), (new_dim, new_sizes) = old, new
     if old_dim is None or old_sizes is None:
         return slice_to_shard(local, new_sizes or (), new_dim or 0, group)

@@ -1,8 +1,11 @@
 """Rows by their global numbers: each rank asks for runs of rows along one dim and gets them in one exchange.
 
-What everything that slides over a dim is made of: a halo, the windows of a convolution or of pooling, the rows that
-an interpolation reads, padding. All ranks know what each of them asks for, so only rows travel, and where every rank
-owns what it asks for nothing does. Backward adds the gradients of all copies of a row up where it is owned.
+All that slides over a dim is made of it: halos, the windows of convolutions and pooling, the rows that an interpolation
+reads, padding. All ranks know all requests, so only rows travel, and none where every rank owns the rows that it asks
+for. Backward adds the gradients of all copies of a row up where it is owned.
+
+Sizes (3, 2): rank 0 owns rows 0 to 2, rank 1 rows 3 and 4. Rank 0 asks for its part with a halo of 1 and padding below,
+``((FILLED, 1), (0, 4))``: a filled row, its own rows 0 to 2 as one piece, and row 3 as a piece of rank 1.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsPlan:
-    """What moves between the ranks along one dim, seen from one rank."""
+    """The rows that move between the ranks along one dim, seen from one rank."""
 
     owned: int
     length: int
@@ -77,7 +80,7 @@ def edges_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
-    """Cut what one rank asks for at the owners' bounds."""
+    """Cut the runs that one rank asks for at the owners' bounds."""
     pieces, offset = [], 0
     for begin, count in runs:
         if begin != FILLED:
@@ -164,7 +167,7 @@ def fetch_runs(
     local
         The own part, ``sizes[rank]`` rows along ``dim`` (not negative); the other dims are the same on all ranks.
     wanted
-        What each rank of the group asks for; rows may repeat and come in any order.
+        Runs that each rank of the group asks for; rows may repeat and come in any order.
     fill
         The value of ``FILLED`` rows.
     """

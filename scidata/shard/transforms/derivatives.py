@@ -30,7 +30,7 @@ from scidata.shard.torch_internals import (
 
 _T = TypeVar("_T")
 _Argnums: TypeAlias = int | tuple[int, ...]
-_Results: TypeAlias = tuple[object, ...]  # of a transform: outputs, derivatives, and what comes beside them
+_Results: TypeAlias = tuple[object, ...]  # of a transform: outputs, derivatives, and aux
 
 _dual: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual  # torch does not type them
 _unpacked: Callable[[Tensor], tuple[Tensor, Tensor | None]] = forward_ad.unpack_dual
@@ -55,7 +55,7 @@ class _Level:
     """
 
     def __init__(self) -> None:
-        self.keeps_graphs = torch.is_grad_enabled()  # else nothing outside hears of what is recorded inside
+        self.keeps_graphs = torch.is_grad_enabled()  # else no graph that is recorded inside is used outside
         self.aliases: list[Tensor] = []
 
     def differentiate(self, args: _T) -> _T:
@@ -141,7 +141,7 @@ def _replace(args: tuple[object, ...], argnums: _Argnums, new: object) -> tuple[
 
 
 def _split_aux(results: object, has_aux: bool) -> tuple[bool, object, object]:
-    """Return whether the results are as ``has_aux`` says, the outputs, and what comes beside them."""
+    """Return whether the results are as ``has_aux`` says, the outputs, and aux."""
     if not has_aux:
         return True, results, None
     if isinstance(results, tuple) and len(results) == 2:
@@ -150,7 +150,7 @@ def _split_aux(results: object, has_aux: bool) -> tuple[bool, object, object]:
 
 
 def _as_plain(function: Callable[..., _T], results: object, *args: object, **options: object) -> _T:
-    """Have torch's own transform say what is wrong with a function's results."""
+    """Have torch's own transform raise its error for a function's results."""
     made = tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype, device="meta"), results)
     return function(lambda *_: made, *args, **options)
 
@@ -188,9 +188,9 @@ def grad_and_value(
 
 
 class Pullback:
-    """What ``vjp`` returns: takes gradients of the results to those of the arguments. Collective."""
+    """The function that ``vjp`` returns: takes gradients of the results to those of the arguments. Collective."""
 
-    of_shards = True  # also where all of them are plain: what lies between is not
+    of_shards = True  # also where all of them are plain: tensors between them are not
 
     def __init__(self, plain: Callable[..., _Results], level: _Level, outputs: object, chosen: object) -> None:
         self._plain, self._level = plain, level

@@ -58,13 +58,13 @@ def vmap(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Do as ``torch.vmap``. Collective where what the function does is, and where some rank has no rows.
+    """Do as ``torch.vmap``. Collective where the function's operations are, and where some rank has no rows.
 
     Raises
     ------
     UnsupportedShardOp
         A mapped dim is sharded, and beside it another one, or a tensor that is not mapped; the function closes over
-        what requires grad then; random numbers.
+        a tensor that requires grad then; random numbers.
     """
     refuse_inside(torch.func.vmap)
     num_rows, dims, flat, tree = mapped_inputs(in_dims, args, func)
@@ -104,7 +104,7 @@ def _in_loop(given: _Call) -> object:
 
 
 def _generators() -> list[Tensor]:
-    """Return the states of what random numbers are drawn from."""
+    """Return the states of the random generators."""
     states = [torch.default_generator.get_state()]
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states  # type: ignore[no-untyped-call]
 
@@ -166,7 +166,7 @@ class _Rows:
         self.some_empty = 0 in self.sizes and sum(self.sizes) > 0
 
     def check(self, given: _Call) -> None:
-        """Raise where a row needs what other ranks hold."""
+        """Raise where a row needs rows of other ranks."""
         if sees(given.func, ShardBase) or any(map(is_sharded, tree_leaves(given.kwargs))):
             self._refuse("the function holds a ShardTensor, and each row needs all of it", "use its full_tensor()")
         for x, d in zip(given.flat, given.dims, strict=True):

@@ -22,6 +22,7 @@ from scidata.sources.references.tree import DocumentTree
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.source import State, ZarrSource, chunk_files
 from scidata.sources.zarr.tree import Tree, open_tree
+from scidata.sources.zarr.walk import find_arrays
 
 _Set = JsonSet | ParquetSet | Repository
 
@@ -31,7 +32,7 @@ class _State(State):
 
     def __init__(self, held: _Set, tree: Tree, path: str, targets: Targets) -> None:
         self._held, self._targets = held, targets
-        super().__init__(tree, path)
+        super().__init__(tree, path, find_arrays(tree, str(path)))
 
     def make_locator(self) -> ReferenceLocator:
         """Return what finds chunks by the tables of the set."""

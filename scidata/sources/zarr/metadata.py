@@ -38,6 +38,7 @@ _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, whi
 }
 _ADDED_BYTES = {"shuffle": 0, "crc32c": 4, "fletcher32": 4}  # codecs whose output has a fixed size
 _BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+_OWN_CODECS = (Codec(name="crc32c", config={}),)  # of scidata's stores
 _KEYS_V3 = frozenset([
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs",
     "attributes", "dimension_names", "storage_transformers", "consolidated_metadata",
@@ -345,14 +346,17 @@ def _shard_index(config: Mapping[str, Any], per_shard: tuple[int, ...], where: s
     names = [c.name for c in chain.codecs]
     if chain.odd or names not in ([], ["crc32c"]) or chain.axis_order != tuple(range(len(per_shard) + 1)):
         return None
-    if math.prod(per_shard) > _MAX_INDEX_CHUNKS:
+    num_chunks = _checked_index(math.prod(per_shard), where)
+    return ShardIndex(num_chunks=num_chunks, at_end=location == "end", endian=chain.endian, checksum=bool(names))
+
+
+def _checked_index(num_chunks: int, where: str) -> int:
+    if num_chunks > _MAX_INDEX_CHUNKS:
         raise UnsupportedFormatError(
-            f"{where}: a shard of {math.prod(per_shard)} chunks, but at most {_MAX_INDEX_CHUNKS} are read; the "
+            f"{where}: a shard of {num_chunks} chunks, but at most {_MAX_INDEX_CHUNKS} are read; the "
             "metadata is damaged, or write the array again with smaller shards or larger chunks"
         )
-    return ShardIndex(
-        num_chunks=math.prod(per_shard), at_end=location == "end", endian=chain.endian, checksum=bool(names)
-    )
+    return num_chunks
 
 
 def _sharded(
@@ -441,3 +445,41 @@ def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> 
         fallback=bool(chain.odd),
     )
     return ArrayRecord(layout=layout, prefix=prefix, separator=separator, key_start=key_start, index=index)
+
+
+def known_v3(
+    shape: tuple[int, ...],
+    dtype: str,
+    chunks: tuple[int, ...],
+    shards: tuple[int, ...],
+    *,
+    store: str,
+    name: str,
+    prefix: str,
+) -> ArrayRecord:
+    """Describe an array as scidata's stores have them, without its ``zarr.json``: C order, a crc32c behind each chunk.
+
+    Parameters
+    ----------
+    shards
+        Shape of the files; empty where each chunk is one.
+    """
+    found, where = np.dtype(dtype), f"{store}: array {name!r}"
+    _check_chunk(chunks, found, where)
+    index = None
+    if shards:
+        num_chunks = _checked_index(math.prod(shards) // math.prod(chunks), where)
+        index = ShardIndex(num_chunks=num_chunks, at_end=True, endian="<", checksum=True)
+    layout = ArrayLayout(
+        store=store,
+        name=name,
+        shape=shape,
+        dims=tuple(f"dim_{i}" for i in range(len(shape))),
+        dtype=found,
+        chunks=chunks,
+        axis_order=tuple(range(len(shape))),
+        codecs=_OWN_CODECS,
+        shards=shards or None,
+        fill_value=np.zeros((), found),
+    )
+    return ArrayRecord(layout=layout, prefix=prefix, separator="/", key_start="c", index=index)

@@ -61,9 +61,8 @@ class Locator(Protocol):
 class State:
     """What one process holds of a store; dropped by ``close()`` and after a fork."""
 
-    def __init__(self, tree: Tree, path: str, *, names: Sequence[str] | None = None) -> None:
-        self.tree = tree
-        self.contents = find_arrays(self.tree, str(path), names)
+    def __init__(self, tree: Tree, path: str, contents: Contents) -> None:
+        self.tree, self.contents = tree, contents
         self.chunks = self.make_locator()
         self.handles: dict[str, Any] = {}
         self._try_fallbacks()
@@ -178,7 +177,11 @@ class ZarrSource:
         return state
 
     def _make_state(self) -> State:
-        return State(open_tree(self.path, allow_external=self.allow_external), self.path, names=self._names)
+        tree = open_tree(self.path, allow_external=self.allow_external)
+        return State(tree, self.path, self._find_arrays(tree))
+
+    def _find_arrays(self, tree: Tree) -> Contents:
+        return find_arrays(tree, str(self.path), self._names)
 
     def _note_metadata(self, state: State, record: ArrayRecord) -> None:
         name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"

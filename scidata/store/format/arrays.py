@@ -155,7 +155,7 @@ def write_array(
             tick(values.nbytes)
     if checksums is not None:
         checksums[path] = sums
-    return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest(), chunks=chunk)
+    return ArrayInfo(shape=tuple(shape), dtype=kind.str, digest=digest.hexdigest(), chunks=chunk, shards=shard)
 
 
 class Reordered:

@@ -24,7 +24,10 @@ from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray
 from scidata.core.urls import Url
 from scidata.errors import ChecksumError, CorruptDataError, MissingChunkError, ShortReadError
 from scidata.sources.access.files import files
+from scidata.sources.zarr.metadata import known_v3
 from scidata.sources.zarr.source import ZarrSource
+from scidata.sources.zarr.tree import Tree
+from scidata.sources.zarr.walk import Contents
 from scidata.store.format.arrays import ArrayDigest, new_array
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
 from scidata.store.format.places import check_documents
@@ -41,7 +44,7 @@ def write_checksums(group: Any, sums: Mapping[str, Checksums]) -> ArrayInfo:
     values = np.concatenate([sums[path].reshape(-1) for path in sorted(sums)]).astype("<u4")
     array = new_array(group, CHECKSUMS, shape=values.shape, dtype=values.dtype, chunks=values.shape, dims=["chunk"])
     array[:] = values
-    return ArrayInfo(shape=values.shape, dtype=values.dtype.str, digest=_digest(values), chunks=values.shape)
+    return ArrayInfo(shape=values.shape, dtype=values.dtype.str, digest=_digest(values), chunks=values.shape, shards=())
 
 
 def _digest(values: Checksums) -> str:
@@ -61,22 +64,35 @@ class SampleSource(ZarrSource):
         Checksums by sample, shared by the samples of a store.
     names
         As for :class:`ZarrSource`.
+    is_parsed
+        Whether layouts come from Zarr's own metadata, not from the manifest; of stores that say none there, they do.
     """
 
     def __init__(
-        self, path: str, *, store: str, info: SampleInfo, kept: Cache[Checksums], names: Sequence[str] | None
+        self,
+        path: str,
+        *,
+        store: str,
+        info: SampleInfo,
+        kept: Cache[Checksums],
+        names: Sequence[str] | None,
+        is_parsed: bool = False,
     ) -> None:
         super().__init__(path, names=names)
-        self._store, self._info, self._kept = store, info, kept
-        if not isinstance(self.path, Url):
+        self._store, self._info, self._kept, self._is_parsed = store, info, kept, is_parsed or info.version < 3
+        if not isinstance(self.path, Url) and self._is_parsed:
             check_documents(self.path, info.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "store": self._store, "info": self._info, "kept": self._kept}
+        own = {"store": self._store, "info": self._info, "kept": self._kept, "is_parsed": self._is_parsed}
+        return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        rest = {name: state[name] for name in ("store", "info", "kept", "names")}
+        rest = {name: state[name] for name in ("store", "info", "kept", "names", "is_parsed")}
         SampleSource.__init__(self, state["path"], **rest)
+
+    def _find_arrays(self, tree: Tree) -> Contents:
+        return super()._find_arrays(tree) if self._is_parsed else manifest_layouts(self._info, str(self.path))
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks, and the checksums that they must carry; otherwise as :class:`ZarrSource`.
@@ -147,6 +163,15 @@ class SampleSource(ZarrSource):
                 "they are damaged, or another sample lies in its place; copy the store again"
             )
         return values
+
+
+def manifest_layouts(info: SampleInfo, store: str) -> Contents:
+    """Return the layouts that a manifest of schema version 3 says of a sample's arrays; ``store`` is for messages."""
+    contents = Contents(format="zarr3", attributes={})
+    for path, array in info.arrays.items():
+        layout = (array.shape, array.dtype, array.chunks, array.shards)
+        contents.add(path, known_v3, *layout, store=store, prefix=path)
+    return contents
 
 
 def _is_checked(codecs: Sequence[Codec]) -> bool:

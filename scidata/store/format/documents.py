@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from scidata.core.types import ArrayLayout
 from scidata.errors import CorruptDataError
 from scidata.store.format.arrays import blocks_of
-from scidata.store.format.checksums import SampleSource
+from scidata.store.format.checksums import SampleSource, manifest_layouts
 from scidata.store.format.manifest import CHECKSUMS, SampleInfo, digest_of, dump_json, sealed
 from scidata.store.format.shards import chunks_held, shard_index
 
@@ -67,6 +67,23 @@ def check_files(source: SampleSource, info: SampleInfo, folder: str) -> None:
         layout = source.arrays[path]
         for key, shape in keys:
             _check_shard(os.path.join(folder, path, key), layout, shape)
+
+
+def check_layouts(source: SampleSource, info: SampleInfo, store: str) -> None:
+    """Check that arrays' own metadata, which other readers go by, say what the manifest does.
+
+    Raises
+    ------
+    CorruptDataError
+    """
+    for path, record in manifest_layouts(info, store).records.items():
+        found, expected = source.arrays[path], record.layout
+        for name in ("shape", "dtype", "chunks", "shards", "codecs", "axis_order", "fill_value"):
+            if getattr(found, name) != getattr(expected, name):
+                raise CorruptDataError(
+                    f"{store}: sample {info.index}: array {path!r}: its zarr.json has {name} {getattr(found, name)}, "
+                    f"but the manifest has {getattr(expected, name)}; one was edited: copy the store again"
+                )
 
 
 def _shards(layout: ArrayLayout) -> Iterator[tuple[str, tuple[int, ...]]]:

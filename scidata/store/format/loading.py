@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -64,7 +65,7 @@ def _dtype(entry: Entry) -> str:
 
 
 def _array(data: Any, where: str, key: str) -> ArrayInfo:
-    entry = Entry(data, where, key, _ARRAY_KEYS, frozenset(["chunks"]))
+    entry = Entry(data, where, key, _ARRAY_KEYS, frozenset(["chunks", "shards"]))
     shape, dtype = entry.counts("shape"), _dtype(entry)
     if math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize > MOST:
         entry.wrong("shape", f"a shape of less than 2**63 bytes of {dtype}")
@@ -73,7 +74,13 @@ def _array(data: Any, where: str, key: str) -> ArrayInfo:
         chunks = entry.counts("chunks")
         if len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * np.dtype(dtype).itemsize > MOST:
             entry.wrong("chunks", f"the shape of chunks of {shape}")
-    return ArrayInfo(shape=shape, dtype=dtype, digest=entry.text("digest"), chunks=chunks)
+    shards = None
+    if "shards" in data:
+        shards = entry.counts("shards")
+        fits = len(shards) == len(chunks or ()) and 0 not in shards
+        if shards and not (fits and all(n % c == 0 for n, c in zip(shards, chunks or (), strict=True))):
+            entry.wrong("shards", f"the shape of files of chunks of {chunks}")
+    return ArrayInfo(shape=shape, dtype=dtype, digest=entry.text("digest"), chunks=chunks, shards=shards)
 
 
 def _field(data: Any, where: str, key: str) -> FieldInfo:
@@ -237,6 +244,8 @@ def _check_sample(entry: Entry, info: SampleInfo) -> None:
             raise RefusedError(f"{entry.where}: 'arrays' names {ascii(path)[:120]}, which is no path inside a sample")
         if info.documents is not None and array.chunks is None:
             entry.fail("arrays", f"says nothing of the chunks of {ascii(path)[:80]}")
+        if info.documents is not None and (array.shards is None) != (info.version < 3):
+            entry.fail("arrays", f"says of some arrays alone how they lie in files, not of {ascii(path)[:80]}")
     if info.documents is not None and info.arrays[CHECKSUMS] != _checksums_of(info):
         entry.fail("arrays", f"has {CHECKSUMS!r} that are not one for each chunk")
     if info.block_space is not None:
@@ -261,7 +270,8 @@ def _checksums_of(info: SampleInfo) -> ArrayInfo:
         for path, array in info.arrays.items()
         if path != CHECKSUMS
     )
-    return ArrayInfo(shape=(total,), dtype="<u4", digest=info.arrays[CHECKSUMS].digest, chunks=(total,))
+    shards = None if info.version < 3 else ()
+    return replace(info.arrays[CHECKSUMS], shape=(total,), dtype="<u4", chunks=(total,), shards=shards)
 
 
 def _check_fields(entry: Entry, info: SampleInfo) -> None:

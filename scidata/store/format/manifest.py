@@ -16,8 +16,9 @@ from scidata.errors import FieldMismatchError
 from scidata.store.format.treatments import either_treats, treat_alike
 
 #: Raised whenever an older reader would misread a newer store. 2 binds chunks to their places, see ``checksums.py``,
-#: and has every byte of a store checked; stores of version 1 are read as they were.
-SCHEMA_VERSION = 2
+#: and has every byte of a store checked. 3 says how arrays lie in files, so that reading parses no metadata of Zarr.
+#: Stores of versions before are read as they were.
+SCHEMA_VERSION = 3
 
 #: Path of the array of all chunks' checksums inside a sample; see ``checksums.py``.
 CHECKSUMS = "checksums"
@@ -64,12 +65,23 @@ class FieldInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayInfo:
-    """Shape, dtype and digest of one stored array, and the shape of its chunks; that is None in schema version 1."""
+    """Shape, dtype, digest and layout of one stored array.
+
+    Values lie in C order, little-endian, each chunk followed by its crc32c: that is the same for all.
+
+    Attributes
+    ----------
+    chunks
+        Their shape; None in schema version 1.
+    shards
+        Shape of the files that several chunks share, empty where each chunk is a file; None before schema version 3.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     digest: str
     chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +172,9 @@ class SampleInfo(SampleHead):
     @property
     def version(self) -> int:
         """The schema version that it was written by."""
-        return 1 if self.documents is None else 2
+        if self.documents is None:
+            return 1
+        return 2 if self.arrays[CHECKSUMS].shards is None else 3
 
     @property
     def nbytes(self) -> int:
@@ -285,6 +299,9 @@ def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
             del sample["documents"]
             for array in sample["arrays"].values():
                 del array["chunks"]
+        for array in sample["arrays"].values():
+            if array["shards"] is None:  # of version 2, too
+                del array["shards"]
     return {**data, "digest": digest_of(dump_json(data).encode())}
 
 

@@ -32,7 +32,7 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
-from scidata.store.format.documents import ATTRIBUTE, check_files
+from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
 from scidata.store.format.durable import write_text
 from scidata.store.format.kept import KeptFiles
 from scidata.store.format.loading import load_manifest, load_sample
@@ -206,11 +206,18 @@ def _manifest_version(path: str) -> Version | None:
 
 
 def _sample_source(
-    store: str, info: SampleInfo, kept: Cache[Checksums], names: list[str] | None, *, root: str | None = None
+    store: str,
+    info: SampleInfo,
+    kept: Cache[Checksums],
+    names: list[str] | None,
+    *,
+    root: str | None = None,
+    is_parsed: bool = False,
 ) -> SampleSource:
     """Return the source of a sample; ``root`` is by what the store's files are read, where that is not its path."""
     check_inside(store, join(store, info.folder))
-    return SampleSource(join(root or store, info.folder), store=store, info=info, kept=kept, names=names)
+    where = join(root or store, info.folder)
+    return SampleSource(where, store=store, info=info, kept=kept, names=names, is_parsed=is_parsed)
 
 
 def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> Store:
@@ -327,8 +334,10 @@ def _check_sample(store: str, info: SampleInfo) -> None:
         The first fault.
     """
     names = list(info.arrays) if is_url(store) else None  # else all that there are
-    source = _sample_source(store, info, Cache(KEPT_BYTES, "lru"), names)
+    source = _sample_source(store, info, Cache(KEPT_BYTES, "lru"), names, is_parsed=True)
     check_sample(source, info, store)
+    if info.version > 2:
+        check_layouts(source, info, store)
     if info.version > 1 and not is_url(store):
         check_files(source, info, os.path.join(store, info.folder))
 

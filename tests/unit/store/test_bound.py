@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -21,8 +23,10 @@ from scidata.core.options import ReadOptions
 from scidata.errors import ChecksumError, CorruptDataError, FieldMismatchError
 from scidata.plan.array import ArrayPlan
 from scidata.read import read_plan
+from scidata.sources.zarr import tree, walk
 from scidata.store.format import arrays
 from scidata.store.format.checksums import KEPT_BYTES
+from scidata.store.format.documents import sample_document
 from scidata.store.format.manifest import CHECKSUMS, SCHEMA_VERSION, dump_json, sealed
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import open_store, read_sample_info, verify, write_manifest
@@ -242,20 +246,20 @@ def test_any_zarr_reader_reads_it(store: Path) -> None:
     assert crc32c(chunk.tobytes()) in sums
 
 
-# -- stores of schema version 1 --------------------------------------------------------------------------------------
+# -- stores of other schema versions ---------------------------------------------------------------------------------
 
 
-def as_version_1(store: Path) -> Path:
-    """Make of a store what scidata wrote before chunks were bound to their places."""
+def as_version(version: int, store: Path) -> Path:
+    """Make of a store what scidata wrote before chunks were bound to their places, or layouts were in the manifest."""
     infos = []
     for index in range(NUM_SAMPLES):
         info = read_sample_info(str(store), index)
-        kept = {path: vars(array) | {"chunks": None} for path, array in info.arrays.items() if path != CHECKSUMS}
-        old = type(info)(
-            **vars(info) | {"arrays": {p: type(info.arrays[p])(**a) for p, a in kept.items()}, "documents": None}
-        )
-        shutil.rmtree(place(store, index, CHECKSUMS))
-        zarr.open_group(place(store, index), mode="r+").attrs["scidata"] = sealed(old)
+        old = replace(info, arrays={path: replace(array, shards=None) for path, array in info.arrays.items()})
+        if version == 1:
+            arrays = {path: replace(a, chunks=None) for path, a in old.arrays.items() if path != CHECKSUMS}
+            old = replace(old, arrays=arrays, documents=None)
+            shutil.rmtree(place(store, index, CHECKSUMS))
+        (place(store, index) / "zarr.json").write_text(sample_document(old))
         infos.append(old)
     os.unlink(store / MANIFEST)
     write_manifest(str(store), infos)
@@ -263,7 +267,7 @@ def as_version_1(store: Path) -> Path:
 
 
 def test_version_1_is_read_as_before(pristine: Path, store: Path) -> None:
-    old = as_version_1(store)
+    old = as_version(1, store)
     assert '"version": 1' in (old / MANIFEST).read_text()
     assert "documents" not in (old / MANIFEST).read_text()
     assert verify(old) is None
@@ -277,10 +281,43 @@ def test_version_1_is_read_as_before(pristine: Path, store: Path) -> None:
     assert fault.array == "node/u"
 
 
+def test_version_2_is_read_as_before(pristine: Path, store: Path) -> None:
+    old = as_version(2, store)
+    assert '"version": 2' in (old / MANIFEST).read_text()
+    assert '"shards"' not in (old / MANIFEST).read_text()
+    assert verify(old) is None
+    one, other = scidata.open_dataset(old), scidata.open_dataset(pristine)
+    for index in range(NUM_SAMPLES):
+        assert all(torch.equal(one[index][name], other[index][name]) for name in other[0])
+    os.unlink(place(old, 0, "node/u") / "zarr.json")
+    with pytest.raises(scidata.errors.UnknownNameError, match="node/u"):
+        scidata.open_dataset(old, fields="u")[0]
+
+
+def test_reading_opens_no_metadata_of_zarr(pristine: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(walk, "read_json", fail)
+    monkeypatch.setattr(tree.LocalTree, "get", fail)
+    scidata.open_dataset(store)[0]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_metadata_of_zarr_that_are_not_the_manifests(store: Path, scheme: str) -> None:
+    document = place(store, 0, "node/u") / "zarr.json"
+    document.write_text(document.read_text().replace('"fill_value": 0.0', '"fill_value": 1.0'))
+    scidata.open_dataset(store)[0]  # by the manifest
+    fault = verify(f"{scheme}{store}")
+    assert fault is not None
+    assert fault.sample == 0
+    assert re.search(r"'node/u': its zarr.json has fill_value 1.0, but the manifest has 0.0", str(fault))
+
+
 def test_versions_do_not_mix(pristine: Path, store: Path) -> None:
-    as_version_1(store)
+    as_version(1, store)
     infos = [read_sample_info(str(store), 0), read_sample_info(str(pristine), 1)]
-    with pytest.raises(FieldMismatchError, match="has version 2, but sample 0"):
+    with pytest.raises(FieldMismatchError, match="has version 3, but sample 0"):
         write_manifest(str(store), infos)
 
 
@@ -288,5 +325,5 @@ def test_versions_do_not_mix(pristine: Path, store: Path) -> None:
 def test_other_versions_are_refused(store: Path, version: object) -> None:
     manifest = sealed(open_store(store).manifest)
     (store / MANIFEST).write_text(dump_json({**manifest, "version": version}))
-    with pytest.raises(CorruptDataError, match=r"schema version .*reads 1 to 2"):
+    with pytest.raises(CorruptDataError, match=r"schema version .*reads 1 to 3"):
         open_store(store)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
 from scidata.core.urls import is_url
@@ -28,12 +29,12 @@ _LONGEST = 120  # characters of a value that are shown
 _FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, reads of each, bytes at both ends of each
 
 
-def facts_of(dataset: Any) -> dict[str, str]:
+def facts_of(dataset: object) -> dict[str, str]:
     """Return what must be the same of a data set, by name. Reads metadata only.
 
     Of values: digests that a store has of them; of others see :func:`witness_of`.
     """
-    facts: dict[str, Any]
+    facts: dict[str, object]
     if isinstance(dataset, CombinedDataset):
         facts = {"which samples": (len(dataset), *dataset.numbering())}
         facts["ratios"] = None if dataset.mixture is None else dataset.mixture.takes
@@ -53,7 +54,7 @@ def facts_of(dataset: Any) -> dict[str, str]:
 # Arguments come first, and what follows from them later: a message shows the first few that differ.
 
 
-def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, Any]:
+def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, object]:
     return {
         "the data set": type(dataset).__name__,
         "fields": ", ".join(dataset.fields),
@@ -65,7 +66,7 @@ def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, Any]:
+def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, object]:
     reader, cut, dim = dataset.reader, dataset.reader.partition, dataset.reader.sample_dim
     rows = {d: rows_of(s) for d, s in cut.selected.items() if d not in reader.sample_dims}
     # far files, and many, would take a while to be asked for it; the fingerprint has it, and is compared later
@@ -90,7 +91,7 @@ def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, Any]:
     }
 
 
-def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, Any]:
+def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, object]:
     reader: Any = dataset.reader
     return {
         "kind": reader.kind,
@@ -104,7 +105,7 @@ def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, Any]:
     }
 
 
-def witness_of(dataset: Any, index: int) -> dict[str, str]:
+def witness_of(dataset: object, index: int) -> dict[str, str]:
     """Return digests of some stored bytes of a sample, by field, the same on all ranks: a few small reads.
 
     So that ranks which have other files behind the same path find out. Nothing where no bytes can be told, and of
@@ -147,7 +148,7 @@ def _ends(plan: ArrayPlan) -> bytes:
     return b"".join(pieces)
 
 
-def in_words(function: Callable[..., Any] | None) -> str:
+def in_words(function: Callable[..., object] | None) -> str:
     """Name a function, or another object that is called, so that two of them can be told apart, on other nodes too."""
     if function is None:
         return "None"
@@ -166,6 +167,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def _digest(values: np.ndarray[Any, np.dtype[Any]]) -> str:
+def _digest(values: npt.NDArray[np.generic]) -> str:
     content = str(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).tobytes()
     return hashlib.sha256(content).hexdigest()[:8]

@@ -23,6 +23,7 @@ from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position
+from scidata.loader.prefetch.buffers import Batch
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
 from scidata.loader.transform_stream import tensors_of
@@ -90,7 +91,7 @@ class Batches(Iterator[BatchT]):
         self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
 
-    def _read(self) -> tuple[list[int], Any]:
+    def _read(self) -> tuple[list[int], Batch]:
         """Return what was read, once all ranks are known to read the same."""
         if self._agreement is not None:
             self._agreement.begin()
@@ -111,7 +112,7 @@ class Batches(Iterator[BatchT]):
         if self._session is not None:
             self._session.end()
 
-    def _wrap(self, index: list[int], local: Any) -> Any:
+    def _wrap(self, index: list[int], local: Batch) -> Any:
         if not self._batched:
             sample = self._sample(index[0], local, 0)
             own = self._collate_fn is not torch.utils.data.default_convert
@@ -121,11 +122,11 @@ class Batches(Iterator[BatchT]):
             return dataset.assemble(local, index=index, batched=True)
         return self._collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
 
-    def _sample(self, index: int, local: Any, slot: int) -> Sample:
-        varies = isinstance(local, list)  # parts of samples that differ in size
-        part = local[slot] if varies else {name: t[slot] for name, t in local.items()}
+    def _sample(self, index: int, local: Batch, slot: int) -> Sample:
+        # a list has the parts of samples that differ in size
+        part = local[slot] if isinstance(local, list) else {name: t[slot] for name, t in local.items()}
         sample = self._source.assemble(part, index=index)
-        if varies and self._device is not None:
+        if isinstance(local, list) and self._device is not None:
             sample = sample.to(self._device, non_blocking=True)  # most is there
         sample.seed_generator(*self._draws)
         transform = self._source.dataset.transform
@@ -181,11 +182,11 @@ def facts_of_data(
     return facts | (witness_of(dataset, first[0]) if first else {})
 
 
-def part_reader(source: DatasetAdapter, memory: ArrayPool, ring: SlotRing) -> Callable[[int, Slot], Any]:
+def part_reader(source: DatasetAdapter, memory: ArrayPool, ring: SlotRing) -> Callable[[int, Slot], object]:
     """Return what reads a sample of any size into the memory of its place."""
     read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 
-    def fill(index: int, out: Slot) -> Any:
+    def fill(index: int, out: Slot) -> object:
         part = read(index)
         out.put(part)
         memory.max_free = max(memory.max_free, 2 * ring.rows * out.nbytes)  # the batch let go, and the next one's

@@ -240,7 +240,7 @@ class DataLoader(BaseLoader[BatchT]):
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch warns of more worker processes than cores, but threads that wait for a disk need none."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the buffers, which are made again when needed, and the iteration, which stays with its owner."""
         return self.__dict__ | {"_position": None, "_watch": None, "_own_reads": OwnReads()}
 

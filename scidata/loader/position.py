@@ -39,7 +39,7 @@ class DealtPosition:
         self._epoch = self._consumed = 0
         self.begun = self._finished = False
 
-    def items(self) -> Iterator[Any]:
+    def items(self) -> Iterator[object]:
         """Begin: the rest of a resumed epoch, or a whole one."""
         if self._sampler.repeats():
             warnings.warn(
@@ -60,7 +60,7 @@ class DealtPosition:
         self._finished = True
         self._sampler.ended = self._epoch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return where to go on: the next epoch where this one has ended."""
         if not self.begun:
             return self._sampler.state_dict(consumed=self._sampler.start)
@@ -95,7 +95,7 @@ class CountedPosition:
         self._count = self._checksum = 0
         self.begun = self._finished = False
 
-    def items(self) -> Iterator[Any]:
+    def items(self) -> Iterator[object]:
         """Begin: the rest of a resumed epoch, or a whole one.
 
         Raises
@@ -107,10 +107,10 @@ class CountedPosition:
             self._restart()
         self.begun = True
         if _makes_batches(self._index_sampler):
-            own: Iterator[Any] = iter(self._seeded())
+            own: Iterator[object] = iter(self._seeded())
             self._leave_out(own)
             return _batched(own, self._index_sampler)
-        entries: Iterator[Any] = iter(self._index_sampler)
+        entries: Iterator[object] = iter(self._index_sampler)
         self._leave_out(entries)
         return entries
 
@@ -121,7 +121,7 @@ class CountedPosition:
     def _epoch_now(self) -> int:
         return int(getattr(self._sampler, "epoch", 0))
 
-    def _seeded(self) -> Iterable[Any]:
+    def _seeded(self) -> Iterable[object]:
         if type(self._sampler) is not RandomSampler or self._sampler.generator is not None:
             return self._sampler  # type: ignore[no-any-return]
         if self.torch_seed is None:
@@ -131,7 +131,7 @@ class CountedPosition:
         seeded.generator.manual_seed(self.torch_seed)
         return seeded
 
-    def _leave_out(self, entries: Iterator[Any]) -> None:
+    def _leave_out(self, entries: Iterator[object]) -> None:
         expected = self._count, self._checksum
         self._count = self._checksum = 0
         while self._count < expected[0] and (entry := next(entries, None)) is not None:
@@ -154,7 +154,7 @@ class CountedPosition:
         self._restart()
         self._finished = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return where to go on."""
         if self._epoch != self._epoch_now():  # set_epoch()
             self._restart()
@@ -202,12 +202,12 @@ def position_of(sampler: Any, index_sampler: Any) -> Position:
     )
 
 
-def _makes_batches(index_sampler: Any) -> bool:
+def _makes_batches(index_sampler: object) -> bool:
     """Whether it takes its sampler's indices in their order, so that leaving out the first of them is possible."""
     return type(index_sampler) is BatchSampler
 
 
-def _batched(own: Iterable[Any], index_sampler: Any) -> Iterator[Any]:
+def _batched(own: Iterable[Any], index_sampler: Any) -> Iterator[object]:
     entries = iter(own)  # at once: a BatchSampler would begin with the first batch
     if not _makes_batches(index_sampler):
         return entries

@@ -61,7 +61,7 @@ class ReadPaths:
         self.memory = ArrayPool()
         self._pool: WorkerPool | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"idle_rings": deque(maxlen=1), "staging": None, "_pool": None}
 
     def of(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:

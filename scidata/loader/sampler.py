@@ -288,7 +288,7 @@ class DistributedSampler(_DistributedSampler[Any]):
             )
         self.epoch, self._start, self._dealt = epoch, consumed, 0
 
-    def _adopt(self, shuffle: Any) -> None:
+    def _adopt(self, shuffle: object) -> None:
         """Take the window of a run that began on another number of dp ranks, unless one was given."""
         words = re.fullmatch(_IN_BLOCKS.format(r"(\d+)"), str(shuffle))
         if words and self.window and self._may_adopt:
@@ -300,17 +300,18 @@ class DistributedSampler(_DistributedSampler[Any]):
             self._digest = epoch, self._order.digest(epoch)
         return self._digest[1]
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, object]:
         """What must be the same for a place to mean the same."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.dataset)
-        return {
+        found: dict[str, object] = {
             "seed": self.seed,
             "shuffle": self._shuffle_in_words,
             "drop_last": self.drop_last,
             "samples": self._order.num_samples,
             "fingerprint": self._fingerprint,
-        } | ({} if self.pad else {"pad": False})
+        }
+        return found if self.pad else found | {"pad": False}
 
     @property
     def _shuffle_in_words(self) -> bool | str:
@@ -379,10 +380,10 @@ def check_state(what: str, state: Mapping[str, Any], names: set[str], version: i
             raise ConfigError(f"{what}: {name} must be an integer from 0, not {value!r}")
 
 
-def fingerprint_of(dataset: Any) -> str:
+def fingerprint_of(dataset: object) -> str:
     """Return the data set's own fingerprint, or ``""`` where it has none."""
     return str(getattr(dataset, "fingerprint", ""))
 
 
-def _digest(values: npt.NDArray[Any] | None) -> str:
+def _digest(values: npt.NDArray[np.generic] | None) -> str:
     return "none" if values is None else hashlib.sha256(values.tobytes()).hexdigest()[:12]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 from scidata.core.html import card
 from scidata.read.context import ReadStats
@@ -38,7 +37,7 @@ class PrefetchStats:
     num_ready: int = 0
     warned: bool = False
 
-    def count_read(self, stats: Any, seconds: float) -> None:
+    def count_read(self, stats: object, seconds: float) -> None:
         """Add one sample's reading: a ReadStats, the bytes fetched, or what may have ``bytes_fetched``."""
         self.fill_seconds += seconds
         if not isinstance(stats, ReadStats):  # then all of it counts as reading

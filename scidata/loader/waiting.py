@@ -6,7 +6,6 @@ import os
 import warnings
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
@@ -49,7 +48,7 @@ def warn_of_shared_blocks(sampler: DistributedSampler) -> None:
         )
 
 
-def warn_of_copies(sampler: Any) -> None:
+def warn_of_copies(sampler: object) -> None:
     """Warn where each of several processes goes through all samples: a data set without a mesh, no sampler for ranks.
 
     What deals samples to ranks (Accelerate, Lightning, torch's ``DistributedSampler``) has put one of its own there.

@@ -16,11 +16,14 @@ import queue
 import random
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.multiprocessing
 
@@ -47,11 +50,16 @@ class WorkerPool:
     """
 
     def __init__(
-        self, dataset: Any, num_workers: int, context: Any, init_fn: Callable[[int], None] | None, seed: int
+        self,
+        dataset: object,
+        num_workers: int,
+        context: SpawnContext | None,
+        init_fn: Callable[[int], None] | None,
+        seed: int,
     ) -> None:
         context = torch.multiprocessing.get_context("spawn") if context is None else context
         self.closed = False
-        self._processes: list[Any] = []
+        self._processes: list[BaseProcess] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         try:
             for number in range(num_workers):
@@ -67,7 +75,7 @@ class WorkerPool:
             self.end()
             raise
 
-    def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
+    def read(self, index: int, epoch: object, over: Callable[[], bool]) -> tuple[Any, object]:
         """Return this rank's part of a sample, and the read's statistics. From as many threads as there are processes.
 
         Raises
@@ -113,11 +121,11 @@ class WorkerPool:
 class WorkerReader:
     """Reads samples through a pool, in one epoch; its calls fill a slot, or buffers."""
 
-    def __init__(self, pool: WorkerPool, epoch: Any, *, keep: bool) -> None:
+    def __init__(self, pool: WorkerPool, epoch: object, *, keep: bool) -> None:
         self._pool, self._epoch, self._keep = pool, epoch, keep
         self._over = False
 
-    def __call__(self, index: int, out: Any) -> Any:
+    def __call__(self, index: int, out: Slot | Mapping[str, npt.NDArray[np.generic]]) -> object:
         """Fill what is given; return the statistics of the read."""
         part, stats = self._pool.read(index, self._epoch, lambda: self._over)
         if isinstance(out, Slot):
@@ -146,11 +154,11 @@ class _OverError(Exception):
 class _Worker:
     """One process, of the thread that has it."""
 
-    def __init__(self, connection: Connection, process: Any) -> None:
+    def __init__(self, connection: Connection, process: BaseProcess) -> None:
         self._connection, self._process = connection, process
         self._number = 0
 
-    def read(self, index: int, epoch: Any, over: Callable[[], bool]) -> tuple[Any, Any]:
+    def read(self, index: int, epoch: object, over: Callable[[], bool]) -> tuple[Any, object]:
         self._number += 1
         recorder, failed = trace.active, None
         try:
@@ -187,7 +195,7 @@ class _Worker:
 
 def _main(
     connection: Connection,
-    dataset: Any,
+    dataset: object,
     number: int,
     num_workers: int,
     seed: int,
@@ -229,7 +237,7 @@ def _failure_of(init_fn: Callable[[int], None] | None, number: int) -> BaseExcep
     return None
 
 
-def _read(source: DatasetAdapter, index: int, epoch: Any) -> tuple[Any, Any]:
+def _read(source: DatasetAdapter, index: int, epoch: object) -> tuple[Any, object]:
     if source.has_buffers:
         part = {name: _shared(spec) for name, spec in source.dataset.buffer_specs().items()}
         stats = source.dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})

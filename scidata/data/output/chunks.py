@@ -6,7 +6,6 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ def chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int, 
         )
 
 
-def filled(values: npt.NDArray[Any], shape: Sequence[int], fill: Any) -> npt.NDArray[Any]:
+def filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) -> npt.NDArray[np.generic]:
     """Return a chunk of this shape in C order: at an array's end it is filled up."""
     if values.shape == tuple(shape):
         return np.ascontiguousarray(values)

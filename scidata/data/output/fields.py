@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ class OutputField:
     packing: Packing
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
     entity: str = ""
     entity_dim: int = 0
     given_shape: tuple[int, ...] | None = None
@@ -71,13 +70,13 @@ class OutputVariable:
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    read: Callable[[], npt.NDArray[Any]]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    dtype: np.dtype[np.generic]
+    read: Callable[[], npt.NDArray[np.generic]]
+    attributes: Mapping[str, object] = field(default_factory=dict)
     digest: str = ""
 
     @classmethod
-    def of(cls, name: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
+    def of(cls, name: str, values: npt.NDArray[np.generic], attributes: Mapping[str, object]) -> OutputVariable:
         """Make the coordinate of a dim."""
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return cls(
@@ -101,7 +100,7 @@ class OutputLayout:
     fields: Mapping[str, OutputField]
     step_dims: Mapping[str, int]
     variables: tuple[OutputVariable, ...] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
     step_chunk: int = 1
 
     @property
@@ -130,7 +129,7 @@ class OutputLayout:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sizes_by_dim(what: str, given: Mapping[str, Any] | None, known: Sequence[str]) -> dict[str, int]:
+def sizes_by_dim(what: str, given: Mapping[str, object] | None, known: Sequence[str]) -> dict[str, int]:
     """Return sizes of chunks by dimension, checked.
 
     Raises

@@ -63,7 +63,7 @@ class FlatOutput:
                 made[...] = each.read()
             for field in layout.fields.values():
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
-                how: dict[str, Any] = {"contiguous": True}
+                how: dict[str, object] = {"contiguous": True}
                 if self._zlib_level is not None:
                     how = {"chunksizes": self._chunks_of_array(field), "zlib": True, "complevel": self._zlib_level}
                 made = file.createVariable(
@@ -152,7 +152,7 @@ class FlatOutput:
                 self._offsets[name] = found
         self._file = os.open(self._place.target, os.O_RDWR)
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box of some steps from ``step`` on: ``(steps, …)``, as stored."""
         *outer, first = self._layout.place(step)
         starts = [*outer, first, *(rows.start for rows in box)]
@@ -170,7 +170,9 @@ class FlatOutput:
             self._file = -1
 
 
-def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: npt.NDArray[Any]) -> None:
+def _write_box(
+    file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: npt.NDArray[np.generic]
+) -> None:
     """Write a box of an array that lies in C order from ``offset`` on, as few runs of bytes."""
     if not values.size:
         return
@@ -187,11 +189,11 @@ def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int]
             run, at = run[written:], at + written
 
 
-def _for_netcdf(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _for_netcdf(attributes: Mapping[str, object]) -> dict[str, object]:
     kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF and k != UNFINISHED}
     return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}
 
 
-def _for_hdf5(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _for_hdf5(attributes: Mapping[str, object]) -> dict[str, object]:
     kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF - {"_FillValue"} and k != UNFINISHED}
     return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}

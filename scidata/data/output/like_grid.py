@@ -33,7 +33,7 @@ class GridLike:
         ``"source"`` or ``"plain"``.
     """
 
-    def __init__(self, reader: GridReader, fields: Any, encoding: str) -> None:
+    def __init__(self, reader: GridReader, fields: object, encoding: str) -> None:
         self.inputs = list(reader.paths)  # all that is read
         self._reader, self._source, self._plain = reader, reader.sources[0], encoding == "plain"
         if isinstance(fields, Mapping):
@@ -69,7 +69,7 @@ class GridLike:
 
     def _field(
         self, name: str, options: dict[str, Any]
-    ) -> tuple[Packing, ArrayLayout | None, tuple[str, ...], tuple[int, ...], dict[str, Any]]:
+    ) -> tuple[Packing, ArrayLayout | None, tuple[str, ...], tuple[int, ...], dict[str, object]]:
         what = f"create: field {name!r}"
         for option in options:
             if option not in _OPTIONS:
@@ -108,7 +108,7 @@ class GridLike:
 
     # -- what describes them -------------------------------------------------------------------------------------
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the attributes of the source itself."""
         return kept_attributes(self._source.attributes)
 
@@ -135,7 +135,7 @@ class GridLike:
         partition = self._reader.partition
         shape = tuple(partition.sizes.get(dim, size) for dim, size in zip(layout.dims, layout.shape, strict=True))
 
-        def read() -> npt.NDArray[Any]:
+        def read() -> npt.NDArray[np.generic]:
             values = read_array(self._source, layout, allow_missing=True)
             for axis, dim in enumerate(layout.dims):
                 if dim in partition.selected:
@@ -150,7 +150,7 @@ class GridLike:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def steps(self, times: Any) -> tuple[dict[str, int], list[OutputVariable]]:
+    def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
         """Return the sizes of the steps' dims, and their coordinates."""
         reader = self._reader
         if times is None:
@@ -164,7 +164,7 @@ class GridLike:
         known = [dim for dim in reader.partition.sizes if dim not in self.step_dims]
         return given_steps(times, self.step_dims[-1], known, self._said_of)
 
-    def _said_of(self, dim: str) -> Mapping[str, Any]:
+    def _said_of(self, dim: str) -> Mapping[str, object]:
         layout = self._source.arrays.get(dim)
         return {} if layout is None else layout.attributes
 

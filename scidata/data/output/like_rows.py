@@ -41,7 +41,9 @@ class RowsLike:
         A file that has the mesh: what it holds besides fields of times is written, too.
     """
 
-    def __init__(self, ds: IrregularDataset[Any], fields: Any, order: str, sample: int, topology: str | None) -> None:
+    def __init__(
+        self, ds: IrregularDataset[Any], fields: object, order: str, sample: int, topology: str | None
+    ) -> None:
         if ds.reader.subsample is not None:
             raise ConfigError("create: a data set that draws rows cannot say where all of them belong; open it without")
         if topology is not None and order != "source":
@@ -150,7 +152,7 @@ class RowsLike:
 
     # -- what describes them -------------------------------------------------------------------------------------
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the attributes of the topology's file."""
         return {} if self._topology is None else kept_attributes(self._topology.attributes)
 
@@ -188,7 +190,7 @@ class RowsLike:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def steps(self, times: Any) -> tuple[dict[str, int], list[OutputVariable]]:
+    def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
         """Return the sizes of the steps' dims, and their coordinates."""
         known = [d for name in self._given for d in self._reader.dims(self._given[name].get("like", name))]
         return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, lambda dim: {})

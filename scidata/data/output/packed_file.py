@@ -16,7 +16,6 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +47,7 @@ class PackedFileOutput(FlatOutput):
         self._index = os.open(self._place.beside(f"chunks-{run}.index"), flags, 0o666)
         self._threads = encoding_threads()
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         assert self._threads is not None
         chunks = [max(1, size) for size in each.chunks]
@@ -129,7 +128,7 @@ class PackedFileOutput(FlatOutput):
             self._threads = None
 
 
-def _pack(values: npt.NDArray[Any], shape: tuple[int, ...]) -> bytes:
+def _pack(values: npt.NDArray[np.generic], shape: tuple[int, ...]) -> bytes:
     """Return a chunk as HDF5's filters ``shuffle`` and ``deflate`` leave it; at the array's end it is filled up."""
     raw = filled(values, shape, 0).reshape(-1).view(np.uint8)
     return zlib.compress(raw.reshape(-1, values.dtype.itemsize).T.tobytes(), LEVEL)

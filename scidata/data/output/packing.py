@@ -36,11 +36,11 @@ class Packing:
         Whether values are given as they are stored, which ``decode=False`` reads; the rest then only describes them.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     scale: float | None = None
     offset: float | None = None
-    fill: Any = None
-    said: Mapping[str, Any] = field(default_factory=dict)
+    fill: np.generic | float | None = None
+    said: Mapping[str, object] = field(default_factory=dict)
     is_packed: bool = False
 
     @property
@@ -49,14 +49,14 @@ class Packing:
         return self.scale is None and self.offset is None and self.fill is None
 
     @property
-    def missing(self) -> npt.NDArray[Any]:
+    def missing(self) -> npt.NDArray[np.generic]:
         """What is stored where there is no value, ``()``."""
         default = np.nan if self.dtype.kind == "f" else 0
         return np.array(default if self.fill is None else self.fill, self.dtype)
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return what tells readers of it, in the dtypes that the conventions ask for."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         if self.scale is not None:
             found["scale_factor"] = self.scale
         if self.offset is not None:
@@ -191,7 +191,7 @@ def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Pack
     return Packing(dtype=dtype, scale=scale, offset=offset, fill=fill)
 
 
-def _fill_given(given: Any, dtype: np.dtype[Any]) -> Any:
+def _fill_given(given: Any, dtype: np.dtype[np.generic]) -> Any:
     """Return a fill value as it is stored; None where the dtype does not hold it."""
     try:
         number = np.asarray(given if isinstance(given, int | np.integer) else float(given))

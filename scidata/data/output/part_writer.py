@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from scidata.plan.owners import Box, within
 class Output(Protocol):
     """A file or store that is being written."""
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box of some steps from ``step`` on."""
 
     def finish(self) -> None:
@@ -52,9 +52,9 @@ class _Block:
     def __init__(self, first: int, num: int) -> None:
         self.first, self.num = first, num
         self.steps: set[int] = set()
-        self.values: dict[str, npt.NDArray[Any]] = {}
+        self.values: dict[str, npt.NDArray[np.generic]] = {}
 
-    def values_of(self, part: Part, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def values_of(self, part: Part, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         """Return memory for what is written of a field."""
         if part.field.name not in self.values:
             self.values[part.field.name] = np.empty((self.num, *part.route.shape), dtype)
@@ -67,7 +67,7 @@ class PartWriter:
     def __init__(self, layout: OutputLayout, output: Output, ranks: Ranks, path: str) -> None:
         self._layout, self._output, self._ranks, self._path = layout, output, ranks, path
         self._blocks: dict[int, _Block] = {}
-        self._buffers: dict[str, npt.NDArray[Any]] = {}
+        self._buffers: dict[str, npt.NDArray[np.generic]] = {}
 
     def write(self, step: Step) -> set[int]:
         """Write a step, or keep it until all that share its chunks are there; return which are written now."""
@@ -91,11 +91,11 @@ class PartWriter:
         del self._blocks[block.first]
         return block.steps
 
-    def _to_output(self, part: Part, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+    def _to_output(self, part: Part, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         if values.size:
             self._output.write(part.field, step, box, values)
 
-    def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
+    def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, npt.NDArray[np.generic]]]:
         """Yield what this rank writes of a field of a step, as it is stored: global boxes, and their values.
 
         What nobody else has a part in comes first, while the rest is on its way.
@@ -121,7 +121,7 @@ class PartWriter:
         for box, at in route.edges:
             yield box, out[at]
 
-    def _buffer(self, route: Route, field: OutputField) -> npt.NDArray[Any]:
+    def _buffer(self, route: Route, field: OutputField) -> npt.NDArray[np.generic]:
         """Return memory for what is put together of a field; used again for the next step."""
         found = self._buffers.get(field.name)
         if found is None or found.shape != route.shape:

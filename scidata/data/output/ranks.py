@@ -131,7 +131,7 @@ class Ranks:
         """What the ranks say to each other; not kept, since the process that keeps the store would go on with that."""
         return None if self._board is None or not self._name else self._board.base.below(self._name)
 
-    def share(self, value: Any) -> list[Any]:
+    def share(self, value: object) -> list[Any]:
         """Return what each rank gives, in the order of the ranks. Collective; JSON."""
         if self._posts is None:
             return [value]
@@ -204,12 +204,12 @@ class Ranks:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def send(self, values: npt.NDArray[Any], part: int) -> tuple[dist.Work | None, torch.Tensor]:
+    def send(self, values: npt.NDArray[np.generic], part: int) -> tuple[dist.Work | None, torch.Tensor]:
         """Begin to send values to a part of the domain; returns the work, and what must live until that is done."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
-    def receive(self, out: npt.NDArray[Any], part: int) -> dist.Work | None:
+    def receive(self, out: npt.NDArray[np.generic], part: int) -> dist.Work | None:
         """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
         tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)

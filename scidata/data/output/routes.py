@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from scidata.data.output.ranks import Ranks
 from scidata.errors import ConfigError
 from scidata.plan.owners import Box, Exchange, common_box, whole_units, within, writer_bounds
 
-Index = tuple[Any, ...]
+Index = tuple[slice | IntArray, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +21,12 @@ class Staged:
         #: Says that the values have been used; raises ConfigError if they were not copied, and have changed meanwhile.
         self.release = release
 
-    def values(self) -> npt.NDArray[Any]:
+    def values(self) -> npt.NDArray[np.generic]:
         """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
         if self._ready is not None:
             self._ready.synchronize()
         host = self._host.float() if self._host.dtype is torch.bfloat16 else self._host
-        found: npt.NDArray[Any] = host.numpy()
+        found: npt.NDArray[np.generic] = host.numpy()
         return found
 
 

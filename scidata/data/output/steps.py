@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +17,18 @@ _OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS",
 _OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
 
 
-def stored_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def stored_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
     """Return what a source says of an array whose values are written as they are stored there."""
     return {name: value for name, value in attributes.items() if name not in _OF_STORAGE}
 
 
-def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def kept_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
     """Return what a source says of an array, without how that lies, or is packed, there."""
     return {name: value for name, value in stored_attributes(attributes).items() if name not in OF_PACKING}
 
 
 def given_steps(
-    times: Any, dim: str, known: Sequence[str], attributes_of: Callable[[str], Mapping[str, Any]]
+    times: object, dim: str, known: Sequence[str], attributes_of: Callable[[str], Mapping[str, object]]
 ) -> tuple[dict[str, int], list[OutputVariable]]:
     """Return the sizes of the steps' dims, and their coordinates.
 
@@ -64,8 +63,8 @@ def given_steps(
     return sizes, variables
 
 
-def _coordinate(dim: str, given: Any, said: Mapping[str, Any]) -> OutputVariable:
-    values: npt.NDArray[Any] = np.asarray(given)
+def _coordinate(dim: str, given: object, said: Mapping[str, object]) -> OutputVariable:
+    values: npt.NDArray[np.generic] = np.asarray(given)
     if values.ndim != 1:
         raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
     attributes = stored_attributes(said)
@@ -74,7 +73,7 @@ def _coordinate(dim: str, given: Any, said: Mapping[str, Any]) -> OutputVariable
     return _encoded(dim, values, attributes)
 
 
-def _encoded(dim: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> OutputVariable:
+def _encoded(dim: str, values: npt.NDArray[np.generic], attributes: Mapping[str, object]) -> OutputVariable:
     """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
     is_length = values.dtype.kind == "m"
     if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):

@@ -86,7 +86,7 @@ class VtkhdfOutput(FlatOutput):
         return (self._layout.num_steps * field.shape[0], *field.shape[1:])
 
 
-def _in_space(points: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def _in_space(points: npt.NDArray[np.generic], *, on_sphere: bool) -> npt.NDArray[np.float64]:
     """Return points ``(N, 3)``: longitude and latitude on the unit sphere, a plane at z = 0."""
     if on_sphere:
         return unit_sphere(points[:, :2])

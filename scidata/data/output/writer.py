@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ class Writer:
 
     # -- the loop's ----------------------------------------------------------------------------------------------
 
-    def __setitem__(self, step: int | slice | Sequence[int], values: Mapping[str, Any]) -> None:
+    def __setitem__(self, step: int | slice | Sequence[int], values: Mapping[str, object]) -> None:
         self._check_open()
         if not isinstance(values, Mapping):
             raise ConfigError(f"writer[{step!r}] takes a sample, or {{name: tensor}}, not a {type(values).__name__}")
@@ -230,7 +230,7 @@ class Writer:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _what(self, name: str, step: Any) -> str:
+    def _what(self, name: str, step: object) -> str:
         return f"{self.path}: field {name!r} of step {step}"
 
     def _check_open(self) -> None:
@@ -264,9 +264,9 @@ class Writer:
         except RuntimeError as e:
             raise self._reason(e) from None
 
-    def _steps_of(self, step: Any) -> list[int]:
+    def _steps_of(self, step: object) -> list[int]:
         if isinstance(step, slice):
-            given: Iterable[Any] = range(*step.indices(self.num_steps))
+            given: Iterable[object] = range(*step.indices(self.num_steps))
         elif isinstance(step, int | np.integer) or not isinstance(step, Iterable):
             given = [step]
         else:
@@ -310,7 +310,7 @@ class Writer:
                 f"{num_steps} steps of a chunk one after another, or create(chunks={{...: 1}})"
             )
 
-    def _route_of(self, name: str, tensor: torch.Tensor, step: Any, lead: int | None) -> Route:
+    def _route_of(self, name: str, tensor: torch.Tensor, step: object, lead: int | None) -> Route:
         field, skip = self._layout.fields[name], int(lead is not None)
         wanted = ((lead,) if lead is not None else ()) + (field.given_shape or field.shape)
         if tuple(tensor.shape) != wanted:
@@ -344,7 +344,9 @@ class Writer:
             self._routes.put((name, splits), found)
         return found
 
-    def _check_rows(self, field: OutputField, splits: tuple[Any, ...], what: str) -> None:
+    def _check_rows(
+        self, field: OutputField, splits: tuple[tuple[int, tuple[int, ...]] | None, ...], what: str
+    ) -> None:
         """Make sure that a tensor's rows are those of which it is known where they belong."""
         own = self._rows[field.entity]
         held = [s[1] for s in splits if s is not None and s[0] == field.entity_dim]

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from scidata.data.output.chunks import append, chunks_of_box, filled
 from scidata.plan.owners import Box
 
-Encode = Callable[[npt.NDArray[Any]], Any]
+Encode = Callable[[npt.NDArray[np.generic]], Any]
 
 
 class ChunkFiles:
@@ -42,7 +42,7 @@ class ChunkFiles:
         """Whether the array is of a kind that is written here: not in shards, with codecs that are known."""
         return _encoder(array) is not None
 
-    def write(self, box: Box, values: npt.NDArray[Any]) -> None:
+    def write(self, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a box of the array, of whole chunks."""
         chunks: tuple[int, ...] = self._array.chunks
 
@@ -76,11 +76,11 @@ def _encoder(array: Any) -> Encode | None:
     return encode
 
 
-def _as_bytes(chunk: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return chunk.reshape(-1).view(np.uint8)
 
 
-def _write_file(path: str, *parts: Any) -> None:
+def _write_file(path: str, *parts: bytes | memoryview) -> None:
     """Write a file whole or not at all, under the name meanwhile that zarr-python would give it."""
     partial = f"{path}.{uuid.uuid4().hex}.partial"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

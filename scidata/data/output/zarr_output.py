@@ -9,7 +9,7 @@ import struct
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ from scidata.store.format.durable import remove
 
 _CODECS = ("blosc", "lz4", "zstd", "none")
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # zarr-python writes a chunk under such a name, and renames it
-_BLOSC: dict[str, tuple[Any, int]] = {"blosc": ("zstd", 3), "lz4": ("lz4", 5)}  # codec and level, behind a byte shuffle
+_BLOSC: dict[str, tuple[Literal["zstd", "lz4"], int]] = {
+    "blosc": ("zstd", 3),
+    "lz4": ("lz4", 5),
+}  # codec and level, behind a byte shuffle
 
 
 class ZarrOutput:
@@ -104,7 +107,7 @@ class ZarrOutput:
             **self._named(dims, {**_plain(each.attributes), **_plain(said)}),
         )
 
-    def _named(self, dims: tuple[str, ...], attributes: dict[str, Any]) -> dict[str, Any]:
+    def _named(self, dims: tuple[str, ...], attributes: dict[str, object]) -> dict[str, Any]:
         if self._format == 3:
             return {"dimension_names": list(dims), "attributes": attributes}
         return {"attributes": {**attributes, "_ARRAY_DIMENSIONS": list(dims)}}
@@ -161,7 +164,7 @@ class ZarrOutput:
                 if ChunkFiles.can_write(array)
             }
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[Any]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         *outer, first = self._layout.place(step)
         steps = (*(slice(i, i + 1) for i in outer), slice(first, first + len(values)))
@@ -189,7 +192,7 @@ class ZarrOutput:
             self._threads = None
 
 
-def _fill_attribute(fill: Any, zarr_format: int) -> Any:
+def _fill_attribute(fill: object, zarr_format: int) -> object:
     """Return a fill value as xarray writes it: of floats in v3 a double's bytes in base64, since JSON has no NaN."""
     value = np.asarray(fill)
     if zarr_format == 3 and value.dtype.kind == "f":
@@ -197,12 +200,12 @@ def _fill_attribute(fill: Any, zarr_format: int) -> Any:
     return value.item()
 
 
-def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(attributes: Mapping[str, object]) -> dict[str, Any]:
     """Return attributes as JSON has them."""
     return {name: _as_json(value) for name, value in attributes.items()}
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, np.ndarray | np.generic):

@@ -23,7 +23,7 @@ from scidata.core.memory import host_memory
 from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[np.generic]
 #: What is handed out for an item: tensors by field, or samples' parts, one after another.
 Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
 
@@ -48,7 +48,7 @@ class PlaceSet(Protocol):
 SetT = TypeVar("SetT", bound=PlaceSet)
 
 
-class _Leased(np.ndarray[Any, np.dtype[Any]]):
+class _Leased(np.ndarray[Any, np.dtype[np.generic]]):
     """What a tensor for the user is made from: the tensor's storage keeps it, and so its lease, alive."""
 
     lease: object = None
@@ -127,7 +127,7 @@ class BufferSet:
         return dict(zip(self._arrays, tensors, strict=True))
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
 from scidata.loader.prefetch.ahead import ReadAhead, without_frames
-from scidata.loader.prefetch.buffers import Ring
+from scidata.loader.prefetch.buffers import Batch, Ring
 from scidata.loader.prefetch.copiers import HostCopier
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.own_reads import OwnReads
@@ -39,7 +39,7 @@ _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeo
 _log = logging.getLogger("scidata")
 
 
-class Prefetcher(Iterator[tuple[list[int], Any]]):
+class Prefetcher(Iterator[tuple[list[int], Batch]]):
     """Iterate over items (lists of sample indices), reading ahead in threads; gives ``(item, tensors)`` in order.
 
     ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field; with a :class:`SlotRing` they
@@ -121,7 +121,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         self._started: set[str] = set()  # kinds of them
         self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)
 
-    def __next__(self) -> tuple[list[int], Any]:
+    def __next__(self) -> tuple[list[int], Batch]:
         """Return the next item's indices and tensors."""
         if not self._finalizer.alive:
             raise StopIteration
@@ -141,7 +141,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         results = self._readers.results
         return lambda: results.put(None)
 
-    def _next(self) -> tuple[list[int], Any]:
+    def _next(self) -> tuple[list[int], Batch]:
         self.taken = []
         while True:
             item, tensors = self._one()
@@ -149,7 +149,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
                 return item, tensors
             del tensors  # all of it was left out
 
-    def _one(self) -> tuple[list[int], Any]:
+    def _one(self) -> tuple[list[int], Batch]:
         if self._pending:
             read = [work.filled for work in self._pending]
             self._depth.step(waiting=not read[0], spare=all(read))
@@ -264,7 +264,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
                 self._readers.join_seconds = 0.5
                 raise
 
-    def _hand_over(self, head: Work) -> tuple[list[int], Any]:
+    def _hand_over(self, head: Work) -> tuple[list[int], Batch]:
         if head.error is not None:
             error, head.error = head.error, None  # no cycle through its traceback, which would keep the buffers
             if self._peers is not None:
@@ -301,7 +301,7 @@ class Prefetcher(Iterator[tuple[list[int], Any]]):
         return [head.item[row] for row in kept], _rows(tensors, kept)
 
 
-def _rows(tensors: Any, kept: list[int]) -> Any:
+def _rows(tensors: Batch, kept: list[int]) -> Batch:
     if isinstance(tensors, Mapping):
         return {name: tensor[kept] for name, tensor in tensors.items()}
     return [tensors[row] for row in kept]

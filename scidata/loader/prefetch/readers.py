@@ -12,11 +12,11 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from scidata.core import trace
 from scidata.loader.prefetch.ahead import ReadAhead
-from scidata.loader.prefetch.buffers import Ring
+from scidata.loader.prefetch.buffers import Batch, Ring
 
 #: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
 #: what may have ``bytes_fetched``.
-Fill: TypeAlias = Callable[[int, Any], Any]
+Fill: TypeAlias = Callable[[int, Any], object]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
 _BEGIN_SECONDS = 1.0  # for the first step of a thread
@@ -29,7 +29,7 @@ class Copier(Protocol[TicketT]):
     def start(self, buffers: Any) -> TicketT:
         """Begin; any thread."""
 
-    def finish(self, ticket: TicketT) -> Any:
+    def finish(self, ticket: TicketT) -> Batch:
         """Return tensors that are safe to use from here on; on the thread that uses them."""
 
     def abandon(self, ticket: TicketT) -> None:
@@ -88,7 +88,7 @@ class Work:
     own: bool = False  # the consumer reads it
     error: BaseException | None = None
     error_slot: int = -1
-    reads: list[tuple[Any, float]] = field(default_factory=list)  # what each fill returned, and its seconds
+    reads: list[tuple[object, float]] = field(default_factory=list)  # what each fill returned, and its seconds
     copy_seconds: float = 0.0
     bad: dict[int, BaseException] = field(default_factory=dict)  # places that may be left out
 
@@ -193,10 +193,10 @@ class Readers(Generic[TicketT]):
             if not work.own:
                 self.results.put(work)
 
-    def _fill(self, work: Work, slot: int) -> Any:
+    def _fill(self, work: Work, slot: int) -> object:
         return self.fill(work.item[slot], work.buffers.slot(slot))
 
-    def _traced_fill(self, work: Work, slot: int) -> Any:
+    def _traced_fill(self, work: Work, slot: int) -> object:
         index = work.item[slot]
         trace.set_sample(index)
         try:

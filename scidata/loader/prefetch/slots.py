@@ -18,10 +18,10 @@ from scidata.loader.prefetch.buffers import Ring
 class HasArrays(Protocol):
     """A part of a sample whose arrays can be put elsewhere: to a device, or through shared memory."""
 
-    def arrays(self) -> Mapping[str, Any]:
+    def arrays(self) -> Mapping[str, object]:
         """Return all that becomes tensors: NumPy arrays by name."""
 
-    def with_arrays(self, arrays: Mapping[str, Any]) -> Any:
+    def with_arrays(self, arrays: Mapping[str, object]) -> Any:
         """Return the part that has others, tensors say, in their places."""
 
 
@@ -62,7 +62,7 @@ class SlotSet:
         """Return the arrays of all parts, one part after another; of a part that is no :class:`HasArrays`, none."""
         return [torch.from_numpy(array) for arrays in self._arrays() for array in arrays.values()]
 
-    def batch_of(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def batch_of(self, tensors: Sequence[torch.Tensor]) -> list[object]:
         """Return the parts, with these in place of their arrays."""
         left = iter(tensors)
         return [
@@ -70,7 +70,7 @@ class SlotSet:
             for slot, arrays in zip(self.slots, self._arrays(), strict=True)
         ]
 
-    def _arrays(self) -> list[Mapping[str, Any]]:
+    def _arrays(self) -> list[Mapping[str, object]]:
         return [slot.part.arrays() if isinstance(slot.part, HasArrays) else {} for slot in self.slots]
 
 
@@ -90,7 +90,7 @@ class SlotRing(Ring[SlotSet]):
         self._busy.add(slots)
         return slots
 
-    def hand_out(self, buffers: SlotSet) -> list[Any]:
+    def hand_out(self, buffers: SlotSet) -> list[object]:
         """Return the samples' parts."""
         parts = [slot.part for slot in buffers.slots]
         self.give_back(buffers)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def call(function: type[Function], *args: Any) -> Tensor:
+def call(function: type[Function], *args: object) -> Tensor:
     """Apply an autograd function of one result (torch does not type ``apply``)."""
     result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
     return result
@@ -28,7 +28,7 @@ class _Linear(Function):
         return None, *(found if isinstance(found, tuple) else (found,))
 
     @staticmethod
-    def jvp(ctx: Any, how: None, *tangents: Tensor) -> Any:
+    def jvp(ctx: Any, how: None, *tangents: Tensor) -> object:
         transposed, again, _, layout = ctx.gradient
         return call(_Linear, (again, transposed, again, layout), *tangents)  # tangents may have graphs, too
 
@@ -37,7 +37,7 @@ def linear(
     compute: Callable[..., Tensor],
     transposed: Callable[..., Tensor],
     x: Tensor,
-    *layout: Any,
+    *layout: object,
     linear_part: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """Return ``compute(x, *layout)``, differentiable any number of times.

@@ -6,7 +6,7 @@ Values that are only moved travel as bytes, so every dtype works on every backen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -151,7 +151,7 @@ def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) ->
     return torch.stack(parts).sum(0, dtype=SUM_IN.get(x.dtype, x.dtype)).to(x.dtype)
 
 
-def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
+def reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
     """Return the elementwise reduction of all ranks' ``x`` in a new contiguous tensor. Collective."""
     wide = torch.empty_like(x, dtype=SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
     wide.copy_(x.detach())
@@ -162,7 +162,7 @@ def reduce(x: Tensor, op: Any, group: Group) -> Tensor:
     return wide.to(x.dtype)
 
 
-def _all_reduce_extreme(x: Tensor, op: Any, neutral: float, group: Group) -> Tensor:
+def _all_reduce_extreme(x: Tensor, op: dist.ReduceOp.RedOpType, neutral: float, group: Group) -> Tensor:
     if x.is_complex():
         raise ConfigError("complex numbers have no maximum or minimum")
     if group_size(group) == 1:

@@ -8,7 +8,6 @@ from scidata.shard.ops import (  # noqa: F401
     attention,
     conv,
     counting,
-    counts,
     derived,
     elements,
     fft,
@@ -18,11 +17,9 @@ from scidata.shard.ops import (  # noqa: F401
     integrals,
     interpolate,
     joining,
-    kernels,
     linalg,
     losses,
     matrices,
-    maxima,
     metadata,
     multihead,
     neighbours,
@@ -41,8 +38,8 @@ from scidata.shard.ops import (  # noqa: F401
     shapes,
     sorting,
     tables,
-    take_put,
     windows,
+    writing,
 )
 from scidata.shard.scatter_tensor import scatter_tensor
 from scidata.shard.spec import HaloDim, ShardSpec

@@ -7,18 +7,18 @@ evenly. An index that is itself sharded gives its layout to the result. Rows tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
+from scidata.shard.ops.moving import sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec
@@ -219,9 +219,9 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
         sizes = mask.spec.sizes_of(axis)
     else:
         sizes = even_sizes(spec.global_shape[dim], spec.axes[axis].size)
-    x = _resharded(x, axis, dim, sizes)
+    x = sharded_on(x, axis, dim, sizes)
     if isinstance(mask, ShardTensor):
-        mask = _resharded(mask, axis, 0, sizes)
+        mask = sharded_on(mask, axis, 0, sizes)
         counts, mine = count_true(mask), mask.local
     else:
         parts = torch.split(mask, list(sizes))
@@ -234,11 +234,3 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:
     return (*spec.global_shape[: covered.start], count, *spec.global_shape[covered.stop :])
-
-
-def _resharded(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:
-    placements = [Shard(dim) if a == axis else p for a, p in enumerate(x.placements)]
-    for a, placement in enumerate(placements):
-        if a != axis and isinstance(placement, Shard) and placement.dim == dim:
-            placements[a] = Replicate()
-    return x.redistribute(placements=placements, sizes={axis: sizes})

@@ -158,12 +158,13 @@ def spec_of_layout(layout: Layout, names: Labels, shape: Sequence[int], like: Sh
 
 
 def align(
-    func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]
+    func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels], out: Labels | None = None
 ) -> tuple[list[Tensor], Layout, dict[Hashable, int]]:
     """Return each operand's local part in the common layout, the layout, and the global extent of each label.
 
     A sharded dim of extent 1 that broadcasts is gathered, and a ShardTensor that is split otherwise than a larger one
-    is brought to its layout. Collective then.
+    is brought to its layout; where labels of the result are given, a split along one of these goes before others.
+    Collective then.
 
     Raises
     ------
@@ -173,21 +174,25 @@ def align(
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])
     # by identity: a spec carries more than what makes two equal
-    key = (names, *[id(x.spec) if isinstance(x, ShardTensor) else x.shape for x in operands])
+    key = (
+        names,
+        None if out is None else tuple(out),
+        *[id(x.spec) if isinstance(x, ShardTensor) else x.shape for x in operands],
+    )
     plans = specs[0].plans
     plan = plans.get(key)
     if plan is None:
-        plan = _planned(func, operands, names, specs)
+        plan = _planned(func, operands, names, specs, out)
         if all(spec.exchange is None for spec in specs):  # a graph's exchange goes when its last tensor does
             plans.put(key, plan)
     if plan.mixed:
-        return align(func, [_in_one_order(func, x) for x in operands], labels)
+        return align(func, [_in_one_order(func, x) for x in operands], labels, out)
     if plan.gathered:
         new = [
             to_layout(x, plan.gathered[i]) if isinstance(x, ShardTensor) and i in plan.gathered else x
             for i, x in enumerate(operands)
         ]
-        return align(func, new, labels)
+        return align(func, new, labels, out)
     locals_ = []
     for x, moved in zip(operands, plan.moved, strict=True):
         local = local_of(x)
@@ -212,7 +217,11 @@ class _Plan(NamedTuple):
 
 
 def _planned(
-    func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]
+    func: TorchFunction,
+    operands: Sequence[Tensor],
+    labels: Sequence[Labels],
+    specs: list[ShardSpec],
+    out: Labels | None,
 ) -> _Plan:
     extents = extents_of(func, operands, labels)
     if _is_mixed(operands, labels):
@@ -220,7 +229,7 @@ def _planned(
     single = [_without_single(x, names, extents) for x, names in zip(operands, labels, strict=True)]
     if any(single):
         return _Plan({i: spec for i, spec in enumerate(single) if spec is not None}, [], extents, [], specs)
-    brought = _brought(operands, labels, specs)
+    brought = _brought(operands, labels, specs, out)
     if brought:
         return _Plan(brought, [], extents, [], specs)
     layout = layout_of(func, operands, labels)
@@ -252,7 +261,9 @@ def numbered_alike(func: TorchFunction, x: ShardTensor, dims: Collection[int]) -
     return x if x.spec.sharded.keys().isdisjoint(dims) else _in_one_order(func, x)
 
 
-def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec]) -> dict[int, ShardSpec]:
+def _brought(
+    operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[ShardSpec], out: Labels | None
+) -> dict[int, ShardSpec]:
     """Return new layouts for ShardTensors that are split otherwise than a larger one; of equals, than the first."""
     if any(not spec.in_order or spec.device_mesh != specs[0].device_mesh for spec in specs):
         return {}
@@ -261,8 +272,9 @@ def _brought(operands: Sequence[Tensor], labels: Sequence[Labels], specs: list[S
     layout: Layout = []
     for axis in range(len(specs[0].axes)):
         used = {entry[0] for entry in layout if entry is not None}
-        entries = (entry_of(spec, labels[i], axis) for i, spec in by_size)
-        layout.append(next((entry for entry in entries if entry is not None and entry[0] not in used), None))
+        entries = [entry_of(spec, labels[i], axis) for i, spec in by_size]
+        free = [entry for entry in entries if entry is not None and entry[0] not in used]
+        layout.append(min(free, key=lambda entry: out is not None and entry[0] not in out, default=None))
     found = {}
     for i, spec in sharded:
         dims, sizes = list(spec.dims), list(spec.sizes)

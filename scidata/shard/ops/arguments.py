@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from scidata.shard.graphs import targets
-from scidata.shard.op_table import TorchFunction, register_op
+from scidata.shard.op_table import TorchFunction, find, register_op
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 
 Run = TypeVar("Run", bound=Callable[..., object])
 
 _NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
 _FIRST = ("input", "self")
+_SPACES = (torch, Tensor)
 
 
 def handles(
@@ -30,6 +33,9 @@ def handles(
 
     Parameters
     ----------
+    functions
+        As of :func:`~scidata.shard.op_table.register_op`, or names of torch's functions and tensors' methods:
+        ``"sort argsort"``.
     keeps_replicated, any_order
         As of :func:`~scidata.shard.op_table.register_op`.
     accepts_filled
@@ -47,7 +53,10 @@ def handles(
                 args, kwargs = _renamed(func, args, kwargs, unusual)
             return run(func, *args, **kwargs) if takes_function else run(*args, **kwargs)
 
-        register_op(*functions, keeps_replicated=keeps_replicated, any_order=any_order)(handler)
+        named = [find(f, namespaces=_SPACES) if isinstance(f, str) and "." not in f else [f] for f in functions]
+        register_op(*itertools.chain.from_iterable(named), keeps_replicated=keeps_replicated, any_order=any_order)(
+            handler
+        )
         if accepts_filled:
             targets.accepts_filled(handler)
         return run

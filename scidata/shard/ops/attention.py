@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import Shard
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.attention.algorithms import chosen_algorithm
@@ -36,7 +35,7 @@ from scidata.shard.ops.align import (
     whole_along,
 )
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import moved_off, tied_to
+from scidata.shard.ops.moving import moved_off, sharded_on, tied_to
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -237,9 +236,7 @@ def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, 
 
     def to_heads(x: Tensor) -> Tensor:
         assert isinstance(x, ShardTensor)
-        placements = list(x.placements)
-        placements[axis] = Shard(x.spec.ndim - 3)
-        return x.redistribute(placements=placements, sizes={axis: [n * x.shape[-3] // num_heads for n in sizes]})
+        return sharded_on(x, axis, x.spec.ndim - 3, [n * x.shape[-3] // num_heads for n in sizes])
 
     if query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype and _same_layout(operands):
         moved = [*to_heads(torch.stack([query, key, value])).unbind(0)]  # one exchange

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.op_table import TensorFunction, find, getters, unsupported
+from scidata.shard.op_table import TensorFunction, getters, unsupported
 from scidata.shard.ops.align import specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim, several
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import of_lists
+from scidata.shard.torch_internals import kernels, of_lists
 
-_BOTH = (torch, Tensor)
 Item = TypeVar("Item")
 
 
@@ -28,7 +28,7 @@ def along(x: Tensor, dim: int, item: Item) -> tuple[slice | Item, ...]:
 
 
 @handles(
-    *find("tril_ triu_ renorm_ cumsum_ cumprod_ addmm_ addmv_ addr_ addbmm_ baddbmm_", namespaces=(Tensor,)),
+    "tril_ triu_ renorm_ cumsum_ cumprod_ addmm_ addmv_ addr_ addbmm_ baddbmm_",
     keeps_replicated=True,
 )
 def in_place(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -45,7 +45,7 @@ def fill(input: Tensor, value: float | Tensor) -> Tensor:
     return input.clone().fill_(value)
 
 
-@handles(*find("frexp", namespaces=_BOTH))
+@handles("frexp")
 def frexp(func: Callable[..., tuple[Tensor, Tensor]], x: ShardTensor) -> tuple[Tensor, Tensor]:
     """Take each number apart."""
     mantissa, exponent = func(x.local)
@@ -119,7 +119,7 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([x.reshape(-1, 1) if len(x.shape) < 2 else x for x in tensors], 1)
 
 
-@handles(*find("hsplit vsplit dsplit", namespaces=_BOTH))
+@handles("hsplit vsplit dsplit")
 def divide(func: TensorFunction, x: Tensor, indices_or_sections: int | Sequence[int] | Tensor) -> tuple[Tensor, ...]:
     """Divide the second dim, of rows the first (hsplit); the first of at least two (vsplit); the third (dsplit)."""
     name, ndim = func.__name__, len(x.shape)
@@ -177,7 +177,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)]
 
 
-@handles(*find("rot90", namespaces=_BOTH))
+@handles("rot90")
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Turn the plane of two dims by quarters."""
     first, second = (normal_dim(d, len(input.shape)) for d in dims)
@@ -216,7 +216,7 @@ def conjugate_transpose(input: Tensor) -> Tensor:
     return result.conj() if input.is_complex() else result
 
 
-@handles(*find("slice_scatter", namespaces=_BOTH))
+@handles("slice_scatter")
 def slice_scatter(
     input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -226,7 +226,7 @@ def slice_scatter(
     return result
 
 
-@handles(*find("select_scatter", namespaces=_BOTH))
+@handles("select_scatter")
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """A copy with another row of a dim."""
     result = input.clone()
@@ -252,3 +252,56 @@ def sum_to_size(input: Tensor, *size: int | Sequence[int]) -> Tensor:
     dims = [d + added for d, n in enumerate(shape) if n != input.shape[d + added]]
     x = input.sum(dims, keepdim=True) if dims else input
     return x.sum(tuple(range(added))) if added else x
+
+
+# -- operators below torch's functions, that code calls by themselves ------------------------------------------------
+
+
+@handles(*kernels("slice", "Tensor"))
+def slice_rows(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """Some rows of a dim."""
+    return input[along(input, dim, slice(start, end, step))]
+
+
+@handles(*kernels("_safe_softmax"))
+def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax over one dim; of a row of which all is masked, zeros."""
+    nothing = (input == float("-inf")).all(dim, keepdim=True)
+    return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
+
+
+@handles(*kernels("_softmax_backward_data"))
+def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Backward of a softmax."""
+    products = grad_output * output
+    return (products - output * products.sum(dim, keepdim=True)).to(input_dtype)
+
+
+@handles(*kernels("native_dropout_backward"))
+def dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Backward of dropout."""
+    return grad_output * mask * scale
+
+
+@handles(torch.native_layer_norm, *kernels("native_layer_norm"))
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer norm, with the means and the inverse deviations that it takes, which have no gradient."""
+    if input.dtype.itemsize < 4:
+        raise unsupported(torch.native_layer_norm, "statistics of 16-bit floats", *specs_of([input, weight, bias]))
+    dims = list(range(-len(normalized_shape), 0))
+    var, mean = torch.var_mean(input.detach(), dims, correction=0, keepdim=True)
+    result = F.layer_norm(input, normalized_shape, weight, bias, eps)
+    return result, mean, (var + eps).rsqrt()
+
+
+@handles(*kernels("max_pool2d_with_indices_backward"))
+def max_pool_backward(grad_output: Tensor, self: Tensor, *others: object) -> Tensor:
+    """Add up the gradients of windows at the places of their maxima, by flat numbers of the last two dims."""
+    places = others[-1]
+    assert isinstance(places, Tensor)
+    flat = torch.zeros_like(self, dtype=grad_output.dtype).flatten(-2)
+    flat = flat.scatter_add(-1, places.flatten(-2), grad_output.flatten(-2))
+    # torch has a gradient of nought for the values that were pooled
+    return torch.where(torch.ones_like(self, dtype=torch.bool), flat.reshape(tuple(self.shape)), self)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.graphs.routed import RoutedIndex
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import (
     align,
     finish,
@@ -32,8 +32,6 @@ from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
-
-_BOTH = (torch, Tensor)
 
 
 def _labels(operands: Sequence[Tensor], dim: int) -> list[list[Hashable]]:
@@ -56,7 +54,7 @@ def _check_sharded_extents(func: TorchFunction, operands: Sequence[Tensor], dim:
 # -- gathers -------------------------------------------------------------------------------------------------------
 
 
-@handles(*find("gather", namespaces=_BOTH), any_order=True, accepts_filled=True)
+@handles("gather", any_order=True, accepts_filled=True)
 def gather(func: TensorFunction, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """Pick one element of a row for each entry of the index."""
     refuse_without_dims(func, x, index)
@@ -82,7 +80,7 @@ def _gather(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return on_parts(func, lambda source, ids: source.gather(dim, ids), operands, labels, labels[1], extents)
 
 
-@handles(*find("take_along_dim", namespaces=_BOTH), any_order=True)
+@handles("take_along_dim", any_order=True)
 def take_along_dim(func: TensorFunction, x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """``gather`` with broadcasting of the other dims."""
     if dim is None or len(x.shape) != len(indices.shape):
@@ -157,8 +155,7 @@ def scatter_along(
 
 
 @handles(
-    *find("scatter index_copy index_fill index_reduce", namespaces=_BOTH),
-    *find("scatter_ index_copy_ index_fill_ index_reduce_", namespaces=(Tensor,)),
+    "scatter index_copy index_fill index_reduce scatter_ index_copy_ index_fill_ index_reduce_",
     keeps_replicated=True,
     any_order=True,
 )

@@ -75,7 +75,7 @@ def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
 # -- complex numbers -----------------------------------------------------------------------------------------------
 
 
-@handles(*find("real imag conj", namespaces=(torch, Tensor)), *getters("real imag"))
+@handles("real imag conj", *getters("real imag"))
 def parts_of_complex(func: TensorFunction, x: ShardTensor) -> Tensor:
     """Take a part of complex numbers, or their conjugates, as views."""
     return derived(x, func(x.local), x.spec)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.graphs.routed import RoutedIndex
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, plain_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.shapes import derived, keep_dims
-from scidata.shard.ops.writing import fill_where, overwrite, put, without_ones
+from scidata.shard.ops.writing import fill_where, overwrite, without_ones, write_through
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -281,7 +281,7 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
         return
     target = _target(x, parsed.basic)
     if not fill_where(func, target, parsed.tensors, value):
-        put(func, target, parsed.tensors, value)
+        write_through(func, target, parsed.tensors, value)
 
 
 def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:
@@ -311,13 +311,13 @@ def _take_along(x: ShardTensor, dim: int, item: Basic) -> Tensor:
     return take_basic(x, [item if d == dim else _WHOLE for d in range(x.spec.ndim)])
 
 
-@handles(*find("select", namespaces=(torch, Tensor)), any_order=True)
+@handles("select", any_order=True)
 def select(x: ShardTensor, dim: int, index: int) -> Tensor:
     """Take one row of a dim."""
     return _take_along(x, normal_dim(dim, x.spec.ndim), index)
 
 
-@handles(*find("unbind", namespaces=(torch, Tensor)), any_order=True)
+@handles("unbind", any_order=True)
 def unbind(x: ShardTensor, dim: int = 0) -> tuple[Tensor, ...]:
     """Take all rows of a dim one by one. Collective where it is sharded: each rank gets all rows."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
@@ -345,7 +345,7 @@ def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
     return Copy(x, local, take, put)
 
 
-@handles(*find("narrow narrow_copy", namespaces=(torch, Tensor)), any_order=True)
+@handles("narrow narrow_copy", any_order=True)
 def narrow(func: TensorFunction, x: ShardTensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """Keep some rows of a dim."""
     dim, start, length = normal_dim(dim, x.spec.ndim), int(start), int(length)
@@ -357,7 +357,7 @@ def narrow(func: TensorFunction, x: ShardTensor, dim: int, start: int | Tensor, 
     return part.clone() if "copy" in func.__name__ else part
 
 
-@handles(*find("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes", namespaces=(torch, Tensor)))
+@handles("chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes")
 def split(
     func: Callable[..., Sequence[Tensor]], x: ShardTensor, *where: SupportsIndex, dim: int = 0, **named: SupportsIndex
 ) -> tuple[Tensor, ...]:
@@ -376,7 +376,7 @@ def split(
     return tuple(pieces)
 
 
-@handles(*find("index_select", namespaces=(torch, Tensor)), any_order=True, accepts_filled=True)
+@handles("index_select", any_order=True, accepts_filled=True)
 def index_select(func: TensorFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Take the rows of a dim that an index names."""
     if not len(x.shape):  # torch takes a single number for a row; the function that PyG puts in its place does not

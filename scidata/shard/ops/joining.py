@@ -13,20 +13,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of, to_layout
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import join_edges
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, sharded_on
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-
-_BOTH = (torch, Tensor)
 
 
 def _rows(
@@ -89,9 +86,7 @@ def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tenso
         part = as_sharded(x, first)
         if part.spec.dims[axis] != dim:
             sizes = even_sizes(x.shape[dim], first.axes[axis].size)
-            others = [Replicate() if d == dim else p for d, p in zip(part.spec.dims, part.placements, strict=True)]
-            placements = [Shard(dim) if a == axis else p for a, p in enumerate(others)]
-            part = part.redistribute(placements=placements, sizes={axis: sizes})
+            part = sharded_on(part, axis, dim, sizes)
         if not isinstance(x, ShardTensor) and len(first.sharded) > 1:
             wanted: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(first.sizes) if s is not None}
             wanted[axis] = part.spec.sizes_of(axis)
@@ -193,7 +188,7 @@ def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
     raise RuntimeError(f"pad: {(lo, hi)} rows of mode {mode!r} do not fit a dim of extent {extent}")
 
 
-@handles(*find("repeat tile", namespaces=_BOTH))
+@handles("repeat tile")
 def repeat(
     func: TensorFunction,
     x: ShardTensor,
@@ -226,7 +221,7 @@ def _tiled_rows(extent: int, times: int) -> IntArray:
     return np.tile(np.arange(extent), times)
 
 
-@handles(*find("repeat_interleave", namespaces=_BOTH))
+@handles("repeat_interleave")
 def repeat_interleave(
     x: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
@@ -258,7 +253,7 @@ def _flipped_rows(extent: int) -> IntArray:
     return np.arange(extent)[::-1].copy()
 
 
-@handles(*find("roll", namespaces=_BOTH))
+@handles("roll")
 def roll(x: ShardTensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Tensor:
     """Shift rows of any dims around; the layout stays."""
     spec, shifts, dims = x.spec, integers(shifts), integers(dims)
@@ -274,7 +269,7 @@ def roll(x: ShardTensor, shifts: int | Sequence[int], dims: int | Sequence[int] 
     return x
 
 
-@handles(*find("flip fliplr flipud", namespaces=_BOTH))
+@handles("flip fliplr flipud")
 def flip(func: TensorFunction, x: ShardTensor, *given: int | Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Turn the order of rows of any dims around; the layout stays."""
     name, spec = func.__name__, x.spec

@@ -5,7 +5,6 @@ Operands that are split differently are redistributed first.
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections.abc import Hashable, Sequence
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.op_table import TensorFunction, find, unsupported
-from scidata.shard.ops.align import Entry, Layout, align, align_parameters, extents_of, finish, spec_of_layout, specs_of
+from scidata.shard.op_table import TensorFunction, unsupported
+from scidata.shard.ops.align import align, align_parameters, extents_of, finish, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles, several
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.tensor import ShardTensor
@@ -45,12 +44,11 @@ def contract(
     Of ``matmul`` labels are (n, k), (k, m) and out (n, m). If a mesh axis shards n, each rank has its rows of the
     result; if it shards k, each multiplies its columns by its rows, and these products are added up.
 
-    Collective where operands are split differently: see ``_meet``. With ``apart``, parts are copied on all ranks where
+    Collective where operands are split differently. With ``apart``, parts are copied on all ranks where
     one has less than two rows: what backward keeps there may be a view of an operand, and on others a copy, which may
     be written to.
     """
-    operands = _meet(func, operands, labels, out)
-    locals_, layout, extents = align(func, operands, labels)
+    locals_, layout, extents = align(func, operands, labels, out)
     if apart and any(entry is not None and min(entry[1]) < 2 <= extents[entry[0]] for entry in layout):
         locals_ = [part.clone() for part in locals_]
     spec = specs_of(operands)[0]
@@ -63,50 +61,6 @@ def contract(
     return finish(local, spec_of_layout(layout, out, [extents[name] for name in out], spec))
 
 
-def _meet(
-    func: TensorFunction, operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]], out: Sequence[Hashable]
-) -> list[Tensor]:
-    """Redistribute operands that are split differently, so that each mesh axis shards one label, alike in all.
-
-    A label of the result goes before one that is summed over, then the label of the largest operand counts. Operands
-    that do not have it are gathered.
-    """
-    specs = specs_of(operands)
-    if len(specs) < 2 or any(spec.device_mesh != specs[0].device_mesh for spec in specs):
-        return list(operands)
-    extents = extents_of(func, operands, labels)
-    held: list[list[Entry]] = [[] for _ in specs[0].axes]
-    largest = sorted(zip(operands, labels, strict=True), key=lambda pair: -math.prod(pair[0].shape))
-    for x, names in largest:
-        if not isinstance(x, ShardTensor):
-            continue
-        for dim, axis in x.spec.sharded.items():
-            if x.spec.global_shape[dim] == extents[names[dim]]:
-                held[axis].append((names[dim], x.spec.sizes_of(axis)))
-    kept: Layout = []
-    for entries in held:
-        used = [entry[0] for entry in kept if entry is not None]
-        free = [entry for entry in entries if entry[0] not in used]
-        kept.append(min(free, key=lambda entry: entry[0] not in out, default=None))
-    return [_as_kept(x, names, kept, extents) for x, names in zip(operands, labels, strict=True)]
-
-
-def _as_kept(x: Tensor, names: Sequence[Hashable], kept: Layout, extents: dict[Hashable, int]) -> Tensor:
-    """Bring the axes that shard an operand to the labels that are kept, or replicate them."""
-    if not isinstance(x, ShardTensor):
-        return x
-    spec = x.spec
-    dims, sizes = list(spec.dims), list(spec.sizes)
-    for axis, entry in enumerate(kept):
-        if dims[axis] is not None:
-            label, new = entry or (None, None)
-            dim = names.index(label) if entry and label in names else None
-            dims[axis] = dim if dim is not None and spec.global_shape[dim] == extents[label] else None
-            sizes[axis] = new
-    target = spec.derive(spec.global_shape, dims, sizes)
-    return x.redistribute(placements=target.placements, sizes={a: s for a, s in enumerate(target.sizes) if s})
-
-
 def _plus(func: TensorFunction, x: Tensor, y: Tensor) -> Tensor:
     """Add two tensors that may be split differently."""
     ndim = max(len(x.shape), len(y.shape))
@@ -116,7 +70,7 @@ def _plus(func: TensorFunction, x: Tensor, y: Tensor) -> Tensor:
     return contract(func, [x, y], [out[ndim - len(t.shape) :] for t in (x, y)], out, torch.add)
 
 
-@handles(*find("matmul mm bmm mv dot", namespaces=(torch, Tensor)), Tensor.__matmul__, any_order=True)
+@handles("matmul mm bmm mv dot", Tensor.__matmul__, any_order=True)
 def matmul(func: TensorFunction, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
     operands = [*args, *kwargs.values()]
@@ -210,7 +164,7 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
     return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
 
 
-@handles(*find("addmm addmv addbmm baddbmm addr", namespaces=(torch, Tensor)), any_order=True)
+@handles("addmm addmv addbmm baddbmm addr", any_order=True)
 def add_product(
     func: TensorFunction, x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **named: Tensor
 ) -> Tensor:
@@ -243,7 +197,7 @@ def bilinear(
     return result if bias is None else _plus(func, result, bias)
 
 
-@handles(*find("outer ger", namespaces=(torch, Tensor)), any_order=True)
+@handles("outer ger", any_order=True)
 def outer(func: TensorFunction, x: Tensor, vec2: Tensor) -> Tensor:
     """Outer product of two vectors."""
     return contract(func, [x, vec2], [["n"], ["m"]], ["n", "m"], func)

@@ -35,21 +35,33 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 
-def loss(*functions: object, any_order: bool = False) -> Callable[[Run], Run]:
-    """Do as :func:`handles` for losses; ``size_average`` and ``reduce``, long deprecated, are refused."""
+def loss(*functions: object, any_order: bool = False, reduces: bool = False) -> Callable[[Run], Run]:
+    """Do as :func:`handles` for losses; ``size_average`` and ``reduce``, long deprecated, are refused.
+
+    The decorated function returns the loss of each element, unless it ``reduces`` by itself.
+    """
 
     def add(run: Run) -> Run:
         @handles(*functions, any_order=any_order)
         @wraps(run)
         def checked(
-            func: TensorFunction, *args: object, size_average: object = None, reduce: object = None, **kwargs: object
+            func: TensorFunction,
+            *args: object,
+            size_average: object = None,
+            reduce: object = None,
+            reduction: str = "mean",
+            **kwargs: object,
         ) -> object:
             if size_average is not None or reduce is not None:
                 specs = specs_of([*args, *kwargs.values()])
                 raise unsupported(func, "size_average= and reduce=", *specs, remedy="use reduction=")
-            if kwargs.get("reduction", "mean") not in ("none", "mean", "sum", "batchmean"):
-                raise ValueError(f"{kwargs['reduction']!r} is not a valid value for reduction")
-            return run(func, *args, **kwargs)
+            if reduction not in ("none", "mean", "sum", "batchmean"):
+                raise ValueError(f"{reduction!r} is not a valid value for reduction")
+            if reduces:
+                return run(func, *args, reduction=reduction, **kwargs)
+            each = run(func, *args, **kwargs)
+            assert isinstance(each, Tensor)
+            return reduced(each, reduction)
 
         return run
 
@@ -69,7 +81,7 @@ def reduced(each: Tensor, reduction: str, weights: Tensor | None = None) -> Tens
     return mean.to(each.dtype)
 
 
-@loss(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True)
+@loss(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, any_order=True, reduces=True)
 def regression_loss(
     func: TensorFunction,
     x: Tensor,
@@ -100,6 +112,7 @@ def regression_loss(
     F.kl_div,
     F.poisson_nll_loss,
     any_order=True,
+    reduces=True,
 )
 def other_loss(
     func: TensorFunction, x: Tensor, target: Tensor, reduction: str = "mean", **options: Tensor | float | None
@@ -181,13 +194,13 @@ def _wide(x: Tensor) -> Tensor:
     return widened(x) if torch.is_autocast_enabled(x.device.type) else x
 
 
-@loss(F.nll_loss, any_order=True)
+@loss(F.nll_loss, any_order=True, reduces=True)
 def nll_loss(func: TensorFunction, x: Tensor, target: Tensor, **how: Unpack[_Classes]) -> Tensor:
     """Negative log-likelihood; rows, positions and classes may be sharded."""
     return _class_loss(func, _wide(x), target, 0.0, how)
 
 
-@loss(F.cross_entropy, any_order=True)
+@loss(F.cross_entropy, any_order=True, reduces=True)
 def cross_entropy(
     func: TensorFunction, x: Tensor, target: Tensor, label_smoothing: float = 0.0, **how: Unpack[_Classes]
 ) -> Tensor:
@@ -232,7 +245,7 @@ def linear_cross_entropy(
     return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, label_smoothing)
 
 
-@loss(F.ctc_loss)
+@loss(F.ctc_loss, reduces=True)
 def ctc_loss(
     func: TensorFunction,
     log_probs: Tensor,
@@ -288,13 +301,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 @loss(F.gaussian_nll_loss, any_order=True)
 def gaussian_nll_loss(
-    func: TensorFunction,
-    x: Tensor,
-    target: Tensor,
-    var: Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    func: TensorFunction, x: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6
 ) -> Tensor:
     """Negative log-likelihood of a normal distribution whose variances are given."""
     if (var < 0) if isinstance(var, float) else bool((var < 0).any()):
@@ -308,31 +315,29 @@ def gaussian_nll_loss(
     low = var.detach() < eps
     var = torch.where(low, var + (eps - var.detach()), var)  # raised to eps, and the gradient passes
     each: Tensor = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
-    return reduced(each + 0.5 * math.log(2 * math.pi) if full else each, reduction)
+    return each + 0.5 * math.log(2 * math.pi) if full else each
 
 
 @loss(F.margin_ranking_loss, any_order=True)
 def margin_ranking_loss(
-    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
 ) -> Tensor:
     """Which of two scores should be the larger, by a margin."""
     if len({len(x.shape) for x in (input1, input2, target)}) > 1:
         raise RuntimeError("margin_ranking_loss: the tensors need the same number of dims")
-    return reduced((-target * (input1 - input2) + margin).clamp_min(0), reduction)
+    return (-target * (input1 - input2) + margin).clamp_min(0)
 
 
 @loss(F.hinge_embedding_loss, any_order=True)
-def hinge_embedding_loss(
-    func: TensorFunction, x: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
-) -> Tensor:
+def hinge_embedding_loss(func: TensorFunction, x: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:
     """Distances that should be small where the target is 1, and above a margin where it is -1."""
     far = torch.where(target != 1, (margin - x).clamp_min(0), 0)
-    return reduced(far + torch.where(target != -1, x, 0), reduction)
+    return far + torch.where(target != -1, x, 0)
 
 
 @loss(F.cosine_embedding_loss, any_order=True)
 def cosine_embedding_loss(
-    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, reduction: str = "mean"
+    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
 ) -> Tensor:
     """Vectors that should point the same way where the target is 1, and apart where it is -1."""
     dims = len(input1.shape), len(input2.shape), len(target.shape)
@@ -343,7 +348,7 @@ def cosine_embedding_loss(
     cosine = (input1 * input2).sum(-1) / torch.sqrt(lengths)
     near = torch.where(target == 1, 1 - cosine, 0)
     far = torch.where(target == -1, (cosine - margin).clamp_min(0), 0)
-    return reduced(near + far, reduction)
+    return near + far
 
 
 @loss(F.triplet_margin_with_distance_loss)
@@ -355,7 +360,6 @@ def triplet_margin_with_distance(
     distance_function: TensorFunction | None = None,
     margin: float = 1.0,
     swap: bool = False,
-    reduction: str = "mean",
 ) -> Tensor:
     """Rows that should be nearer to one row than to another, by a margin."""
     if len({len(x.shape) for x in (anchor, positive, negative)}) > 1:
@@ -366,7 +370,7 @@ def triplet_margin_with_distance(
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = torch.minimum(far, distance(positive, negative))
-    return reduced((near - far + margin).clamp_min(0), reduction)
+    return (near - far + margin).clamp_min(0)
 
 
 @loss(F.triplet_margin_loss, any_order=True)
@@ -379,34 +383,28 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: str = "mean",
 ) -> Tensor:
     """Do the same with distances that are norms."""
 
     def distance(x: Tensor, y: Tensor) -> Tensor:
         return F.pairwise_distance(x, y, p, eps)
 
-    return triplet_margin_with_distance(func, anchor, positive, negative, distance, margin, swap, reduction)
+    return triplet_margin_with_distance(func, anchor, positive, negative, distance, margin, swap)
 
 
 @loss(F.multilabel_soft_margin_loss)
 def multilabel_soft_margin_loss(
-    func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+    func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None
 ) -> Tensor:
     """Logistic loss of each class, averaged over the classes."""
     each: Tensor = -(target * F.logsigmoid(x) + (1 - target) * F.logsigmoid(-x))
     each = each if weight is None else each * weight
-    return reduced(each.sum(-1) / x.shape[-1], reduction)
+    return each.sum(-1) / x.shape[-1]
 
 
 @loss(F.multi_margin_loss, F.multilabel_margin_loss)
 def margins_of_classes(
-    func: TensorFunction,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    **options: float,
+    func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None, **options: float
 ) -> Tensor:
     """Scores of each row's classes against those of the others: rows may be sharded, classes are gathered."""
     x = whole_along(x, -1)
@@ -422,4 +420,4 @@ def margins_of_classes(
         given = {"weight": weights[0]} if weights else {}
         return func(x, target, reduction="none", **given, **options)
 
-    return reduced(on_parts(func, compute, operands, labels, names[:-1]), reduction)
+    return on_parts(func, compute, operands, labels, names[:-1])

@@ -33,7 +33,6 @@ from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy
 
-_BOTH = (torch, Tensor)
 Results = Tensor | tuple[Tensor, ...]
 
 
@@ -45,7 +44,7 @@ def _freed(x: Tensor, dims: Sequence[int]) -> Tensor:
 # -- triangles and diagonals ---------------------------------------------------------------------------------------
 
 
-@handles(*find("tril triu", namespaces=_BOTH))
+@handles("tril triu")
 def triangle(func: TensorFunction, x: ShardTensor, diagonal: int = 0) -> Tensor:
     """Keep the elements below, or above, a diagonal of the whole matrix."""
     normal_dim(-2, x.spec.ndim)
@@ -53,7 +52,7 @@ def triangle(func: TensorFunction, x: ShardTensor, diagonal: int = 0) -> Tensor:
     return ShardTensor(getattr(torch, func.__name__)(x.local, diagonal + row - column), x.spec)
 
 
-@handles(*find("diagonal", namespaces=_BOTH))
+@handles("diagonal")
 def diagonal(input: ShardTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """See a diagonal of two dims as the last dim; no communication unless both are sharded."""
     x, ndim = input, input.spec.ndim
@@ -106,7 +105,7 @@ def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -
     return A.diagonal(offset, dim1, dim2)
 
 
-@handles(*find("trace", namespaces=_BOTH))
+@handles("trace")
 def trace(input: Tensor) -> Tensor:
     """Sum of the diagonal of a matrix."""
     if len(input.shape) != 2:
@@ -114,7 +113,7 @@ def trace(input: Tensor) -> Tensor:
     return input.diagonal().sum()
 
 
-@handles(*find("diag_embed", namespaces=_BOTH))
+@handles("diag_embed")
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Put rows on a diagonal of new matrices."""
     ndim = len(input.shape) + 1
@@ -129,19 +128,19 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     return result.movedim((-2, -1), (first, second))
 
 
-@handles(*find("diag", namespaces=_BOTH))
+@handles("diag")
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """The diagonal of a matrix, or the matrix with this diagonal."""
     return torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
 
 
-@handles(*find("diagflat", namespaces=_BOTH))
+@handles("diagflat")
 def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     """The matrix with all elements on its diagonal."""
     return torch.diag_embed(input.reshape(-1), offset)
 
 
-@handles(*find("diagonal_scatter", namespaces=_BOTH))
+@handles("diagonal_scatter")
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A copy with another diagonal."""
     result = input.clone()

@@ -31,7 +31,6 @@ _CONVERSIONS = """
     to float double half bfloat16 int long short char byte bool type_as clone cuda cpu pin_memory
     cdouble cfloat chalf
 """
-_BOTH = (torch, Tensor)
 _LIKE = "zeros_like ones_like full_like empty_like"
 
 
@@ -82,7 +81,7 @@ def of_the_part(func: TorchFunction, *args: object, **kwargs: object) -> object:
     return func(*map(local_of, args), **kwargs)
 
 
-@handles(*find(_CONVERSIONS, namespaces=(torch.Tensor,)), torch.clone, keeps_replicated=True, any_order=True)
+@handles(_CONVERSIONS, keeps_replicated=True, any_order=True)
 def convert(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Change dtype, device or memory, element by element; the layout and the halo stay."""
     others = [local_of(other) for other in args]
@@ -98,7 +97,7 @@ def type_of(func: Callable[..., str], x: ShardTensor, *args: object, **kwargs: o
     return convert(Tensor.type, x, *args, **kwargs) if args or kwargs else func(x.local)
 
 
-@handles(*find("detach_", namespaces=_BOTH), keeps_replicated=True, any_order=True)
+@handles("detach_", keeps_replicated=True, any_order=True)
 def detach_in_place(func: TensorFunction, x: ShardTensor) -> Tensor:
     """Take the part out of the graph."""
     func(x.local)
@@ -135,7 +134,7 @@ def contiguous(
     return map_local(x, lambda part: part.clone(memory_format=memory_format))
 
 
-@handles(*find(_LIKE, namespaces=(torch,)), keeps_replicated=True, any_order=True)
+@handles(_LIKE, keeps_replicated=True, any_order=True)
 def like(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
     part = x.local
@@ -174,7 +173,7 @@ def new_constant(
     return _new(func, x, *(shape or (size,)), **kwargs) if filled is None else filled
 
 
-@handles(Tensor.item, *find("__bool__ __float__ __int__ __index__ __complex__"), keeps_replicated=True, any_order=True)
+@handles(Tensor.item, "__bool__ __float__ __int__ __index__ __complex__", keeps_replicated=True, any_order=True)
 def to_number(func: TorchFunction, x: ShardTensor) -> object:
     """Turn one element into a Python number. Collective where it is sharded."""
     if x.spec.global_shape.count(1) != x.spec.ndim:

@@ -3,6 +3,9 @@
 Each rank takes the mean of its own rows and their squared deviations from it; these are gathered and merged (Chan,
 Golub and LeVeque, 1983), which is as exact as two passes over the whole. Composed of differentiable parts, so that
 gradients, second ones too, follow.
+
+The derivatives of norms and products are torch's own formulas of each element and the value of all: by composition, a
+step per rank, an infinite total would make NaN of the derivatives by all rows of its rank.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import call
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
+from scidata.shard.rows.ordered import sum_over
 from scidata.shard.spec import ShardSpec
 
 HALF = (torch.float16, torch.bfloat16)
@@ -175,3 +179,49 @@ def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tens
             groups.append(spec.group(axis))
             total = all_reduce_sum(total, spec.group(axis))
     return replicate_to_shards(total, groups) / math.prod(spec.global_shape[d] for d in dims)
+
+
+# -- derivatives of reductions by each element -----------------------------------------------------------------------
+
+
+def of_norm(order: float, local: Tensor, norm: Tensor) -> Tensor:
+    """Differentiate a norm of finite order: where it is 0, the derivatives are."""
+    if order == 1:
+        return local.sgn()
+    zero = norm == 0
+    if order == 2:
+        return (local / norm).masked_fill(zero, 0)
+    if order < 1:
+        return local.sgn() * local.abs().pow(order - 1).masked_fill(local == 0, 0) * norm.pow(1 - order)
+    slopes = local.sgn() * local.abs().pow(order - 1) if order < 2 else local * local.abs().pow(order - 2)
+    return slopes * norm.pow(order - 1).reciprocal().masked_fill(zero, 0)
+
+
+def of_prod(spec: ShardSpec, dims: Sequence[int], whole: bool, local: Tensor, product: Tensor) -> Tensor:
+    """Divide a product by each factor; where any of the tensor is 0, multiply the others. Collective.
+
+    ``whole``: it is the product of all elements.
+    """
+    zeros = (local.detach() == 0).sum()
+    for group in spec.shard_groups:
+        zeros = sum_over(zeros, group)
+    if not zeros:
+        return product / local
+    return torch.zeros_like(local) if whole and zeros > 1 else _of_others(spec, dims, local)
+
+
+def _of_others(spec: ShardSpec, dims: Sequence[int], local: Tensor) -> Tensor:
+    """Multiply for each element all others of its row. Collective."""
+    kept = [d for d in range(local.ndim) if d not in dims]
+    rows = local.permute(*kept, *dims).flatten(len(kept))
+    ones = torch.ones_like(rows[..., :1])  # none where there is no row
+    before = torch.cat([ones, rows[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([ones, rows.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    others, total = before * after, rows.prod(-1, keepdim=True)
+    for axis in (spec.sharded[d] for d in dims if d in spec.sharded):
+        num_ranks, rank = spec.axes[axis].size, spec.coordinate(axis)
+        totals = all_gather_v(total, (1,) * num_ranks, rows.ndim - 1, spec.group(axis), grad="sum")
+        rest = torch.cat([totals[..., :rank], totals[..., rank + 1 :]], -1)
+        others, total = others * rest.prod(-1, keepdim=True), totals.prod(-1, keepdim=True)
+    back = [(*kept, *dims).index(d) for d in range(local.ndim)]
+    return others.reshape([local.shape[d] for d in (*kept, *dims)]).permute(back)

@@ -56,6 +56,14 @@ def as_sharded(result: Tensor, spec: ShardSpec) -> ShardTensor:
     return ShardTensor(result, spec.derive(result.shape, nothing, nothing))
 
 
+def sharded_on(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:
+    """Have a mesh axis shard ``dim`` into these sizes, and no other axis. Collective where that differs."""
+    placements = [
+        Shard(dim) if a == axis else Replicate() if x.spec.dims[a] == dim else p for a, p in enumerate(x.placements)
+    ]
+    return x.redistribute(placements=placements, sizes={axis: sizes})
+
+
 def _placed(placements: Sequence[Placement], dims: Mapping[int, int | None]) -> list[Placement]:
     chosen = [dims.get(axis, placement) for axis, placement in enumerate(placements)]
     return [Shard(d) if isinstance(d, int) else Replicate() if d is None else d for d in chosen]

@@ -8,10 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from scidata.shard.op_table import find
 from scidata.shard.ops.arguments import handles, normal_dim, several
-
-_BOTH = (torch, Tensor)
 
 
 def _letters(count: int, start: int = 0) -> str:
@@ -41,7 +38,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Tensor | Sequence[int | Sequence
     return torch.einsum(f"{ours},{''.join(theirs)}->{''.join(out)}", a, b)
 
 
-@handles(*find("inner", namespaces=_BOTH))
+@handles("inner")
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """Products summed over the last dim of both."""
     if not len(input.shape) or not len(other.shape):
@@ -49,7 +46,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return cast("Tensor", torch.tensordot(input, other, dims=([-1], [-1])))
 
 
-@handles(*find("vdot", namespaces=_BOTH))
+@handles("vdot")
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Product of two rows, the first conjugated."""
     return torch.dot(input.conj(), other) if input.is_complex() else torch.dot(input, other)
@@ -65,7 +62,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     return ((x.conj() if x.is_complex() else x) * y).sum(dim)
 
 
-@handles(*find("kron", namespaces=_BOTH))
+@handles("kron")
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product."""
     ndim = max(len(input.shape), len(other.shape))
@@ -103,7 +100,7 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     return result
 
 
-@handles(*find("cross", namespaces=_BOTH), any_order=True)
+@handles("cross", any_order=True)
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Cross product along a dim of three, by default the first such."""
     if dim is None:
@@ -113,13 +110,13 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return cast("Tensor", torch.linalg.cross(input, other, dim=dim))
 
 
-@handles(*find("dist", namespaces=_BOTH))
+@handles("dist")
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """Norm of the difference."""
     return cast("Tensor", torch.linalg.vector_norm(input - other, p))
 
 
-@handles(*find("renorm", namespaces=_BOTH))
+@handles("renorm")
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
     rest = [d for d in range(len(input.shape)) if d != normal_dim(dim, len(input.shape))]
@@ -145,7 +142,7 @@ def linalg_vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
     return torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1)
 
 
-@handles(*find("cov", namespaces=_BOTH))
+@handles("cov")
 def cov(
     input: Tensor, *, correction: float | Tensor = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
@@ -175,7 +172,7 @@ def cov(
     return result.squeeze()
 
 
-@handles(*find("corrcoef", namespaces=_BOTH))
+@handles("corrcoef")
 def corrcoef(input: Tensor) -> Tensor:
     """Correlations of variables, the rows."""
     covariance = torch.cov(input)
@@ -186,7 +183,7 @@ def corrcoef(input: Tensor) -> Tensor:
     return result if result.is_complex() else result.clamp(-1, 1)
 
 
-@handles(*find("aminmax", namespaces=_BOTH))
+@handles("aminmax")
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Smallest and largest elements."""
     dims = () if dim is None else dim

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.memory import strides_of
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import Dtype, finish, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.rows.edge_order import edge_runs
@@ -140,7 +140,7 @@ def random_like(
     return finish(drawn.requires_grad_(requires_grad), x.spec)
 
 
-@handles(*find("bernoulli", namespaces=(torch, Tensor)))
+@handles("bernoulli")
 def bernoulli(
     func: TensorFunction, x: Tensor, p: float | Tensor | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -155,7 +155,7 @@ def bernoulli(
     return finish(torch.where(torch.ones_like(part, dtype=torch.bool), part, x.local), spec)  # a gradient of nought
 
 
-@handles(*find("multinomial", namespaces=(torch, Tensor)))
+@handles("multinomial")
 def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: object) -> Tensor:
     """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
     _refuse_sets(func, x.spec)
@@ -166,7 +166,7 @@ def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: obje
 
 
 @handles(
-    *find("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", namespaces=(Tensor,)),
+    "uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_",
     any_order=True,
 )
 def random_in_place(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:

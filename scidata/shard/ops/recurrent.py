@@ -26,7 +26,7 @@ from scidata.shard.ops.align import (
     whole_along,
 )
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, sharded_on
 from scidata.shard.spec import ShardSpec
 
 States = Tensor | Sequence[Tensor]  # hidden ones; of an LSTM those of its cells, too
@@ -159,9 +159,7 @@ def _by_batch(x: Tensor) -> Tensor:
     spec, axis = x.spec, x.spec.sharded[0]
     if 1 in spec.sharded:
         return whole_along(x, 0)
-    dims, sizes = list(spec.dims), list(spec.sizes)
-    dims[axis], sizes[axis] = 1, even_sizes(spec.global_shape[1], spec.axes[axis].size)
-    return to_layout(x, spec.derive(spec.global_shape, dims, sizes))
+    return sharded_on(x, axis, 1, even_sizes(spec.global_shape[1], spec.axes[axis].size))
 
 
 def _by_time(output: Tensor, time: ShardSpec) -> Tensor:

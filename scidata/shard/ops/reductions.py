@@ -19,13 +19,11 @@ from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moments import deviations, weighted, widened
-from scidata.shard.ops.reduced import of_norm, of_prod
+from scidata.shard.ops.moments import deviations, of_norm, of_prod, weighted, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
 
-_BOTH = (torch, Tensor)
 Extreme = Callable[..., tuple[Tensor, Tensor]]  # torch.max or torch.min along a dim
 
 
@@ -101,7 +99,7 @@ def _wide(local: Tensor, dtype: Dtype, *, integers: bool) -> tuple[Tensor, torch
     return widened(local.to(out)), out
 
 
-@handles(*find("sum nansum", namespaces=_BOTH), any_order=True)
+@handles("sum nansum", any_order=True)
 def sum_(
     func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
@@ -114,7 +112,7 @@ def sum_(
     return _finish(x, _sum_kept(x, local, dims, add).to(out), dims, keepdim)
 
 
-@handles(*find("mean", namespaces=_BOTH), any_order=True)
+@handles("mean", any_order=True)
 def mean(
     func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
@@ -151,7 +149,7 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     return infinite.detach() + (left - left.detach()), centre
 
 
-@handles(*find("var std", namespaces=_BOTH), torch.var_mean, torch.std_mean, any_order=True)
+@handles("var std", torch.var_mean, torch.std_mean, any_order=True)
 def var(
     func: Callable[..., Tensor | tuple[Tensor, ...]],
     x: ShardTensor,
@@ -216,7 +214,7 @@ def extreme(x: ShardTensor, dims: Sequence[int], largest: bool, *, missing: bool
     )
 
 
-@handles(*find("amax amin", namespaces=_BOTH), any_order=True)
+@handles("amax amin", any_order=True)
 def amax(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Extreme values over any dims."""
     dims = dims_of(dim, x.spec)
@@ -257,7 +255,7 @@ def _to_row(spec: ShardSpec, dim: int, grad: Tensor, index: Tensor) -> Tensor:
     return torch.where(rows.view([-1 if d == dim else 1 for d in range(spec.ndim)]) == index, grad, 0)
 
 
-@handles(*find("max min", namespaces=_BOTH), any_order=True)
+@handles("max min", any_order=True)
 def max_(
     func: TensorFunction,
     x: Tensor,
@@ -278,7 +276,7 @@ def max_(
     return (torch.return_types.max if largest else torch.return_types.min)(result)
 
 
-@handles(*find("argmax argmin", namespaces=_BOTH), any_order=True)
+@handles("argmax argmin", any_order=True)
 def argmax(func: TensorFunction, x: ShardTensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Global index of the extreme value, the first of equal ones: along one dim, or in the flattened tensor."""
     dims = dims_of(dim, x.spec)
@@ -312,7 +310,7 @@ def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
-@handles(*find("any all", namespaces=_BOTH), any_order=True)
+@handles("any all", any_order=True)
 def any_(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Whether any, or all, elements are true."""
     if dim is not None and not isinstance(dim, int) and not len(dim):
@@ -323,14 +321,14 @@ def any_(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool =
     return _finish(x, result.to(torch.uint8) if x.local.dtype == torch.uint8 else result, dims, keepdim)
 
 
-@handles(*find("count_nonzero", namespaces=_BOTH), any_order=True)
+@handles("count_nonzero", any_order=True)
 def count_nonzero(x: ShardTensor, dim: Dims = None) -> Tensor:
     """Number of elements that are not zero."""
     dims = dims_of(dim, x.spec)
     return _finish(x, _sum_kept(x, (x.local != 0).to(torch.int64), dims), dims, False)
 
 
-@handles(*find("prod", namespaces=_BOTH), any_order=True)
+@handles("prod", any_order=True)
 def prod(x: ShardTensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     """Product over one dim or all."""
     dims = dims_of(dim, x.spec)
@@ -354,7 +352,7 @@ def logsumexp(x: ShardTensor, dim: int | Sequence[int], keepdim: bool = False) -
 Order = float | str | None
 
 
-@handles(*find("norm", namespaces=_BOTH), any_order=True)
+@handles("norm", any_order=True)
 def norm(
     func: TensorFunction, x: ShardTensor, p: Order = "fro", dim: Dims = None, keepdim: bool = False, dtype: Dtype = None
 ) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import Dtype, finish, map_local, specs_of, to_layout
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.moving import as_sharded
@@ -223,7 +223,7 @@ def _is_view(func: TorchFunction, x: ShardTensor, shape: tuple[int, ...]) -> boo
     return True
 
 
-@handles(*find("reshape view", namespaces=(Tensor,)), torch.reshape, any_order=True)
+@handles("reshape view", torch.reshape, any_order=True)
 def reshape(
     func: TensorFunction,
     x: ShardTensor,
@@ -253,7 +253,7 @@ def reshape_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
     return _reshape(func, x, tuple(other.shape))
 
 
-@handles(*find("flatten ravel", namespaces=(torch, Tensor)), any_order=True)
+@handles("flatten ravel", any_order=True)
 def flatten(func: TensorFunction, x: ShardTensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge neighbouring dims."""
     shape = x.spec.global_shape
@@ -265,7 +265,7 @@ def flatten(func: TensorFunction, x: ShardTensor, start_dim: int = 0, end_dim: i
     return _reshape(func, x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
-@handles(*find("unflatten", namespaces=(torch, Tensor)), any_order=True)
+@handles("unflatten", any_order=True)
 def unflatten(func: TensorFunction, x: ShardTensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Split one dim."""
     shape = x.spec.global_shape

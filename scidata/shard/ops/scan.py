@@ -24,8 +24,6 @@ from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import there_and_back
 from scidata.shard.tensor import ShardTensor
 
-_BOTH = (torch, Tensor)
-
 
 @handles(*find("softmax log_softmax"), F.softmin, any_order=True)
 def softmax(
@@ -112,7 +110,7 @@ def _of_all(x: Tensor, how: _How) -> Tensor:
     return replicate_to_shards(all_reduce_sum(x.sum(how.dim, keepdim=True), how.group), [how.group])
 
 
-@handles(*find("cumsum cumprod logcumsumexp", namespaces=_BOTH))
+@handles("cumsum cumprod logcumsumexp")
 def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None, out: Tensor | None = None) -> Tensor:
     """Accumulate along one dim. Sums along a sharded one start from those of the ranks before, else rows are moved.
 

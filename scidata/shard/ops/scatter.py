@@ -18,7 +18,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.graphs.targets import FilledTensor
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, op_name, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, op_name, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
@@ -167,8 +167,7 @@ def _scatter(
 
 
 @handles(
-    *find("scatter_add_ scatter_reduce_ index_add_", namespaces=(Tensor,)),
-    *find("scatter_add scatter_reduce index_add", namespaces=(torch, Tensor)),
+    "scatter_add scatter_reduce index_add scatter_add_ scatter_reduce_ index_add_",
     keeps_replicated=True,
     any_order=True,
     accepts_filled=True,

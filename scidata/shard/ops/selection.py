@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.op_table import TensorFunction, TorchFunction, find
+from scidata.shard.op_table import TensorFunction, TorchFunction
 from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of, to_layout
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
@@ -25,7 +25,6 @@ from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys,
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-_BOTH = (torch, Tensor)
 Pair = tuple[Tensor, Tensor]  # values and their places
 
 
@@ -81,7 +80,7 @@ def _place(func: TorchFunction, count: int, missing: int, k: int | None) -> int:
 # -- one value -----------------------------------------------------------------------------------------------------
 
 
-@handles(*find("median nanmedian", namespaces=_BOTH))
+@handles("median nanmedian")
 def median(
     func: Callable[..., Tensor | Pair], x: ShardTensor, dim: int | None = None, keepdim: bool = False
 ) -> Tensor | Pair:
@@ -102,7 +101,7 @@ def median(
     return known(x.local, value, lambda grad, hits: torch.where(hits, grad / count, 0), hits)
 
 
-@handles(*find("kthvalue", namespaces=_BOTH))
+@handles("kthvalue")
 def kthvalue(func: Callable[..., Pair], x: ShardTensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """Find the k-th smallest value along one dim, and its place there. Collective where that is sharded."""
     extent = x.spec.global_shape[normal_dim(dim, x.spec.ndim)]
@@ -111,7 +110,7 @@ def kthvalue(func: Callable[..., Pair], x: ShardTensor, k: int, dim: int = -1, k
     return _reduced(func, x, (k, dim, keepdim), dim, keepdim, lambda line: _at_place(func, line, k))
 
 
-@handles(*find("mode", namespaces=_BOTH))
+@handles("mode")
 def mode(func: Callable[..., Pair], x: ShardTensor, dim: int = -1, keepdim: bool = False) -> Pair:
     """Find the most frequent value along one dim, of several the least. Collective where that is sharded."""
     return _reduced(func, x, (dim, keepdim), dim, keepdim, _mode_of)
@@ -184,7 +183,7 @@ def _finish_as(x: Tensor, like: ShardSpec, spec: ShardSpec) -> Tensor:
 # -- quantiles -----------------------------------------------------------------------------------------------------
 
 
-@handles(*find("quantile nanquantile", namespaces=_BOTH))
+@handles("quantile nanquantile")
 def quantile(
     func: TensorFunction,
     x: Tensor,

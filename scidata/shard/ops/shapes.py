@@ -64,13 +64,13 @@ def _swapped(x: ShardTensor, first: int, second: int) -> Tensor:
     return _permute(x, order)
 
 
-@handles(*find("transpose swapdims", namespaces=(torch, Tensor)), any_order=True)
+@handles("transpose swapdims", any_order=True)
 def transpose(x: ShardTensor, dim0: int, dim1: int) -> Tensor:
     """Swap two dims."""
     return _swapped(x, dim0, dim1)
 
 
-@handles(*find("swapaxes", namespaces=(torch, Tensor)), any_order=True)
+@handles("swapaxes", any_order=True)
 def swapaxes(x: ShardTensor, axis0: int, axis1: int) -> Tensor:
     """Do the same by NumPy's names."""
     return _swapped(x, axis0, axis1)
@@ -87,7 +87,7 @@ def transpose_matrix(func: TensorFunction, x: ShardTensor) -> Tensor:
     return _permute(x, [*range(ndim - 2), ndim - 1, ndim - 2] if ndim > 1 else [0])
 
 
-@handles(*find("movedim moveaxis", namespaces=(torch, Tensor)), any_order=True)
+@handles("movedim moveaxis", any_order=True)
 def movedim(x: ShardTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move dims to other places, the rest keep their order."""
     ndim = x.spec.ndim
@@ -98,7 +98,7 @@ def movedim(x: ShardTensor, source: int | Sequence[int], destination: int | Sequ
     return _permute(x, [take[put.index(i)] if i in put else next(rest) for i in range(ndim)])
 
 
-@handles(*find("squeeze", namespaces=(torch, Tensor)), any_order=True)
+@handles("squeeze", any_order=True)
 def squeeze(x: ShardTensor, dim: Dims = None) -> Tensor:
     """Drop dims of global extent 1."""
     shape = x.spec.global_shape
@@ -110,7 +110,7 @@ def squeeze(x: ShardTensor, dim: Dims = None) -> Tensor:
     return derived(x, part, x.spec.without(dropped))
 
 
-@handles(*find("unsqueeze", namespaces=(torch, Tensor)), any_order=True)
+@handles("unsqueeze", any_order=True)
 def unsqueeze(x: ShardTensor, dim: int) -> Tensor:
     """Add a dim of extent 1."""
     shape = x.spec.global_shape
@@ -156,7 +156,7 @@ def _repeated(extent: int, count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
 
 
-@handles(*find("expand broadcast_to", namespaces=(torch, Tensor)), any_order=True)
+@handles("expand broadcast_to", any_order=True)
 def expand(
     x: ShardTensor,
     *sizes: int | Sequence[int],

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.op_table import TensorFunction, find
+from scidata.shard.op_table import TensorFunction
 from scidata.shard.ops.align import (
     align,
     finish,
@@ -37,7 +37,6 @@ from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
-_BOTH = (torch, Tensor)
 GATHERED = 1 << 24  # elements of a line; 64 MiB in float32 on each rank, for the time of a call
 
 
@@ -79,7 +78,7 @@ def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTens
     return ShardTensor(fetch_rows(line.local, places.local, sizes, 0, group), spec), places
 
 
-@handles(*find("sort argsort", namespaces=_BOTH))
+@handles("sort argsort")
 def sort(
     func: Callable[..., Tensor | tuple[Tensor, ...]],
     x: ShardTensor,
@@ -109,13 +108,13 @@ def _wrapped(x: ShardTensor, dim: int, found: Tensor | tuple[Tensor, ...]) -> Te
     return wrap(found) if isinstance(found, Tensor) else type(found)([wrap(part) for part in found])
 
 
-@handles(*find("msort", namespaces=_BOTH))
+@handles("msort")
 def msort(input: Tensor) -> Tensor:
     """Sort along the first dim, without saying from where."""
     return torch.sort(input, dim=0).values
 
 
-@handles(*find("topk", namespaces=_BOTH))
+@handles("topk")
 def topk(
     func: Callable[..., tuple[Tensor, Tensor]],
     x: ShardTensor,
@@ -176,7 +175,7 @@ def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
 # -- running extremes ----------------------------------------------------------------------------------------------
 
 
-@handles(*find("cummax cummin", namespaces=_BOTH))
+@handles("cummax cummin")
 def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Tensor, ...]:
     """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)

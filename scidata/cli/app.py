@@ -7,7 +7,6 @@ answers at once.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -45,26 +44,9 @@ def inspect(
     scidata inspect era5.zarr
     scidata inspect 'era5_*.nc' --json
     """
-    from scidata.cli.arguments import usage_error
-    from scidata.cli.stores import names_store, run_inspect
+    from scidata.cli.commands.inspect import run_inspect
 
-    found = [path for path in paths if names_store(path)]
-    if found and len(paths) > 1:
-        raise usage_error("PATH...", f"{found[0]} is a partitioned store; inspect one of them at a time.")
-    if found:
-        run_inspect(found[0], sample=sample or 0, as_json=as_json)
-        return
-    if sample is not None:
-        raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
-    from scidata.cli.commands.inspect import inspect_store
-    from scidata.cli.output import print_json
-    from scidata.cli.tables import print_report
-
-    report = inspect_store(paths if len(paths) > 1 else paths[0])
-    if as_json:
-        print_json(asdict(report))
-    else:
-        print_report(report)
+    run_inspect(paths, sample=sample, as_json=as_json)
 
 
 @app.command()
@@ -101,25 +83,18 @@ def plan(
     scidata plan train.store --domain 64 --halo 2 --plot parts.png
     """
     from scidata.cli import arguments as parse
-    from scidata.cli.plan_output import PlanOutput
-    from scidata.cli.stores import names_store
+    from scidata.cli.commands.plan import PlanOutput, run_plan
 
     axis_sizes = parse.parse_domain(domain)
     parse.check_choice("--kind", kind, parse.KINDS)
     if overwrite and plot is None:
         raise parse.usage_error("--overwrite", "is for the picture of --plot; leave it out.")
-    if kind in ("mesh", "graph") and not names_store(path):
-        raise parse.usage_error("--kind", f"a raw {kind} is not planned; write it as a store, and plan that.")
     options = parse.read_options(
-        axis_sizes, of_store=names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds, align=align,
-        weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps, dtype=dtype,
-        ghosts=ghosts, kind=kind, num_threads=1,
+        axis_sizes, of_store=parse.names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds,
+        align=align, weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps,
+        dtype=dtype, ghosts=ghosts, kind=kind, num_threads=1,
     )  # fmt: skip
     output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
-    if names_store(path):
-        from scidata.cli.stores import run_plan
-    else:
-        from scidata.cli.commands.plan import run_plan
     run_plan(path, axis_sizes, options, output)
 
 
@@ -154,20 +129,15 @@ def stats(
     parse.check_choice("--kind", kind, parse.KINDS)
     if overwrite and out is None:
         raise parse.usage_error("--overwrite", "is for the file of --out; leave it out.")
-    options: dict[str, Any] = {
-        "fields": parse.parse_fields(fields),
-        "isel": parse.parse_isel(isel or ()),
-        "sel": parse.parse_sel(sel or ()),
-        "sample_dim": parse.parse_sample_dim(sample_dim),
-        "kind": kind,
-        "allow_missing": allow_missing,
-    }
+    options = parse.read_options(
+        {"domain": 1}, of_store=False, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, dtype=dtype, kind=kind,
+        allow_missing=allow_missing,
+    )  # fmt: skip
     dims = parse.parse_names(by or ())
-    name = parse.parse_dtype(dtype)
     from scidata.cli.commands.stats import run_stats
 
     run_stats(
-        paths, options, dtype=name, by=dims, differences=not no_differences, stored=True if stored else None, jobs=jobs,
+        paths, options, by=dims, differences=not no_differences, stored=True if stored else None, jobs=jobs,
         dask=dask, out=out, overwrite=overwrite, as_json=as_json,
     )  # fmt: skip
 
@@ -205,18 +175,16 @@ def stage(
     scidata stage s3://bucket/train.store /local/cache --domain 64 --rank 8-15 --halo 2
     """
     from scidata.cli import arguments as parse
-    from scidata.cli.commands.stage import run_stage, run_stage_store
-    from scidata.cli.stores import names_store
+    from scidata.cli.commands.stage import run_stage
 
     axis_sizes = parse.parse_domain(domain)
     options = parse.read_options(
-        axis_sizes, of_store=names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds, align=align,
-        weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps, dtype=dtype,
-        ghosts=ghosts, allow_missing=allow_missing, cache_dir=cache,
+        axis_sizes, of_store=parse.names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds,
+        align=align, weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps,
+        dtype=dtype, ghosts=ghosts, allow_missing=allow_missing, cache_dir=cache,
         cache_disk_bytes=parse.parse_bytes(cache_bytes, "--cache-bytes"),
     )  # fmt: skip
-    run = run_stage_store if names_store(path) else run_stage
-    run(path, axis_sizes, options, ranks=rank or (), jobs=jobs, as_json=as_json)
+    run_stage(path, axis_sizes, options, ranks=rank or (), jobs=jobs, as_json=as_json)
 
 
 @app.command()
@@ -320,14 +288,15 @@ def bench(
     scidata bench era5.zarr --fields u
     scidata bench train.store --pipeline --workers 0,2
     """
-    from scidata.cli.benching import run_bench, run_pipeline
-
     common: dict[str, Any] = {"fields": fields, "kind": kind, "repeats": repeats, "as_json": as_json}
     if pipeline:
+        from scidata.cli.commands.pipeline_bench import run_pipeline
+
         run_pipeline(path, workers=workers, samples=samples, step_ms=step_ms, **common)
         return
-    only_pipeline = {"--workers": workers, "--samples": samples, "--step-ms": step_ms}
-    run_bench(path, only_pipeline, **common)
+    from scidata.cli.commands.bench import run_bench
+
+    run_bench(path, {"--workers": workers, "--samples": samples, "--step-ms": step_ms}, **common)
 
 
 @app.command()

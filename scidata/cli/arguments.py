@@ -5,16 +5,18 @@ Every function takes the option's name, so that a bad value is answered with the
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from scidata.errors import near_matches, visible
 
 if TYPE_CHECKING:
-    from scidata.core.options import ReadOptions
+    from scidata.core.options import Align, Bounds, Crop, Halo, ReadOptions, SampleDim
 
 T = TypeVar("T")
 
@@ -50,12 +52,8 @@ def _dim(text: str) -> str | int:
     return int(name) if re.fullmatch(r"-?\d+", name) else name
 
 
-def _by_dim(
-    option: str, values: Sequence[str], accepted: str, parse: Callable[[str], T], *, default: T | None
-) -> T | dict[str | int, T] | None:
+def _by_dim(option: str, values: Sequence[str], accepted: str, parse: Callable[[str], T]) -> T | dict[str | int, T]:
     """Collect ``dim=value`` of a repeatable option into a mapping; one ``value`` alone holds for every dimension."""
-    if not values:
-        return default
     named: dict[str | int, T] = {}
     for text in values:
         dim, equals, value = text.partition("=")
@@ -71,7 +69,7 @@ def _by_dim(
     return named
 
 
-def parse_sample_dim(text: str | None, option: str = "--sample-dim") -> Any:
+def parse_sample_dim(text: str | None, option: str = "--sample-dim") -> SampleDim:
     """``time`` or a position; ``trajectory,time`` as a tuple of them; ``none`` as False."""
     if text is None or text == "none":
         return None if text is None else False
@@ -94,7 +92,9 @@ def parse_domain(text: str, option: str = "--domain") -> dict[str, int]:
     return dict(zip(_AXIS_NAMES[len(sizes)], sizes, strict=True))
 
 
-def parse_shard(values: Sequence[str], axis_sizes: dict[str, int], option: str = "--shard") -> dict[Any, str] | None:
+def parse_shard(
+    values: Sequence[str], axis_sizes: dict[str, int], option: str = "--shard"
+) -> dict[str | int, str] | None:
     """``latitude`` or ``latitude=h``, as ``{dim: axis}``; dimensions without an axis take the free ones in order."""
     if not values:
         return None
@@ -104,7 +104,7 @@ def parse_shard(values: Sequence[str], axis_sizes: dict[str, int], option: str =
     for axis in taken - set(axis_sizes):
         raise usage_error(option, f"there is no domain axis {axis!r}{near_matches(axis, axis_sizes)}")
     free = [axis for axis in axis_sizes if axis not in taken]
-    shard: dict[Any, str] = {}
+    shard: dict[str | int, str] = {}
     for dim, equals, axis in pairs:
         if not dim.strip():
             raise usage_error(option, f"{dim + equals + axis!r} names no dimension; accepted: {accepted}.")
@@ -127,7 +127,7 @@ def parse_shard(values: Sequence[str], axis_sizes: dict[str, int], option: str =
     return shard
 
 
-def parse_halo(values: Sequence[str], option: str = "--halo") -> Any:
+def parse_halo(values: Sequence[str], option: str = "--halo") -> Halo:
     """``2``, ``latitude=2`` or ``latitude=1:3`` (below, above)."""
     accepted = "rows on either side, 2; or of one dimension, latitude=2 or latitude=1:3 (below:above)"
 
@@ -137,20 +137,21 @@ def parse_halo(values: Sequence[str], option: str = "--halo") -> Any:
             raise usage_error(option, f"{text!r} is no width; accepted: {accepted}.")
         return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
-    return _by_dim(option, values, accepted, width, default=0)
+    widths = _by_dim(option, values, accepted, width)
+    return widths if values else 0
 
 
-def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Any:
+def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Bounds:
     """``even``, ``chunk`` or ``0,100,241``; or ``latitude=`` one of these."""
     accepted = "even, chunk, or the first row of each rank and the end, 0,100,241; also latitude=even"
 
     def kind(text: str) -> str | list[int]:
         return _word_or_rows(option, text.strip(), ("even", "chunk"), "bounds", accepted)
 
-    return _by_dim(option, values, accepted, kind, default="even")
+    return _by_dim(option, values, accepted, kind) if values else "even"
 
 
-def parse_align(values: Sequence[str], option: str = "--align") -> Any:
+def parse_align(values: Sequence[str], option: str = "--align") -> Align:
     """``8`` or ``latitude=8``."""
     accepted = "rows that stay together, 8; or of one dimension, latitude=8"
 
@@ -160,36 +161,63 @@ def parse_align(values: Sequence[str], option: str = "--align") -> Any:
             raise usage_error(option, f"{rows} is less than 1; accepted: {accepted}.")
         return rows
 
-    return _by_dim(option, values, accepted, unit, default=1)
+    return _by_dim(option, values, accepted, unit) if values else 1
+
+
+def names_store(path: str) -> bool:
+    """Say whether a path is a partitioned store, also one whose writing was interrupted."""
+    from scidata.store.format.places import folder_of, is_store
+
+    if is_store(path):
+        return True
+    if not os.path.isdir(path):
+        return False
+    stem, suffix = os.path.splitext(folder_of(0))
+    prefix = stem.rstrip("0")
+    return any(name.startswith((prefix, f".tmp-{prefix}")) and suffix in name for name in os.listdir(path))
+
+
+def num_parts_of(axis_sizes: Mapping[str, int]) -> int:
+    """Return the ranks that share a sample of a store, which has one axis."""
+    if len(axis_sizes) > 1:
+        split = "x".join(map(str, axis_sizes.values()))
+        raise usage_error(
+            "--domain",
+            f"{split} splits two dimensions of a grid; the rows of a store are in one sequence, along a curve through "
+            f"space, and are cut in one: --domain {math.prod(axis_sizes.values())}.",
+        )
+    return next(iter(axis_sizes.values()))
 
 
 def read_options(
     axis_sizes: dict[str, int],
     *,
     of_store: bool,
-    shard: Sequence[str] | None,
-    halo: Sequence[str] | None,
-    periodic: Sequence[str] | None,
-    bounds: Sequence[str] | None,
-    align: Sequence[str] | None,
-    weights: str | None,
-    fields: Sequence[str] | None,
-    isel: Sequence[str] | None,
-    sel: Sequence[str] | None,
-    sample_dim: str | None,
-    steps: Sequence[str] | None,
-    dtype: str | None,
-    ghosts: str | None,
-    **more: Any,
+    shard: Sequence[str] | None = None,
+    halo: Sequence[str] | None = None,
+    periodic: Sequence[str] | None = None,
+    bounds: Sequence[str] | None = None,
+    align: Sequence[str] | None = None,
+    weights: str | None = None,
+    fields: Sequence[str] | None = None,
+    isel: Sequence[str] | None = None,
+    sel: Sequence[str] | None = None,
+    sample_dim: str | None = None,
+    steps: Sequence[str] | None = None,
+    dtype: str | None = None,
+    ghosts: str | None = None,
+    kind: str | None = None,
+    allow_missing: bool = False,
+    cache_dir: str | None = None,
+    cache_disk_bytes: int | None = None,
+    num_threads: int = 4,
 ) -> ReadOptions:
-    """Return what is read and how it is cut, from the texts of the options that ``plan`` and ``stage`` share.
+    """Return what is read and how it is cut, from the texts of the options that commands share.
 
     Parameters
     ----------
     of_store
         Whether a partitioned store is read, whose halo and bounds are given otherwise than those of grids.
-    more
-        Options that need no parsing.
     """
     from scidata.core.options import ReadOptions
 
@@ -214,11 +242,15 @@ def read_options(
         steps=parse_steps(steps or ()),
         dtype=parse_dtype(dtype),
         ghosts=ghosts,
-        **more,
+        kind=kind,
+        allow_missing=allow_missing,
+        cache_dir=cache_dir,
+        cache_disk_bytes=cache_disk_bytes,
+        num_threads=num_threads,
     )
 
 
-def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int, Any]:
+def parse_isel(values: Sequence[str], option: str = "--isel") -> Crop:
     """``latitude=0:240:2``, ``level=3`` or ``level=0,2,5``."""
     accepted = "dim=start:stop:step, dim=row or dim=row,row,…; as in latitude=0:240:2"
 
@@ -234,11 +266,12 @@ def parse_isel(values: Sequence[str], option: str = "--isel") -> dict[str | int,
     for text in values:
         if "=" not in text:
             raise usage_error(option, f"{text!r} names no dimension; accepted: {accepted}.")
-    crop = _by_dim(option, values, accepted, rows, default=None)
-    return crop if isinstance(crop, dict) else {}
+    crop = _by_dim(option, values, accepted, rows) if values else {}
+    assert isinstance(crop, dict)  # since each names a dimension
+    return crop
 
 
-def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, Any]:
+def parse_sel(values: Sequence[str], option: str = "--sel") -> Crop:
     """``time=1990:2015``, ``level=500``, ``level=500,850`` or ``time=2020-01-01T06:00/2020-01-02T00:00``.
 
     Numbers are numbers, but for dims whose name says time.
@@ -246,7 +279,7 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, A
     from scidata.sources.cf import names_time
 
     accepted = "dim=first:last, dim=value or dim=value,value,…; as in time=1990:2015 or level=500,850"
-    crop: dict[str | int, Any] = {}
+    crop: dict[str | int, object] = {}
     for text in values:
         dim, equals, chosen = (part.strip() for part in text.partition("="))
         if not equals or not dim or not chosen:
@@ -255,7 +288,7 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> dict[str | int, A
             raise usage_error(option, f"dimension {dim!r} is given twice.")
         as_text = names_time(dim)
 
-        def label(item: str, as_text: bool = as_text) -> Any:
+        def label(item: str, as_text: bool = as_text) -> str | float:
             try:
                 return item if as_text else int(item)
             except ValueError:

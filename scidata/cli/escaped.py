@@ -38,7 +38,7 @@ class EscapedConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         """Print texts escaped; what Rich draws itself (tables) has been escaped when it was filled."""
         spoke.at = time.monotonic()
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **options)
@@ -57,10 +57,10 @@ class EscapedTable(Table):
     def __init__(self, **options: Any) -> None:
         super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, **options)
 
-    def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
+    def add_column(self, header: object = "", *args: Any, **options: Any) -> None:
         """Add a column."""
-        super().add_column("\n".join(map(shown, header.split("\n"))), *args, **options)
+        super().add_column("\n".join(map(shown, str(header).split("\n"))), *args, **options)
 
-    def add_row(self, *cells: Any, **options: Any) -> None:
+    def add_row(self, *cells: object, **options: Any) -> None:
         """Add a row of texts."""
-        super().add_row(*map(shown, cells), **options)
+        super().add_row(*(shown(str(cell)) for cell in cells), **options)

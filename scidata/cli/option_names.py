@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any
 
 _VALUE = r"""'[^']*'|"[^"]*"|\{[^{}]*\}|\[[^][]*\]|\([^()]*\)|[\w+-]+(?:\.\w+)*"""
 _SLICE = re.compile(r"slice\(([^(),]+), ([^(),]+)(?:, None)?\)")
@@ -69,7 +68,7 @@ def _typed(option: str, value: str | None) -> str:
     return f"{option} {text}" if text else option
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, Mapping):
         sides = {name: ":".join(map(str, item)) if isinstance(item, tuple) else item for name, item in value.items()}
         return ",".join(f"{name}={_text(item)}" for name, item in sides.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,16 +17,19 @@ _RUN = "How it runs"
 _PIPELINE = "With --pipeline"
 
 
-def _argument(metavar: str, text: str) -> Any:
+def _argument(metavar: str, text: str) -> object:
     return typer.Argument(metavar=metavar, help=text)
 
 
-def _option(metavar: str, text: str, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, **more)
+def _option(
+    metavar: str, text: str, panel: str | None = None, *, parser: Callable[[str], object] | None = None
+) -> object:
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, parser=parser)
 
 
-def _flag(name: str, text: str, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(name, help=text, rich_help_panel=panel, **more)
+def _flag(name: str, text: str, panel: str | None = None, *, at_once: Callable[..., object] | None = None) -> object:
+    """Declare a flag; ``at_once`` is called where it is met, before other options are looked at."""
+    return typer.Option(name, help=text, rich_help_panel=panel, callback=at_once, is_eager=at_once is not None)
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -70,12 +73,10 @@ def _print_version(value: bool) -> None:
 
 # -- all commands ------------------------------------------------------------------------------------------------------
 
-_DEBUG: Any = {"callback": _set_debug, "is_eager": True}
-
 Json = Annotated[bool, _flag("--json", "Print JSON instead of a table.", _PRINTED)]
-Debug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", _PRINTED, **_DEBUG)]
-RootDebug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", **_DEBUG)]
-Version = Annotated[bool, _flag("--version", "Print the version.", callback=_print_version, is_eager=True)]
+Debug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", _PRINTED, at_once=_set_debug)]
+RootDebug = Annotated[bool, _flag("--debug", "Show the traceback of an error.", at_once=_set_debug)]
+Version = Annotated[bool, _flag("--version", "Print the version.", at_once=_print_version)]
 Fields = Annotated[list[str] | None, _option("NAME,...", "Arrays to read; default all.", _READ)]
 
 # -- inspect -----------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from scidata.core.urls import public_text
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PIPED_WIDTH = 240  # a pipe has no width: wide enough that no column is folded
 
 
-def is_terminal(stream: Any) -> bool:
+def is_terminal(stream: object) -> bool:
     """Say whether progress may be drawn on the stream."""
     return bool(getattr(stream, "isatty", lambda: False)())
 
@@ -39,7 +39,7 @@ def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> EscapedTa
     return table
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     """Print one JSON document to stdout; what JSON has no number for becomes null, and URLs show no secret."""
     text = public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
     if not text.replace("\n", "").isprintable():
@@ -48,7 +48,7 @@ def print_json(data: Any) -> None:
     print(text)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -78,3 +78,25 @@ def human_bytes(num_bytes: float | None) -> str:
 def ratio(value: float | None) -> str:
     """Return an amplification or a balance as text."""
     return "-" if value is None else f"{value:.2f}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as ``"241x480"``."""
+    return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
+    """Print a list under a heading; nothing where it is empty."""
+    out = console()
+    for line in lines:
+        out.print_parts((f"{heading}: ", style), (line, "default"))
+
+
+def print_notes(notes: Iterable[tuple[str, str]], most: int, *, more: Sequence[str] = ()) -> None:
+    """Print what is noted of samples, by (name, note): equal notes of several samples on one line."""
+    names: dict[str, list[str]] = {}
+    for name, note in notes:
+        names.setdefault(note, []).append(name)
+    lines = [f"{n[0]}{f' and {len(n) - 1} more' if len(n) > 1 else ''}: {note}" for note, n in names.items()]
+    rest = [f"{len(lines) - most} more; --json lists all"] if len(lines) > most else []
+    print_bullets("note", [*lines[:most], *rest, *more], "yellow")

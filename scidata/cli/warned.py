@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
@@ -20,7 +19,7 @@ def warnings_on_stderr(reword: Callable[[str], str]) -> Iterator[None]:
         if times[text] == 1:
             _print(reword(text))
 
-    def show(message: Warning | str, *place: Any) -> None:
+    def show(message: Warning | str, *place: object) -> None:
         tell(str(message))
 
     class Handler(logging.Handler):

@@ -17,6 +17,7 @@ from scidata.core.checks import (
     check_optional_int,
     refuse,
 )
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 
 #: As a user names it: a dimension, several, none (False), or the default (None).
@@ -27,8 +28,26 @@ Crop: TypeAlias = Mapping[str, Any] | Mapping[str | int, Any]
 Steps: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 #: A cost of each row, of each dim or node set, or the name of a field.
 Weights: TypeAlias = npt.ArrayLike | Mapping[str, npt.ArrayLike] | str | None
-#: A width, widths by dim, or the relations that the layers of a model follow.
-Halo: TypeAlias = float | Mapping[str, int | tuple[int, int]] | list[Any] | tuple[Any, ...]  # a str is a Sequence
+#: Rows below and above, or as many on either side.
+HaloWidth: TypeAlias = int | tuple[int, int]
+#: A relation that a layer of a model follows, or several in one layer.
+Layer: TypeAlias = str | tuple[str, ...]
+#: A width, widths by dim, or the relations that the layers of a model follow; no sequence, since a str is one.
+Halo: TypeAlias = (
+    float
+    | HaloWidth
+    | Mapping[str, HaloWidth]
+    | Mapping[str | int, HaloWidth]
+    | list[str]
+    | list[Layer]
+    | tuple[Layer, ...]
+)
+#: How parts are cut, or the first row of each and the end.
+Cut: TypeAlias = str | Sequence[int] | IntArray
+#: The same of all samples, by dim, or by stored sample.
+Bounds: TypeAlias = Cut | Mapping[str, Cut] | Mapping[int, Cut] | Mapping[str | int, Cut]
+#: Multiples that bounds fall on, of all dims or by dim.
+Align: TypeAlias = int | Mapping[str, int] | Mapping[str | int, int]
 
 #: Options that mean something for grids alone.
 ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps")
@@ -69,9 +88,9 @@ class ReadOptions:
     subsample_seed: int = 0
     # how ranks share a sample
     shard: Mapping[str | int, str] | None = None
-    bounds: Any = "even"
+    bounds: Bounds = "even"
     weights: Weights = None
-    align: int | Mapping[str, int] = 1
+    align: Align = 1
     halo: Halo = 0
     ghosts: str | None = None
     periodic: str | Sequence[str] = ()

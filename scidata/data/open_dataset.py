@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
-from scidata.core.options import Halo, ReadOptions, SampleDim, Steps, Weights
+from scidata.core.options import Align, Bounds, Crop, Halo, ReadOptions, SampleDim, Steps, Weights
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
 from scidata.data.openers import open_grid, open_points, open_store
@@ -120,11 +120,11 @@ def open_dataset(
     steps: Steps = (0,),
     gaps: str = "skip",
     shard: Mapping[str | int, str] | None = None,
-    isel: Mapping[str, Any] | None = None,
-    sel: Mapping[str, Any] | None = None,
-    bounds: Any = "even",
+    isel: Crop | None = None,
+    sel: Crop | None = None,
+    bounds: Bounds = "even",
     weights: Weights = None,
-    align: int | Mapping[str, int] = 1,
+    align: Align = 1,
     halo: Halo = 0,
     ghosts: str | None = None,
     periodic: str | Sequence[str] = (),
@@ -145,7 +145,7 @@ def open_dataset(
     pool_bytes: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_disk_bytes: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> ShardedDataset[Any] | IrregularDataset[Any]:
     """Open a gridded data set, or a store of meshes, clouds or graphs: each rank reads only its part of a sample.
 
@@ -328,8 +328,8 @@ def open_dataset(
 
 
 def _of_xarray(
-    lazy: Lazy, fields: Sequence[str] | str | None, isel: Mapping[str, Any] | None, decode: bool | str
-) -> tuple[str, Sequence[str] | str, Mapping[str, Any], bool | str]:
+    lazy: Lazy, fields: Sequence[str] | str | None, isel: Crop | None, decode: bool | str
+) -> tuple[str, Sequence[str] | str, Crop, bool | str]:
     """Return path, fields, isel and decode for what an object of xarray reads, and what is asked for beside it."""
     if isel and lazy.isel:
         raise ConfigError(
@@ -341,7 +341,7 @@ def _of_xarray(
     return lazy.path, lazy.fields if fields is None else fields, isel or lazy.isel, decode if lazy.decodes else False
 
 
-def _located(path: Paths, options: Mapping[str, Any] | None) -> str | tuple[str, ...]:
+def _located(path: Paths, options: Mapping[str, object] | None) -> str | tuple[str, ...]:
     """Return the path, or paths, with what opens them."""
     if isinstance(path, str | os.PathLike):
         return url_of(os.path.expanduser(os.fspath(path)), options)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from scidata.core.checks import check_function
-from scidata.core.options import Halo, SampleDim, Steps, Weights
+from scidata.core.options import Align, Bounds, Crop, Halo, SampleDim, Steps, Weights
 from scidata.data.local_transform import LocalTransform
 from scidata.errors import ConfigError
 
@@ -50,11 +50,11 @@ class Options(TypedDict, total=False):
     sample_dim: SampleDim
     steps: Steps
     gaps: Literal["skip", "error", "allow"]
-    isel: Mapping[str, Any] | None
-    sel: Mapping[str, Any] | None
-    bounds: Any
+    isel: Crop | None
+    sel: Crop | None
+    bounds: Bounds
     weights: Weights
-    align: int | Mapping[str, int]
+    align: Align
     halo: Halo
     ghosts: str | None
     periodic: str | Sequence[str]
@@ -74,4 +74,4 @@ class Options(TypedDict, total=False):
     pool_bytes: int | None
     cache_dir: str | os.PathLike[str] | None
     cache_disk_bytes: int | None
-    storage_options: Mapping[str, Any] | None
+    storage_options: Mapping[str, object] | None

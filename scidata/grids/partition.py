@@ -23,7 +23,7 @@ from scidata.core.bounds import (
     window,
 )
 from scidata.core.checks import check_int, names_of
-from scidata.core.options import Halo
+from scidata.core.options import Align, Halo
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -175,7 +175,7 @@ def make_partition(
     isel: Mapping[str, Any] | None = None,
     bounds: Any = "even",
     weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
-    align: int | Mapping[str, int] = 1,
+    align: Align = 1,
     halo: Halo = 0,
     periodic: str | Sequence[str] = (),
     chunks: Mapping[str, int] | None = None,

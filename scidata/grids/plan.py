@@ -1,4 +1,4 @@
-"""What ``scidata plan`` computes: the reads of every rank of a domain, summed, and what would make them cheaper.
+"""What every rank of a domain reads of a sample of a grid, summed, and what would make it cheaper.
 
 Plans ranks in turn, without starting any; memory does not grow with their number.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scidata.core.options import ReadOptions
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection, Source
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
 from scidata.grids.blocks.node_shares import NodeRanks
@@ -31,7 +31,7 @@ Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DomainPlan(PlanSummary):
+class GridPlan(PlanSummary):
     """The reads of every rank of a domain for one sample, summed over fields.
 
     Attributes
@@ -67,7 +67,7 @@ class DomainPlan(PlanSummary):
         sums = self.sums()
         return float(max(sums["amplification"] or 1.0, sums["decode_amplification"] or 1.0))
 
-    def rank(self, rank: int) -> dict[str, Any]:
+    def rank(self, rank: int) -> dict[str, object]:
         """Describe one rank in plain values."""
         partition, reader = self.reader.partition, self.reader
         at = partition.coordinate(rank)
@@ -84,12 +84,12 @@ class DomainPlan(PlanSummary):
         }
 
     @staticmethod
-    def _owned_and_halo(wanted: int, halo: int) -> dict[str, Any]:
+    def _owned_and_halo(wanted: int, halo: int) -> dict[str, object]:
         owned = int(wanted) - int(halo)
         ratio = int(wanted) / owned if owned else None
         return {"bytes_owned": owned, "bytes_halo": int(halo), "halo_amplification": ratio}
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, object]:
         """Describe all ranks together in plain values."""
         return {
             "bytes_memory": int(self.bytes_memory.sum()),
@@ -99,36 +99,35 @@ class DomainPlan(PlanSummary):
             "balance": self.balance,
         }
 
+    def about(self, dp: int | None = None) -> dict[str, object]:
+        """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+        reader, partition = self.reader, self.reader.partition
+        return {
+            "path": public_text(reader.paths[0]),
+            "files": len(reader.paths),
+            "fields": list(reader.fields),
+            "static_fields": list(reader.static_fields),
+            "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
+            "sample_dim": reader.sample_dim if len(reader.sample_dims) < 2 else list(reader.sample_dims),
+            "num_samples": reader.num_samples,
+            "steps": reader.field_steps.as_json(),
+            "sample": self.sample,
+            "domain": dict(partition.axis_sizes),
+            "shard": dict(partition.axis_of_dim),
+            "bounds": {dim: partition.bounds[dim].tolist() for dim in partition.axis_of_dim},
+            "halo": {dim: list(pair) for dim, pair in partition.halo.items()},
+            "periodic": sorted(partition.periodic),
+            "dp": dp,
+            "world_size": self.num_ranks * (dp or 1),
+            "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
+            "exact": self.exact,
+            "notes": list(self.notes),
+        }
 
-def describe(plan: DomainPlan, *, path: str, dp: int | None) -> dict[str, Any]:
-    """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
-    reader, partition = plan.reader, plan.reader.partition
-    return {
-        "path": public_text(path),
-        "files": len(reader.paths),
-        "fields": list(reader.fields),
-        "static_fields": list(reader.static_fields),
-        "global_shape": {name: list(reader.global_shape(name)) for name in reader.fields},
-        "sample_dim": reader.sample_dim if len(reader.sample_dims) < 2 else list(reader.sample_dims),
-        "num_samples": reader.num_samples,
-        "steps": reader.field_steps.as_json(),
-        "sample": plan.sample,
-        "domain": dict(partition.axis_sizes),
-        "shard": dict(partition.axis_of_dim),
-        "bounds": {dim: partition.bounds[dim].tolist() for dim in partition.axis_of_dim},
-        "halo": {dim: list(pair) for dim, pair in partition.halo.items()},
-        "periodic": sorted(partition.periodic),
-        "dp": dp,
-        "world_size": plan.num_ranks * (dp or 1),
-        "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
-        "exact": plan.exact,
-        "notes": list(plan.notes),
-    }
 
-
-def plan_domain(
+def plan_grid(
     reader: GridReader, sample: int = 0, *, ranks: Sequence[int] | None = None, tick: Tick | None = None
-) -> DomainPlan:
+) -> GridPlan:
     """Plan one sample for every rank of the reader's domain.
 
     Parameters
@@ -144,87 +143,121 @@ def plan_domain(
         There is no such sample.
     """
     partition = reader.partition
-    places_of = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
-    summaries: list[PlanSummary] = []
-    notes: dict[str, str] = {}
-    bytes_halo = np.zeros(len(places_of), np.int64)
-    static = reader.static_fields
-    read = [name for name in reader.fields if name not in static] or reader.fields
-    for name in read:
-        owned, local = _cells_of(reader, name, places_of)
-        for k, (i, layout, first) in enumerate(reader.selections(name, sample, places_of[0])):
-            source = reader.sources[i]
-            shifted, shift = _only_this_sample(reader, layout, first)
-
-            def selection_of_rank(rank: int, name: str = name, k: int = k, shift: IntArray = shift) -> Selection:
-                if tick is not None:
-                    tick()
-                selection = reader.selections(name, sample, places_of[rank])[k][2]
-                return _shifted(selection, shift)
-
-            def locate(
-                chunks: IntArray, source: Any = source, layout: ArrayLayout = layout, shift: IntArray = shift
-            ) -> ChunkRefs:
-                refs: ChunkRefs = source.locate(layout, chunks + shift // np.array(layout.chunks, np.int64))
-                return refs
-
-            places = None if layout.fallback else locate
-            if places is not None and _all_absent(places(chunks_needed(shifted, _shifted(first, shift)))):
-                places = None
-                notes["absent"] = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
-            elif layout.fallback:
-                notes["fallback"] = "some arrays are decoded by the format's own library: their bytes are estimated"
-            summaries.append(summarize(shifted, selection_of_rank, len(places_of), places))
-            wanted = summaries[-1].bytes_wanted
-            bytes_halo += wanted - wanted * owned // np.maximum(local, 1)
-    shares = reader.node_shares(
-        NodeRanks(
-            name="plan", coordinates=tuple(map(partition.coordinate, range(partition.num_parts))), me=0, max_bytes=0
-        )
-    )
-    source = reader.sources[0]
-    shared = [layout for layout in map(reader.layout, reader.fields) if is_worth_sharing(shares, layout, source)]
-    if shared:
-        times = max(shares.times_decoded(layout, source) for layout in shared)
-        notes["node"] = (
-            f"ranks decode chunks up to {times:.1f} times over, because several need the same: those of a node do it "
-            "for each other with open_dataset(decode='node')"
-        )
-        if max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK:
-            notes["node"] += "; chunks are small, and handing them over may take more CPU time than decoding them again"
-    if static:
-        nbytes = max(sum(reader.buffer_specs(place)[name].nbytes for name in static) for place in places_of)
-        notes["static"] = (
-            f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank; "
-            "what a sample reads is of the others"
-        )
-    notes |= {f"gaps {k}": text for k, text in enumerate(filter(None, (reader.choice.taken_text, *reader.gap_texts)))}
-    if wide := _wide_halos(reader):
-        notes["halo"] = wide
-    block_bytes = max(reader.block_bytes(place)[1] for place in places_of)
-    if block_bytes:
-        sizes = reader.chain.sizes
-        in_order = max(sizes.of(reader.part_of(place)).bytes_in_order for place in places_of)
-        steps, several = max(sizes.layout.steps_per_block.values()), sizes.most_trajectories
-        what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
-        what += f" of {several} trajectories" if several > 1 else ""
-        often = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
-        notes["pool"] = (
-            f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
-            f"decoded once in stored order with pool_bytes={in_order:_}, and with "
-            f'DistributedSampler(shuffle="blocks"){often} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
-            f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
-        )
-    return DomainPlan(
+    places = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
+    read = [name for name in reader.fields if name not in reader.static_fields] or reader.fields
+    reads = [each for name in read for each in _reads_of(reader, name, sample, places, tick)]
+    summaries = [each.summary for each in reads]
+    return GridPlan(
         reader=reader,
         sample=sample,
         **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in TOTALS},
-        bytes_memory=_memory(reader, places_of),
-        bytes_halo=bytes_halo,
-        num_owned=_num_owned(reader, places_of),
+        bytes_memory=_memory(reader, places),
+        bytes_halo=np.sum([each.bytes_halo for each in reads], axis=0),
+        num_owned=_num_owned(reader, places),
         shared_chunks=sum(summary.shared_chunks for summary in summaries),
         exact=all(summary.exact for summary in summaries),
-        notes=tuple(notes.values()),
+        notes=tuple(dict.fromkeys([*(each.note for each in reads if each.note), *_notes(reader, places)])),
+    )
+
+
+class _Reads(NamedTuple):
+    """What all ranks read of a field in one file, and why that is an estimate, where it is one."""
+
+    summary: PlanSummary
+    bytes_halo: IntArray
+    note: str
+
+
+def _reads_of(
+    reader: GridReader, name: str, sample: int, places: Sequence[Mapping[str, int]], tick: Tick | None
+) -> Iterator[_Reads]:
+    """Plan a field for ranks at some places: once for each file that the sample's steps lie in."""
+    owned, local = _cells_of(reader, name, places)
+    for k, (i, layout, first) in enumerate(reader.selections(name, sample, places[0])):
+        small, shift = _only_this_sample(reader, layout, first)
+        selection_of = _selections(reader, name, sample, k, places, shift, tick)
+        locate, note = _locator(reader.sources[i], layout, shift), ""
+        if layout.fallback:
+            note = "some arrays are decoded by the format's own library: their bytes are estimated"
+        elif _all_absent(locate(chunks_needed(small, _shifted(first, shift)))):
+            note = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
+        summary = summarize(small, selection_of, len(places), None if note else locate)
+        wanted = summary.bytes_wanted
+        yield _Reads(summary, wanted - wanted * owned // np.maximum(local, 1), note)
+
+
+def _selections(
+    reader: GridReader,
+    name: str,
+    sample: int,
+    k: int,
+    places: Sequence[Mapping[str, int]],
+    shift: IntArray,
+    tick: Tick | None,
+) -> Callable[[int], Selection]:
+    """Return what gives the selection of a rank in the ``k``-th file of a sample, in the smaller layout."""
+
+    def selection_of(rank: int) -> Selection:
+        if tick is not None:
+            tick()
+        return _shifted(reader.selections(name, sample, places[rank])[k][2], shift)
+
+    return selection_of
+
+
+def _locator(source: Source, layout: ArrayLayout, shift: IntArray) -> Callable[[IntArray], ChunkRefs]:
+    """Return what finds chunks of the smaller layout in the source."""
+    first = shift // np.array(layout.chunks, np.int64)
+    return lambda chunks: source.locate(layout, chunks + first)
+
+
+def _notes(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """Say what a plan does not show by its figures."""
+    yield from _node_note(reader)
+    if static := reader.static_fields:
+        nbytes = max(sum(reader.buffer_specs(place)[name].nbytes for name in static) for place in places)
+        yield (
+            f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank; "
+            "what a sample reads is of the others"
+        )
+    yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
+    yield from _wide_halos(reader)
+    yield from _pool_note(reader, places)
+
+
+def _node_note(reader: GridReader) -> Iterator[str]:
+    """Say how often ranks of a node decode the same chunk, if that is worth sharing."""
+    partition, source = reader.partition, reader.sources[0]
+    every = tuple(map(partition.coordinate, range(partition.num_parts)))
+    shares = reader.node_shares(NodeRanks(name="plan", coordinates=every, me=0, max_bytes=0))
+    shared = [layout for layout in map(reader.layout, reader.fields) if is_worth_sharing(shares, layout, source)]
+    if not shared:
+        return
+    times = max(shares.times_decoded(layout, source) for layout in shared)
+    small = max(layout.chunk_nbytes for layout in shared) < _SMALL_CHUNK
+    but = "; chunks are small, and handing them over may take more CPU time than decoding them again" if small else ""
+    yield (
+        f"ranks decode chunks up to {times:.1f} times over, because several need the same: those of a node do it for "
+        f"each other with open_dataset(decode='node'){but}"
+    )
+
+
+def _pool_note(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Iterator[str]:
+    """Say how many bytes of decoded rows keep samples from decoding a chunk again that several of them share."""
+    block_bytes = max(reader.block_bytes(place)[1] for place in places)
+    if not block_bytes:
+        return
+    sizes = reader.chain.sizes
+    in_order = max(sizes.of(reader.part_of(place)).bytes_in_order for place in places)
+    steps, several = max(sizes.layout.steps_per_block.values()), sizes.most_trajectories
+    what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
+    what += f" of {several} trajectories" if several > 1 else ""
+    often = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
+    yield (
+        f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
+        f"decoded once in stored order with pool_bytes={in_order:_}, and with "
+        f'DistributedSampler(shuffle="blocks"){often} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
+        f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
     )
 
 
@@ -283,19 +316,19 @@ def _cells_of(reader: GridReader, name: str, places_of: Sequence[Mapping[str, in
     return owned, local
 
 
-def _wide_halos(reader: GridReader) -> str | None:
-    """Say where a halo reaches beyond the neighbouring part."""
+def _wide_halos(reader: GridReader) -> Iterator[str]:
+    """Say where a halo first reaches beyond the neighbouring part."""
     partition = reader.partition
     for dim, (below, above) in partition.halo.items():
         if dim not in partition.axis_of_dim:
             continue
         parts = np.diff(partition.bounds[dim])
         if len(parts) > 1 and max(below, above) > parts.min():
-            return (
+            yield (
                 f"the halo of {dim} ({below}+{above} rows) is wider than the smallest part ({parts.min()} rows): ranks "
                 "read rows of ranks beyond their neighbours; use fewer ranks, or a smaller halo"
             )
-    return None
+            return
 
 
 def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
@@ -303,63 +336,72 @@ def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntAr
     return np.array(sums, np.int64)
 
 
-def suggestions(plan: DomainPlan) -> list[str]:
-    """Say what would lower the amplification, with the figure that each gives; empty where it is low already.
+class Alternative(NamedTuple):
+    """Another cut of the same data that would read less, tried on some ranks.
+
+    Attributes
+    ----------
+    changed
+        What is asked for otherwise: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
+    plan
+        The reads of those ranks.
+    """
+
+    changed: Mapping[str, object]
+    plan: GridPlan
+
+
+def cheaper_cuts(plan: GridPlan) -> list[Alternative]:
+    """Return other cuts that lower the amplification, the best one first; none where it is low already.
 
     Opens the data set again with other bounds, or split along other dimensions.
     """
     if plan.cost <= _BAD:
         return []
-    found = []
-    for text, options, axis_sizes in _alternatives(plan):
-        other = _try(plan, options, axis_sizes)
-        if other is not None and other.cost <= _WORTHWHILE * plan.cost:
-            found.append(
-                (other.cost, f"{text} gives {other.cost:.2f} instead of {plan.cost:.2f}{_balance_note(other)}")
-            )
-    return [text for _, text in sorted(found)] + _rechunking(plan)
+    found = [(changed, _tried(plan, options, axes)) for changed, options, axes in _other_cuts(plan)]
+    better = [Alternative(changed, other) for changed, other in found if other is not None]
+    return sorted([each for each in better if each.plan.cost <= _WORTHWHILE * plan.cost], key=lambda x: x.plan.cost)
 
 
-def _balance_note(plan: DomainPlan) -> str:
-    return f" (balance {plan.balance:.2f})" if plan.balance > 1.05 else ""
-
-
-def _alternatives(plan: DomainPlan) -> Iterator[tuple[str, ReadOptions, Mapping[str, int]]]:
-    """Yield other ways to cut: as the command takes them, and as readers do."""
+def _other_cuts(plan: GridPlan) -> Iterator[tuple[dict[str, object], ReadOptions, Mapping[str, int]]]:
+    """Yield other cuts: what changes, the options, and the ranks along each axis."""
     partition, options = plan.reader.partition, plan.reader.options
     if not isinstance(options.bounds, str):
         return
     if options.bounds == "even" and options.weights is None:
-        yield "--bounds chunk", replace(options, bounds="chunk"), partition.axis_sizes
+        yield {"bounds": "chunk"}, replace(options, bounds="chunk"), partition.axis_sizes
     if len(partition.axis_of_dim) > 1:
         first = next(iter(partition.axis_of_dim))  # the slowest varying: its rows lie together in a file
         whole = replace(options, shard={first: "domain"}, weights=None)
-        yield f"--domain {plan.num_ranks} --shard {first}", whole, {"domain": plan.num_ranks}
+        yield {"domain": plan.num_ranks, "shard": first}, whole, {"domain": plan.num_ranks}
     if len(partition.axis_of_dim) == 1:
         ((sharded, axis),) = partition.axis_of_dim.items()
         for dim, size in partition.sizes.items():
             if dim != sharded and dim not in plan.reader.sample_dims and size >= plan.num_ranks:
                 other = replace(options, shard={dim: axis}, weights=None, align=1)
-                yield f"--shard {dim}", other, partition.axis_sizes
+                yield {"shard": dim}, other, partition.axis_sizes
 
 
-def _try(plan: DomainPlan, options: ReadOptions, axis_sizes: Mapping[str, int]) -> DomainPlan | None:
+def _tried(plan: GridPlan, options: ReadOptions, axis_sizes: Mapping[str, int]) -> GridPlan | None:
+    """Plan the same sample with another cut; None where that does not fit the data."""
     try:
         reader = GridReader(plan.reader.paths, options, axis_sizes=axis_sizes)
-    except SciDataError:  # this alternative does not fit the data; it was only an idea
+    except SciDataError:  # it was only an idea
         return None
     try:
         if reader.sample_dims != plan.reader.sample_dims:
             return None  # a sample would be something else
         # of a large domain a few ranks tell
         ranks = np.linspace(0, plan.num_ranks - 1, min(plan.num_ranks, _TRIED_RANKS)).astype(np.int64).tolist()
-        return plan_domain(reader, plan.sample, ranks=ranks)
+        return plan_grid(reader, plan.sample, ranks=ranks)
     finally:
         reader.close()
 
 
-def _rechunking(plan: DomainPlan) -> list[str]:
-    """Name the dimensions whose chunks are larger than a rank's part."""
+def layout_advice(plan: GridPlan) -> list[str]:
+    """Say which chunks are larger than a rank's part, where the amplification is high."""
+    if plan.cost <= _BAD:
+        return []
     reader, texts = plan.reader, []
     layout = max((reader.layout(name) for name in reader.fields), key=lambda x: x.nbytes)
     for dim, chunk in zip(layout.dims, layout.chunks, strict=True):

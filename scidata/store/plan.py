@@ -1,18 +1,21 @@
-"""What ``scidata plan`` computes for a partitioned store: the rows, ghosts, edges and bytes of every rank."""
+"""What every rank of a domain reads of a sample of a store, or of raw points: rows, ghosts, edges and bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from scidata.core.options import ReadOptions
 from scidata.core.types import IntArray
+from scidata.core.urls import public_text
 from scidata.meshes.hetero import relation_parts
 from scidata.plan.totals import TOTALS, RankReads
 from scidata.store.raw_points.reader import PointsReader
-from scidata.store.reading.part import SamplePart
+from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.reader import StoreReader
 
 Tick = Callable[[], None]
@@ -61,7 +64,7 @@ class StorePlan(RankReads):
         mean = float(owned.mean())
         return float(owned.max()) / mean if mean else 1.0
 
-    def rank(self, rank: int) -> dict[str, Any]:
+    def rank(self, rank: int) -> dict[str, object]:
         """Describe one rank in plain values."""
         return {
             "rank": rank,
@@ -73,7 +76,7 @@ class StorePlan(RankReads):
             **self.sums(rank),
         }
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> dict[str, object]:
         """Describe all ranks together in plain values."""
         return {
             "num_owned": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
@@ -87,84 +90,116 @@ class StorePlan(RankReads):
             "balance": {entity: self.balance(entity) for entity in self.cut.bounds},
         }
 
+    def about(self, dp: int | None = None) -> dict[str, object]:
+        """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+        reader, index = self.reader, self.sample
+        weights = reader.options.weights
+        found: dict[str, object] = {
+            "path": public_text(str(reader.path)),
+            "kind": reader.kind,
+            "fields": list(reader.fields),
+            "global_shape": {name: list(reader.global_shape(name, index)) for name in reader.fields},
+            "num_samples": reader.num_samples,
+            "sample": index,
+            "sample_dim": None,
+            "rows": [],
+            "name": reader.names[index] if isinstance(reader, PointsReader) else reader.sample_info(index).name,
+            "counts": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
+            "domain": self.num_ranks,
+            "bounds": {entity: rows.tolist() for entity, rows in self.cut.bounds.items()},
+            "weights": weights if isinstance(weights, str | None) else "given",
+            "halo": 0,
+            "num_hops": reader.num_hops,
+            "ghosts": reader.ghosts,
+            "dp": dp,
+            "world_size": self.num_ranks * (dp or 1),
+            "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
+            "exact": self.exact,
+        }
+        if isinstance(reader, StoreReader):
+            numbering = reader.numbering
+            found |= {"sample_dim": numbering.sample_dim, "rows": numbering.rows(index), "halo": reader.halo}
+            found |= {"counts": dict(reader.sample_info(index).counts), "layers": list(map(list, reader.layers))}
+            return found
+        return found | {"raw": True}
 
-def plan_store(reader: StoreReader, topology: StoreReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:
+
+def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:
     """Plan one sample for every rank of the reader's domain, one after the other.
 
     Which ghosts a rank has follows from the edges and positions that it reads, so these are read.
 
     Parameters
     ----------
-    topology
-        The same store, cut the same, without fields, whose samples are the stored ones.
     tick
         Called when a rank is done.
     """
-    num_ranks = reader.num_parts
-    sums = np.zeros((4, num_ranks), np.int64)
-    neighbours, cut_edges = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
-    by_relation: dict[str, IntArray] = {}
-    ghosts, exact, cut = [], True, reader.partition_of(sample)
+    num_ranks, cut = reader.num_parts, reader.partition_of(sample)
+    topology = _topology_alone(reader) if isinstance(reader, StoreReader) else None
+    sums = np.zeros((len(TOTALS), num_ranks), np.int64)
+    exact, needs = True, []
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
         sums[:, rank] = [getattr(plan, name) for name in TOTALS]
         exact &= plan.exact
-        local = topology.read(cut.index, rank)
-        maps = [local.index_maps[reader.entity]]
-        if local.relations:
-            maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
-        ghosts.append(np.concatenate([rows.ghosts for rows in maps]))
-        neighbours[rank] = np.count_nonzero(np.sum([rows.recv_counts for rows in maps], axis=0))
-        for name, pairs in local.relations.items():
-            num_owned = local.index_maps[(relation_parts(name) or ("",))[0]].num_owned
-            far = local.far_relations[name]
-            sources = np.unique(np.concatenate([pairs[0], far[0]]))
-            num_cut = np.count_nonzero(pairs[0] >= num_owned)
-            found = by_relation.setdefault(name, np.zeros((3, num_ranks), np.int64))
-            found[:, rank] = np.count_nonzero(sources >= num_owned), num_cut, far.shape[1]
-            cut_edges[rank] += num_cut
-        if local.edge_index is not None:
-            cut_edges[rank] = np.count_nonzero(local.edge_index[0] >= maps[0].num_owned)
+        needs.append(_NOTHING if topology is None else _needs_of(topology.read(cut.index, rank), reader.entity))
         if tick is not None:
             tick()
+    relations = needs[0].by_relation
     return StorePlan(
         reader=reader,
         sample=sample,
         cut=cut,
-        ghosts=tuple(ghosts),
-        num_cut_edges=cut_edges if "edge" in reader.entities or by_relation else None,
-        by_relation=by_relation,
-        num_neighbours=neighbours,
+        ghosts=tuple(each.ghosts for each in needs),
+        num_cut_edges=np.array([each.num_cut for each in needs]) if "edge" in reader.entities or relations else None,
+        by_relation={name: np.array([each.by_relation[name] for each in needs]).T for name in relations},
+        num_neighbours=np.array([each.num_neighbours for each in needs]),
         **dict(zip(TOTALS, sums, strict=True)),
         exact=exact,
     )
 
 
-def describe_store(plan: StorePlan, *, weights: object, dp: int | None) -> dict[str, Any]:
-    """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
-    reader, index = plan.reader, plan.sample
-    assert isinstance(reader, StoreReader)
-    info = reader.sample_info(index)
-    return {
-        "path": reader.path,
-        "kind": reader.kind,
-        "fields": list(reader.fields),
-        "global_shape": {name: list(reader.global_shape(name, index)) for name in reader.fields},
-        "num_samples": reader.num_samples,
-        "sample": index,
-        "sample_dim": reader.numbering.sample_dim,
-        "rows": reader.numbering.rows(index),
-        "name": info.name,
-        "counts": dict(info.counts),
-        "domain": plan.num_ranks,
-        "bounds": {entity: rows.tolist() for entity, rows in plan.cut.bounds.items()},
-        "weights": weights,
-        "halo": reader.halo,
-        "num_hops": reader.num_hops,
-        "layers": [list(layer) for layer in reader.layers],
-        "ghosts": reader.ghosts,
-        "dp": dp,
-        "world_size": plan.num_ranks * (dp or 1),
-        "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
-        "exact": plan.exact,
-    }
+def _topology_alone(reader: StoreReader) -> StoreReader:
+    """Return a reader of the same store, cut the same, without fields; its samples are the stored ones."""
+    alone = replace(
+        ReadOptions(fields=(), sample_dim=False, ghosts="exchange", num_threads=1),
+        **{name: getattr(reader.options, name) for name in ("halo", "bounds", "weights")},
+    )
+    return StoreReader(reader.path, alone, num_parts=reader.num_parts)
+
+
+class _Needs(NamedTuple):
+    """What a rank has of others: see :class:`StorePlan`; of each relation ghosts, edges cut, and edges of others."""
+
+    ghosts: IntArray
+    num_neighbours: int
+    num_cut: int
+    by_relation: Mapping[str, tuple[int, int, int]]
+
+
+_NOTHING = _Needs(np.empty(0, np.int64), 0, 0, {})
+
+
+def _needs_of(local: LocalPart, entity: str) -> _Needs:
+    """Count the ghosts of a part, the ranks that own them, and the edges that begin at one."""
+    if not local.relations:
+        rows = local.index_maps[entity]
+        num_cut = 0 if local.edge_index is None else _count(local.edge_index[0] >= rows.num_owned)
+        return _Needs(rows.ghosts, _count(rows.recv_counts), num_cut, {})
+    maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
+    by_relation = {}
+    for name, pairs in local.relations.items():
+        num_owned = local.index_maps[(relation_parts(name) or ("",))[0]].num_owned
+        far = local.far_relations[name]
+        sources = np.unique(np.concatenate([pairs[0], far[0]]))
+        by_relation[name] = _count(sources >= num_owned), _count(pairs[0] >= num_owned), far.shape[1]
+    return _Needs(
+        ghosts=np.concatenate([rows.ghosts for rows in maps]),
+        num_neighbours=_count(np.sum([rows.recv_counts for rows in maps], axis=0)),
+        num_cut=sum(num_cut for _, num_cut, _ in by_relation.values()),
+        by_relation=by_relation,
+    )
+
+
+def _count(values: npt.ArrayLike) -> int:
+    return int(np.count_nonzero(values))

@@ -61,10 +61,7 @@ def main():
         reader = StoreReader(
             f"{folder}/era5.store", ReadOptions(fields=["t2m"], cache_bytes=0, num_threads=1), num_parts=num
         )
-        topology = StoreReader(
-            f"{folder}/era5.store", ReadOptions(fields=(), sample_dim=False, num_threads=1), num_parts=num
-        )
-        plan = plan_store(reader, topology)
+        plan = plan_store(reader)
         for name, (ghosts, cut) in plan.by_relation.items():
             total = plan.cut.bounds[name][-1]
             print(

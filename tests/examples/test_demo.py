@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zarr
 
-from scidata.cli import tables
 from scidata.cli.commands import demo
+from scidata.cli.commands.plan import print_plan
 from scidata.errors import LauncherError
 from tests.docs.blocks import blocks_of, differs
 
@@ -49,7 +49,8 @@ def test_ranks_train_as_one_process_does(tmp_path: Path, capsys: pytest.CaptureF
     assert all(rank["samples_read"] == 5 for rank in found["ranks"])
     assert zarr.open_group(str(kept / "weather.zarr"), mode="r")["u"].shape == (16, 3, 121, 240)
 
-    tables.print_plan(*demo._plan(str(kept / "weather.zarr"), 2), every_rank=True)
+    path = str(kept / "weather.zarr")
+    print_plan(demo._plan(path, 2), path, every_rank=True)
     demo._print(found, None)
     shown = capsys.readouterr().out
     assert "\\" not in shown  # a line end inside a text is shown as an escape

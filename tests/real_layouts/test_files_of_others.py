@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import scidata
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
+from scidata.data.raw_report import inspect_store
 from scidata.errors import CorruptDataError, FieldMismatchError, ShortReadError, UnsupportedFormatError
 from scidata.meshes.samples import read_samples
 from scidata.sources import open_source

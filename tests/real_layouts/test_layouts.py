@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import scidata
 from scidata.cli.app import app
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
+from scidata.data.raw_report import inspect_store
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
 from tests.real_layouts import make

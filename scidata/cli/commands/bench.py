@@ -1,4 +1,4 @@
-"""Measure reading of the user's own file: plain slicing, the format's library at its best, scidata, and the ceiling.
+"""``scidata bench``: times plain slicing, the format's own library at its best, scidata, and the ceiling on a file.
 
 The ceiling is ``preadv`` of as many bytes as are wanted, from the page cache into a reused buffer: what any reader
 must at least do. Methods take turns, so that a busy machine slows all of them; figures are medians.
@@ -11,12 +11,15 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.cli.arguments import check_choice, parse_fields, usage_error
+from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
+from scidata.cli.progress import doing
 from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
@@ -27,6 +30,9 @@ from scidata.plan.family import PlanFamily
 from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.sources.access.files import files
+from scidata.store.format.places import is_store
+
+K = TypeVar("K")
 
 _MAX_FIELDS = 3
 _SLAB = 8  # a slab is one part in eight, as of one rank of eight
@@ -58,6 +64,45 @@ class BenchRow:
     wall: float
     cpu_ratio: float
     wall_ratio: float
+
+
+def run_bench(
+    path: str,
+    only_pipeline: Mapping[str, object],
+    *,
+    fields: Sequence[str] | None,
+    kind: str | None,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Measure arrays, and print a table or JSON; ``only_pipeline`` are options that have no meaning here."""
+    for option, value in only_pipeline.items():
+        if value is not None:
+            raise usage_error(option, "is for --pipeline.")
+    check_choice("--kind", kind, ("grid", "points"))
+    if not is_url(path) and is_store(path):
+        raise usage_error("PATH", f"{path} is a partitioned store, which has its own order; add --pipeline.")
+    doing("timing")
+    rows = bench_path(path, fields=parse_fields(fields), kind=kind, repeats=repeats)
+    if as_json:
+        print_json({"path": path, "repeats": repeats, "rows": [asdict(row) for row in rows]})
+    else:
+        _print_bench(path, rows, repeats)
+
+
+def _print_bench(path: str, rows: Sequence[BenchRow], repeats: int) -> None:
+    out = console()
+    out.print(path, style="bold", soft_wrap=True)
+    out.print(f"medians of {repeats} rounds, page cache warm; ratios to preadv of the wanted bytes, higher is better")
+    out.print()
+    table = make_table(
+        ("field", "case", "method", "bytes", "CPU", "wall", "CPU ratio", "wall ratio"), left=("field", "case", "method")
+    )
+    for row in rows:
+        times = [f"{1e3 * seconds:.2f} ms" for seconds in (row.cpu, row.wall)]
+        ratios = [ratio(row.cpu_ratio), ratio(row.wall_ratio)]
+        table.add_row(row.field, row.case, row.method, human_bytes(row.nbytes), *times, *ratios)
+    out.print(table)
 
 
 def bench_path(
@@ -173,9 +218,9 @@ def _bench_case(
     return rows
 
 
-def interleaved(methods: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, tuple[float, float]]:
+def interleaved(methods: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, tuple[float, float]]:
     """Let methods take turns after a rehearsal; return CPU and wall seconds of each, medians."""
-    taken: dict[Any, list[tuple[float, float]]] = {name: [] for name in methods}
+    taken: dict[K, list[tuple[float, float]]] = {name: [] for name in methods}
     for number in range(repeats + 1):
         for name, method in methods.items():
             wall, cpu = time.perf_counter(), time.process_time()
@@ -188,7 +233,9 @@ def interleaved(methods: Mapping[Any, Callable[[], object]], repeats: int) -> di
     }
 
 
-def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: npt.NDArray[Any]) -> Callable[[], object]:
+def _ceiling(
+    source: Source, layout: ArrayLayout, selection: Selection, out: npt.NDArray[np.generic]
+) -> Callable[[], object]:
     """Return a read of ``out.nbytes`` bytes of the files concerned, over and over where they hold fewer."""
     if layout.fallback:
         paths = [source.path] if os.path.isfile(source.path) else []
@@ -213,7 +260,7 @@ def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: npt
 
 
 def _library(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
 ) -> dict[str, Callable[[], object]]:
     """Return plain slicing and the best call of the format's own library."""
     if source.format.startswith("zarr"):
@@ -232,7 +279,7 @@ def _library(
 
 
 def _zarr(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
 ) -> dict[str, Callable[[], object]]:
     import zarr
     from zarr.core.buffer import default_buffer_prototype
@@ -248,7 +295,7 @@ def _zarr(
 
 
 def _h5py(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
 ) -> dict[str, Callable[[], object]]:
     import contextlib
 

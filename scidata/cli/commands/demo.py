@@ -16,12 +16,12 @@ from typing import Any
 
 from scidata.cli.arguments import usage_error
 from scidata.cli.commands.demo_data import NUM_LATITUDES, PATCH, READ, SPLIT, write_weather
+from scidata.cli.commands.plan import as_plain, print_plan
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
-from scidata.cli.tables import print_plan
 from scidata.core.options import ReadOptions
 from scidata.errors import LauncherError, OutputError
-from scidata.grids.plan import DomainPlan, describe, plan_domain
+from scidata.grids.plan import GridPlan, plan_grid
 from scidata.grids.reader import GridReader
 
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
@@ -45,15 +45,15 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
         write_weather(path)
-        plan, about = _plan(path, ranks)
+        plan = _plan(path, ranks)
         if not as_json:
             console().print(f"wrote synthetic weather: {human_bytes(_size(path))} in {path}", soft_wrap=True)
-            print_plan(plan, about, every_rank=True)
+            print_plan(plan, path, every_rank=True)
             console().print()
             console().print(f"training a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
         doing("training")
         results = _launch(path, folder, ranks, steps, echo=not as_json)
-    report = _report(plan, about, results, seconds=time.monotonic() - began)
+    report = _report(as_plain(plan, path, None, []), results, seconds=time.monotonic() - began)
     if as_json:
         print_json(report)
     else:
@@ -77,11 +77,10 @@ def _size(folder: str) -> int:
     return sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(folder) for name in names)
 
 
-def _plan(path: str, ranks: int) -> tuple[DomainPlan, dict[str, Any]]:
+def _plan(path: str, ranks: int) -> GridPlan:
     options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
     reader = GridReader(path, options, axis_sizes={"domain": ranks})
-    plan = plan_domain(reader)
-    return plan, describe(plan, path=path, dp=None) | {"suggestions": []}
+    return plan_grid(reader)
 
 
 def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> list[dict[str, Any]]:
@@ -152,13 +151,11 @@ def _reason(folder: str) -> str:
     return ""
 
 
-def _report(
-    plan: DomainPlan, about: dict[str, Any], results: list[dict[str, Any]], *, seconds: float
-) -> dict[str, Any]:
+def _report(plan: Mapping[str, object], results: list[dict[str, Any]], *, seconds: float) -> dict[str, Any]:
     first = results[0]
     differences = {"loss": first["loss_difference"], "gradient": first["gradient_difference"]}
     return {
-        "plan": about | {"totals": plan.totals(), "ranks": [plan.rank(r) for r in range(plan.num_ranks)]},
+        "plan": plan,
         "samples": first["order"],
         "losses": first["losses"],
         "ranks": [{k: r[k] for k in ("rank", "rows", "bytes_read", "samples_read")} for r in results],

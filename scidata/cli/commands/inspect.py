@@ -1,261 +1,160 @@
-"""What is in a store, from its metadata alone: arrays, guessed kind, default split, and what will read badly."""
+"""``scidata inspect``: a report on raw files or on a partitioned store, as a table or JSON."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
-from scidata.core.bounds import rows_of
-from scidata.core.options import ReadOptions
-from scidata.core.types import ArrayLayout, Source
-from scidata.data.raw_kind import partition_command
-from scidata.errors import SciDataError, UnsupportedFormatError
-from scidata.grids.choices import left_out_text
-from scidata.grids.gaps import find_gaps
-from scidata.grids.reader import GridReader
-from scidata.meshes.formats.meshio import open_any
-from scidata.sources.cf import role_of
-from scidata.sources.kinds import ELSEWHERE, data_fields, kind_of
-from scidata.sources.paths import expand_paths
-from scidata.store.format.places import is_store
+from scidata.cli.arguments import names_store, usage_error
+from scidata.cli.output import (
+    console,
+    human_bytes,
+    make_table,
+    print_bullets,
+    print_json,
+    print_notes,
+    ratio,
+    shape_text,
+)
+from scidata.data.raw_report import StoreReport, inspect_store
+from scidata.meshes.hetero import rows_named
+from scidata.store.format.manifest import Number
+from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
 
-_SMALL_CHUNK = 64 * 1024
-_MOST_COMPARED = 64  # files of which each is a sample
-_HUGE_CHUNK = 256 * 1024**2
-_MOST_NAMED = 8
+_MANY_SAMPLES = 16
+_MANY_COMPONENTS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArrayReport:
-    """One array: ``role`` is its CF axis (``T Z Y X``), ``is_data`` tells fields from coordinates."""
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    chunks: tuple[int, ...]
-    shards: tuple[int, ...] | None
-    codecs: tuple[str, ...]
-    role: str | None
-    units: str | None
-    nbytes: int
-    is_data: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreReport:
-    """What :func:`inspect_store` finds.
-
-    Attributes
-    ----------
-    paths, format
-        The files of the series, and the format of the first.
-    kind, kind_reason
-        ``grid``, ``points``, ``mesh`` or ``graph``, and what it was recognised by.
-    sample_dim, num_samples, shard_dim, fields
-        What :func:`scidata.open_dataset` would do by default on a 1-D domain; None where it could not open it.
-    arrays
-        Every array of the first file.
-    skipped
-        ``{array: reason}`` of what cannot be read.
-    warnings
-        What will read slowly, or not as expected; each with what to do.
-    """
-
-    paths: tuple[str, ...]
-    format: str
-    kind: str
-    kind_reason: str
-    sample_dim: str | None
-    num_samples: int | None
-    shard_dim: str | None
-    fields: tuple[str, ...]
-    arrays: tuple[ArrayReport, ...]
-    skipped: Mapping[str, str]
-    warnings: tuple[str, ...]
-
-
-def inspect_store(path: str | Sequence[str]) -> StoreReport:
-    """Describe a store, or the files of a series, from metadata (and coordinates, where there are several files).
-
-    Raises
-    ------
-    FileNotFoundError, UnsupportedFormatError
-        Nothing is there, or it is of no format that scidata reads, or a partitioned store.
-    """
-    paths = expand_paths(path)
-    if is_store(paths[0]):
-        raise UnsupportedFormatError(
-            f"{paths[0]}: is a partitioned store; scidata.store.reading.report.inspect_partitioned describes it"
-        )
-    source = open_any(paths[0])
-    try:
-        fields = set(data_fields(source))
-        kind, reason = kind_of(source)
-        warnings = [] if kind == "grid" else [_advice(path, kind, reason, source), *_others(source, paths)]
-        reader = None
-        if kind == "grid":
-            reader, complaint = _default_reader(paths)
-            warnings += [complaint] if complaint else []
-        sample_dim = reader.sample_dim if reader else None
-        shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
-        kept = reader.fields if reader else ()
-        if kind == "grid":  # others are written anew before ranks read them
-            warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
-        if reader and reader.choice.left_out:
-            warnings.append(left_out_text(reader.choice.left_out, reader.choice.reference.name))
-        if reader:
-            warnings += filter(None, (reader.choice.taken_text, *reader.gap_texts, _gaps(reader)))
-        return StoreReport(
-            paths=paths,
-            format=source.format,
-            kind=kind,
-            kind_reason=reason,
-            sample_dim=sample_dim,
-            num_samples=reader.num_samples if reader else None,
-            shard_dim=shard_dim,
-            fields=tuple(kept),
-            arrays=tuple(_array_report(layout, name in fields) for name, layout in source.arrays.items()),
-            skipped=dict(getattr(source, "skipped", {})),
-            warnings=tuple(warnings),
-        )
-    finally:
-        source.close()
-
-
-def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
-    """Say of further files, each a sample of its own, what is not there as in the first."""
-    if len(paths) == 1:
+def run_inspect(paths: Sequence[str], *, sample: int | None, as_json: bool) -> None:
+    """Describe files, or a store and how well one of its samples can be cut."""
+    stores = [path for path in paths if names_store(path)]
+    if stores and len(paths) > 1:
+        raise usage_error("PATH...", f"{stores[0]} is a partitioned store; inspect one of them at a time.")
+    if sample is not None and not stores:
+        raise usage_error("--sample", "is for stores that `scidata partition` wrote; leave it out.")
+    if stores:
+        partitioned = inspect_partitioned(stores[0], sample=sample or 0)
+        if as_json:
+            print_json(partitioned.to_dict())
+        else:
+            _print_partitioned(partitioned)
         return
-    shown = min(len(paths), _MOST_COMPARED)
-    alike = 1
-    for path in paths[1:shown]:
-        source = open_any(path)
-        try:
-            if texts := list(_differences(first, source)):
-                yield f"{path}: {'; '.join(texts[:3])}{'; …' if len(texts) > 3 else ''}"
-            alike += not texts
-        finally:
-            source.close()
-    left = f"; {len(paths) - shown} more were not looked at" if shown < len(paths) else ""
-    yield f"each of the {len(paths)} files is a sample; shown is the first, {alike} have its arrays{left}"
+    report = inspect_store(paths if len(paths) > 1 else paths[0])
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _print_raw(report)
 
 
-def _differences(first: Source, other: Source) -> Iterator[str]:
-    """Name arrays that two files do not both have with the same dtype and dims; lengths differ between samples."""
-    if lacking := [name for name in first.arrays if name not in other.arrays]:
-        yield f"lacks {', '.join(lacking)}"
-    if added := [name for name in other.arrays if name not in first.arrays]:
-        yield f"has also {', '.join(added)}"
-    for name, layout in first.arrays.items():
-        found = other.arrays.get(name)
-        if found is not None and (found.dtype, len(found.dims)) != (layout.dtype, len(layout.dims)):
-            shapes = [f"{x.dtype} {'x'.join(map(str, x.shape))}" for x in (found, layout)]
-            yield f"{name} is {shapes[0]}, not {shapes[1]}"
+def _print_raw(report: StoreReport) -> None:
+    out = console()
+    files = f" and {len(report.paths) - 1} more files" if len(report.paths) > 1 else ""
+    out.print(f"{report.paths[0]}{files}  ({report.format})", style="bold", soft_wrap=True)
+    out.print(f"kind: {report.kind} ({report.kind_reason})", soft_wrap=True)
+    if report.fields:
+        samples = f"{report.sample_dim} ({report.num_samples} samples)" if report.sample_dim else "none (one sample)"
+        split = "no shard dimension, name one" if report.shard_dim is None else f"shard dimension {report.shard_dim}"
+        out.print(f"by default: sample dimension {samples}, {split}", soft_wrap=True)
+    out.print()
+    columns = ("array", "dims", "shape", "dtype", "chunks", "codecs", "role", "units", "size")
+    table = make_table(columns, left=("array", "dims", "dtype", "codecs", "role", "units"))
+    for array in report.arrays:
+        shards = f" in {shape_text(array.shards)}" if array.shards else ""
+        table.add_row(
+            array.name,
+            ", ".join(array.dims),
+            shape_text(array.shape),
+            array.dtype,
+            shape_text(array.chunks) + shards,
+            " ".join(array.codecs) or "raw",
+            "field" if array.is_data else (array.role or ""),
+            array.units or "",
+            human_bytes(array.nbytes),
+        )
+    out.print(table)
+    print_bullets("skipped", [f"{name}: {reason}" for name, reason in report.skipped.items()], "yellow")
+    print_bullets("warning", report.warnings, "yellow")
 
 
-def _advice(path: str | Sequence[str], kind: str, reason: str, source: Source) -> str:
-    command = partition_command(path, kind, reason, source)
-    mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
-    return f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}"
+def _print_partitioned(report: PartitionedReport) -> None:
+    out = console()
+    out.print(f"{report.path}  (scidata store)", style="bold", soft_wrap=True)
+    sphere = ", on the sphere" if report.on_sphere else ""
+    wraps = f", periodic by {' x '.join(f'{width:g}' for width in report.period)}" if report.period else ""
+    out.print(f"kind: {report.kind}{sphere}{wraps}; order {report.order}{_edges_text(report)}", soft_wrap=True)
+    out.print()
+    _print_samples(report)
+    out.print()
+    _print_fields(report)
+    if report.quality is not None:
+        out.print()
+        _print_quality(report)
+    notes = ((sample.name, note) for sample in report.samples for note in sample.notes)
+    print_notes(notes, _MANY_SAMPLES, more=report.notes)
 
 
-def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
-    texts = []
-    for codec in layout.codecs:
-        level = codec.config.get("clevel", codec.config.get("level"))
-        inner = f"{codec.config['cname']}" if "cname" in codec.config else ""
-        detail = ",".join(str(part) for part in (inner, level) if part not in ("", None))
-        texts.append(f"{codec.name}({detail})" if detail else codec.name)
-    return tuple(texts)
+def _edges_text(report: PartitionedReport) -> str:
+    parts = [f"{name} {value}" for name in ("edges", "weights") if (value := report.settings.get(name)) is not None]
+    return "".join(f", {part}" for part in parts)
 
 
-def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
-    units = layout.attributes.get("units")
-    return ArrayReport(
-        name=layout.name,
-        dims=layout.dims,
-        shape=layout.shape,
-        dtype=str(layout.dtype),
-        chunks=layout.chunks,
-        shards=layout.shards,
-        codecs=_codec_texts(layout),
-        role=None if is_data else role_of(layout),
-        units=str(units) if units not in (None, "") else None,
-        nbytes=layout.nbytes,
-        is_data=is_data,
-    )
+def _print_samples(report: PartitionedReport) -> None:
+    entities = list(report.counts)
+    table = make_table(["sample", "name", *map(rows_named, entities), "size"], left=("name",))
+    for sample in report.samples[:_MANY_SAMPLES]:
+        counts = []
+        for entity in entities:
+            left_out = sample.source_counts.get(entity, 0) - sample.counts[entity]
+            counts.append(f"{sample.counts[entity]}" + (f" (-{left_out})" if left_out > 0 else ""))
+        table.add_row(str(sample.index), sample.name, *counts, human_bytes(sample.nbytes))
+    if len(report.samples) > 1:
+        label = f"{len(report.samples)} samples"
+        table.add_row("all", label, *(str(report.counts[e]) for e in entities), human_bytes(report.nbytes))
+    console().print(table)
+    if len(report.samples) > _MANY_SAMPLES:
+        console().print(f"{len(report.samples) - _MANY_SAMPLES} more samples; --json lists all")
+    if report.sample_dim is not None:
+        each = f"each {report.sample_dim} of each" if len(report.samples) > 1 else f"each {report.sample_dim}"
+        console().print(f"opens as {report.num_read} samples: {each}", soft_wrap=True)
 
 
-def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
-    """Open the store as ``open_dataset`` would on two ranks; or say why that fails, or what it asks."""
-    try:
-        return GridReader(paths, ReadOptions(num_threads=1), axis_sizes={"domain": 2}), None
-    except (SciDataError, OSError) as e:
-        complaint = str(e)
-    try:
-        return GridReader(paths, ReadOptions(num_threads=1)), complaint  # one rank has nothing to split
-    except (SciDataError, OSError) as e:
-        what = "cannot be opened as one data set" if len(paths) == 1 else "the files are not one data set"
-        return None, f"{what}: {e}"
+def _print_fields(report: PartitionedReport) -> None:
+    columns = ("field", "entity", "dims", "shape", "dtype", "units", "mean", "std", "min", "max")
+    table = make_table(columns, left=columns[:6])
+    for field in report.fields:
+        units, stats = field.units or "", field.statistics
+        figures = [""] * 4 if stats is None else [_figure(x) for x in (stats.mean, stats.std, stats.min, stats.max)]
+        row = (field.name, field.entity, ", ".join(field.dims), _field_shape(field, report), field.dtype)
+        table.add_row(*row, units, *figures)
+    console().print(table)
+    if not report.fields:
+        console().print("no fields: positions and topology alone")
 
 
-def _gaps(reader: GridReader) -> str:
-    """Say where times do not follow each other, which matters to windows of steps alone."""
-    if reader.sample_dim is None:
-        return ""
-    found = find_gaps(reader.series, rows_of(reader.partition.selected[reader.sample_dim]))
-    return f"{found.text}; {found.remedy}" if found is not None else ""
+def _field_shape(field: FieldReport, report: PartitionedReport) -> str:
+    """Return the shape, with the entity's size as ``N`` where samples differ in it."""
+    sizes = {sample.counts[field.entity] for sample in report.samples}
+    if len(sizes) == 1:
+        return shape_text(field.shape)
+    return "x".join("N" if dim == field.entity_dim else str(size) for dim, size in enumerate(field.shape))
 
 
-def _lacks_names(layout: ArrayLayout) -> bool:
-    return bool(layout.dims) and all(re.fullmatch(r"dim_\d+", dim) for dim in layout.dims)
+def _figure(value: Number) -> str:
+    """Return a statistic, of each component where there are a few."""
+    if isinstance(value, tuple):
+        more = ", …" if len(value) > _MANY_COMPONENTS else ""
+        return ", ".join(f"{item:.4g}" for item in value[:_MANY_COMPONENTS]) + more
+    return f"{value:.4g}"
 
 
-def _layout_warnings(
-    source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
-) -> Iterator[str]:
-    """Say what reads badly: a line for each cause, of the field where it is worst, with the others that have it."""
-    if unnamed := [name for name in names if _lacks_names(source.arrays[name])]:
-        yield f"{_listed(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
-    found: dict[str, list[tuple[float, str, str]]] = {}
-    for name in names:
-        for cause, size, text in _causes(source.arrays[name], sample_dim, shard_dim):
-            found.setdefault(cause, []).append((size, name, text))
-    for each in found.values():
-        worst = max(each, key=lambda one: one[0])
-        several = len({text for _, _, text in each}) > 1
-        yield f"{_listed([name for _, name, _ in each])}: {f'{worst[1]} has ' if several else ''}{worst[2]}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {n} more" if (n := len(names) - _MOST_NAMED) > 0 else "")
-
-
-def _causes(layout: ArrayLayout, sample_dim: str | None, shard_dim: str | None) -> Iterator[tuple[str, float, str]]:
-    """Yield causes of slow reads of one field: which, how bad, and in words."""
-    sizes = dict(zip(layout.dims, layout.shape, strict=True))
-    chunk = dict(zip(layout.dims, layout.chunks, strict=True))
-    num_chunks, mib = math.prod(layout.num_chunks), layout.chunk_nbytes / 1024**2
-    if layout.fallback:
-        codecs = " ".join(_codec_texts(layout)) or "no codecs"
-        remedy = "rewrite with zstd or blosc to read in parallel"
-        yield "library", layout.nbytes, f"{codecs}: decoded by the format's own library, one chunk at a time; {remedy}"
-    rows = chunk.get(sample_dim or "", 1)
-    if layout.codecs and rows > 1:
-        text = f"chunks of {rows} rows of {sample_dim}, which a sample alone decodes whole; "
-        text += "in the order of the file, or with DistributedSampler(shuffle='blocks'), each is decoded once"
-        yield "samples", rows, text
-    if layout.codecs and shard_dim in chunk and chunk[shard_dim] >= sizes[shard_dim] > 1:
-        text = f"one chunk spans all {sizes[shard_dim]} rows of {shard_dim}, so every rank decodes the whole of it; "
-        yield "shard", sizes[shard_dim], f"{text}rechunk {shard_dim}, or shard another dimension"
-    if layout.codecs and layout.chunk_nbytes > _HUGE_CHUNK:
-        yield "huge", mib, f"chunks of {mib:.0f} MiB, which are decoded whole; rechunk to 1 to 16 MiB"
-    if layout.chunk_nbytes < _SMALL_CHUNK and num_chunks > 64:
-        text = f"{num_chunks} chunks of {1024 * mib:.1f} KiB; many small reads are slow: rechunk to 1 to 16 MiB"
-        yield "small", num_chunks, text
-    packing = [name for name in ("scale_factor", "add_offset") if name in layout.attributes]
-    if packing and layout.dtype.kind == "f":
-        yield "packed", 1, f"{layout.dtype} and yet {' and '.join(packing)}, applied when decoding"
+def _print_quality(report: PartitionedReport) -> None:
+    quality, out = report.quality, console()
+    assert quality is not None
+    out.print(f"sample {report.quality_sample} cut evenly; edges counted: {report.quality_edges}", soft_wrap=True)
+    columns = ("parts", "balance", "edge\nbalance", "edges\ncut", "ghosts\n/rows", "most\nghosts/rows")
+    table = make_table([*columns, "neighbours\nmean", "neighbours\nmost"])
+    for part in quality.parts:
+        ratios = [ratio(part.balance), ratio(part.edge_balance), f"{100 * part.edge_cut:.2f} %"]
+        halo = [f"{part.halo:.3f}", f"{part.max_halo:.3f}"]
+        table.add_row(str(part.num_parts), *ratios, *halo, f"{part.mean_neighbours:.1f}", str(part.max_neighbours))
+    out.print(table)

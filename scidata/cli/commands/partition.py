@@ -8,9 +8,8 @@ from typing import Any
 
 from scidata.cli.arguments import check_choice, usage_error
 from scidata.cli.cluster import cluster
-from scidata.cli.output import console, human_bytes, make_table, print_json
+from scidata.cli.output import console, human_bytes, make_table, print_bullets, print_json, print_notes
 from scidata.cli.progress import progress
-from scidata.cli.tables import print_bullets, print_notes
 from scidata.core.urls import public_text
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import rows_named

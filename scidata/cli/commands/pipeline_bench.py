@@ -10,14 +10,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from scidata.cli.arguments import KINDS, check_choice, parse_fields, usage_error
 from scidata.cli.commands.bench import interleaved
+from scidata.cli.output import console, human_bytes, make_table, print_json
+from scidata.cli.progress import doing
 from scidata.core.urls import is_url, url_of
+from scidata.data.grid_dataset import ShardedDataset
+from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.open_dataset import open_dataset
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
@@ -53,6 +58,74 @@ class PipelineRow:
     wall: float
     wait: float | None = None
     wait_share: float | None = None
+
+
+def run_pipeline(
+    path: str,
+    *,
+    fields: Sequence[str] | None,
+    kind: str | None,
+    workers: str | None,
+    samples: int | None,
+    step_ms: float | None,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Measure a loader, and print a table or JSON."""
+    check_choice("--kind", kind, KINDS)
+    doing("timing")
+    rows, step = bench_pipeline(
+        path,
+        fields=parse_fields(fields),
+        kind=kind,
+        workers=_numbers(workers or "0,1,2,4"),
+        num_samples=samples or 20,
+        step=None if step_ms is None else step_ms / 1e3,
+        repeats=repeats,
+    )
+    if as_json:
+        print_json({"path": path, "repeats": repeats, "step": step, "rows": [asdict(row) for row in rows]})
+        return
+    out = console()
+    out.print(path, style="bold", soft_wrap=True)
+    out.print(
+        f"medians of {repeats} rounds, page cache warm, one thread a sample; wait of a loop whose step takes "
+        f"{1e3 * step:.1f} ms"
+    )
+    out.print()
+    columns = ("method", "bytes/sample", "MB/s", "CPU/sample", "wall/sample", "wait/step", "of the loop")
+    table = make_table(columns, left=("method",))
+    for row in rows:
+        table.add_row(*_cells(row))
+    out.print(table)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1]
+    if min(found) < 0:
+        raise usage_error("--workers", f"{text!r}: numbers of reader threads, 0,1,2.")
+    return found
+
+
+def _cells(row: PipelineRow) -> list[str]:
+    threads = f", {row.num_workers} threads" if row.num_workers != 1 else ", 1 thread"
+    names = {
+        "loader": f"loader{threads}",
+        "preadv": "preadv of the same ranges",
+        "decompress": "decompressor, from memory",
+    }
+    return [
+        names[row.method],
+        human_bytes(row.nbytes),
+        f"{row.nbytes / row.wall / 1e6:.0f}" if row.wall else "-",
+        f"{1e3 * row.cpu:.2f} ms",
+        f"{1e3 * row.wall:.2f} ms",
+        "" if row.wait is None else f"{1e3 * row.wait:.2f} ms",
+        "" if row.wait_share is None else f"{100 * row.wait_share:.1f} %",
+    ]
 
 
 def bench_pipeline(
@@ -108,14 +181,14 @@ def bench_pipeline(
 
 
 def _measure(
-    ds: Any, num_samples: int, workers: Sequence[int], step: float | None, repeats: int
+    ds: ShardedDataset | IrregularDataset, num_samples: int, workers: Sequence[int], step: float | None, repeats: int
 ) -> tuple[list[PipelineRow], float]:
     order = [i % len(ds) for i in range(num_samples)]
     loaders = {n: DataLoader(ds, None, sampler=order, num_workers=n) for n in workers}
     plans = plans_of(ds, range(min(len(ds), _MAX_PLANNED)))
     read, read_bytes = preadv_loop(plans)
     decode, decoded_bytes = decompressors(plans)
-    methods: dict[Any, Callable[[], object]] = {n: partial(_run, loader) for n, loader in loaders.items()}
+    methods: dict[int | str, Callable[[], object]] = {n: partial(_run, loader) for n, loader in loaders.items()}
     methods["preadv"] = partial(read, num_samples)
     if decoded_bytes:
         methods["decompress"] = partial(decode, num_samples)
@@ -159,7 +232,7 @@ def _wait(loader: DataLoader, step: float) -> float:
 # -- the floors ----------------------------------------------------------------------------------------------------
 
 
-def plans_of(ds: Any, indices: Sequence[int]) -> list[list[ArrayPlan]]:
+def plans_of(ds: ShardedDataset | IrregularDataset, indices: Sequence[int]) -> list[list[ArrayPlan]]:
     """Return what is read of the fields of some samples; index arrays of a store are read once, and not counted."""
     found = [ds.plan(i).fields for i in indices]
     return [[plan for name in ds.fields for plan in fields[name]] for fields in found]
@@ -208,7 +281,7 @@ def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int],
     return run, round(statistics.mean(sizes))
 
 
-def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, np.ndarray[Any, np.dtype[np.uint8]]]]:
+def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, npt.NDArray[np.uint8]]]:
     """Read the encoded chunks of a plan, each with what decodes it."""
     if plan.encoded is None or plan.refs is None:
         return []

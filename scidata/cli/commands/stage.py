@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scidata.cli.arguments import parse_ranks
+from scidata.cli.arguments import names_store, num_parts_of, parse_ranks
 from scidata.cli.output import console, human_bytes, print_json
 from scidata.cli.progress import progress
-from scidata.cli.stores import num_parts_of
 from scidata.core.options import ReadOptions
 from scidata.core.urls import public_text
 from scidata.data.raw_kind import kind_of_raw
 from scidata.grids.reader import GridReader
-from scidata.grids.staging import Staged, Staging
-from scidata.read.disk_cache import make_cache
+from scidata.grids.staging import Staging
+from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.store.reading.reader import StoreReader
 from scidata.store.reading.staging import StagedStore, StoreStaging
 
@@ -23,81 +22,65 @@ from scidata.store.reading.staging import StagedStore, StoreStaging
 def run_stage(
     path: str, axis_sizes: Mapping[str, int], options: ReadOptions, *, ranks: Sequence[str], jobs: int, as_json: bool
 ) -> None:
-    """Fill the folder ``options.cache_dir`` with the parts of some ranks of a grid, and print what was done."""
-    chosen, cache = parse_ranks(ranks, math.prod(axis_sizes.values())), options.cache_dir
-    disk = make_cache(cache, options.cache_disk_bytes)
-    _, first = kind_of_raw(path, options, like_grid=True)
-    reader = GridReader(path, options, axis_sizes=axis_sizes, first=first)
+    """Fill the folder ``options.cache_dir`` with the parts of some ranks, and print what was done."""
+    chosen = parse_ranks(ranks, math.prod(axis_sizes.values()))
+    disk = make_cache(options.cache_dir, options.cache_disk_bytes)
+    if names_store(path):
+        found = _stage_store(StoreReader(path, options, num_parts=num_parts_of(axis_sizes)), chosen, jobs, disk)
+    else:
+        _, first = kind_of_raw(path, options, like_grid=True)
+        found = _stage_grid(GridReader(path, options, axis_sizes=axis_sizes, first=first), chosen, jobs, disk)
+    report = {**found, "path": public_text(path), "cache": options.cache_dir, "cache_bytes": disk.max_bytes}
+    report["ranks"] = chosen
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+
+
+def _stage_grid(reader: GridReader, ranks: Sequence[int], jobs: int, disk: DiskCache) -> dict[str, Any]:
     try:
-        staging = Staging(reader, chosen)
+        staging = Staging(reader, ranks)
         if staging.num_left:
             needed, limit, left = map(human_bytes, (staging.num_bytes, disk.max_bytes, staging.bytes_left))
             _warn(
-                f"{needed} do not fit in the {limit} of {cache}: the last {left} are left out; give more "
-                "--cache-bytes, or fewer ranks"
+                f"{needed} do not fit in the {limit} of {reader.options.cache_dir}: the last {left} are left out; "
+                "give more --cache-bytes, or fewer ranks"
             )
         with progress("staging", staging.num_parts - staging.num_left) as tick:
             staged = staging.run(jobs=jobs, tick=tick)
         names = sorted(set(reader.fields) - reader.pool.worth.on_disk)
     finally:
         reader.close()
-    report = _describe(staging, staged) | {
-        "path": path, "cache": cache, "cache_bytes": disk.max_bytes, "ranks": chosen, "not_kept": names,
+    return {
+        "parts": staging.num_parts, "written": staged.written, "there": staged.there, "left": staging.num_left,
+        "unknown": staged.unknown, "bytes": staging.num_bytes, "bytes_written": staged.bytes_written,
+        "bytes_there": staged.bytes_there, "bytes_left": staging.bytes_left,
+        "bytes_fetched": staged.stats.bytes_fetched, "bytes_decoded": staged.stats.bytes_decoded, "not_kept": names,
     }  # fmt: skip
-    if as_json:
-        print_json({**report, "path": public_text(path)})
-    else:
-        _print(report)
 
 
-def run_stage_store(
-    path: str, axis_sizes: Mapping[str, int], options: ReadOptions, *, ranks: Sequence[str], jobs: int, as_json: bool
-) -> None:
-    """Fill the folder ``options.cache_dir`` with the parts of some ranks of a store, and print what was done."""
-    chosen, cache = parse_ranks(ranks, math.prod(axis_sizes.values())), options.cache_dir
-    reader = StoreReader(path, options, num_parts=num_parts_of(axis_sizes))
-    disk = make_cache(cache, options.cache_disk_bytes)
+def _stage_store(reader: StoreReader, ranks: Sequence[int], jobs: int, disk: DiskCache) -> dict[str, Any]:
     staged, names = StagedStore(), list(reader.fields)
     try:
         if reader.store.kept is not None:
-            staging, names = StoreStaging(reader, chosen), []
+            staging, names = StoreStaging(reader, ranks), []
             with progress("staging", staging.num_parts) as tick:
                 staged = staging.run(jobs=jobs, tick=tick)
     finally:
         reader.close()
     if staged.left:
-        limit = human_bytes(disk.max_bytes)
+        limit, cache = human_bytes(disk.max_bytes), reader.options.cache_dir
         _warn(f"{limit} of {cache} are full: the last {staged.left} parts are left out; give more --cache-bytes")
-    report = {
+    return {
         "parts": staged.written + staged.there + staged.left, "written": staged.written, "there": staged.there,
         "left": staged.left, "unknown": 0, "bytes": staged.nbytes, "bytes_written": staged.bytes_written,
-        "bytes_there": staged.nbytes - staged.bytes_written, "bytes_fetched": staged.bytes_fetched,
-        "path": path, "cache": cache, "cache_bytes": disk.max_bytes, "ranks": chosen, "not_kept": names,
+        "bytes_there": staged.nbytes - staged.bytes_written, "bytes_fetched": staged.bytes_fetched, "not_kept": names,
     }  # fmt: skip
-    if as_json:
-        print_json({**report, "path": public_text(path)})
-    else:
-        _print(report)
 
 
 def _warn(text: str) -> None:
     console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
-
-
-def _describe(staging: Staging, staged: Staged) -> dict[str, Any]:
-    return {
-        "parts": staging.num_parts,
-        "written": staged.written,
-        "there": staged.there,
-        "left": staging.num_left,
-        "unknown": staged.unknown,
-        "bytes": staging.num_bytes,
-        "bytes_written": staged.bytes_written,
-        "bytes_there": staged.bytes_there,
-        "bytes_left": staging.bytes_left,
-        "bytes_fetched": staged.stats.bytes_fetched,
-        "bytes_decoded": staged.stats.bytes_decoded,
-    }
 
 
 def _print(report: Mapping[str, Any]) -> None:

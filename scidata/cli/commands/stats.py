@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ import torch
 from scidata.cli.cluster import cluster
 from scidata.cli.output import console, make_table, print_json
 from scidata.cli.progress import progress
+from scidata.core.options import ReadOptions
 from scidata.core.urls import is_url, public_text
 from scidata.data.field_statistics import FieldStatistics
 from scidata.data.open_dataset import open_dataset
@@ -27,9 +27,8 @@ _COLUMNS = ("count", "missing", "mean", "std", "min", "max")
 
 def run_stats(
     paths: Sequence[str],
-    options: Mapping[str, Any],
+    options: ReadOptions,
     *,
-    dtype: str | None,
     by: Sequence[str],
     differences: bool,
     stored: bool | None,
@@ -39,19 +38,16 @@ def run_stats(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Gather the statistics of a data set and print them.
-
-    Parameters
-    ----------
-    options
-        As :func:`scidata.open_dataset` takes them.
-    """
+    """Gather the statistics of a data set and print them."""
     if out is not None:
         check_place(out, expand_paths(paths), overwrite=overwrite)
-    floating = None if dtype is None else getattr(torch, dtype)
+    floating = None if options.dtype is None else getattr(torch, str(options.dtype))
     here = os.path.join(os.getcwd(), "")
     named = [_at(here, path) for path in paths] if dask is not None else list(paths)
-    dataset = open_dataset(named[0] if len(named) == 1 else named, dtype=floating, **options)
+    dataset = open_dataset(
+        named[0] if len(named) == 1 else named, dtype=floating, kind=options.kind, fields=options.fields,
+        isel=options.isel, sel=options.sel, sample_dim=options.sample_dim, allow_missing=options.allow_missing,
+    )  # fmt: skip
     try:
         with cluster(dask, jobs) as client, progress("statistics", 100, " %") as tick:
             found = statistics(

@@ -86,7 +86,7 @@ class PointsReader(PartReader):
             allow_external=options.allow_external,
         )
         self._num_samples = len(self._samples)
-        self.num_parts, self._options = num_parts, options
+        self.num_parts, self.options = num_parts, options
         self.subsample = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
         self._dtype = None if options.dtype is None else np.dtype(options.dtype)
         self._threads = ReaderThreads(options.num_threads)
@@ -170,7 +170,7 @@ class PointsReader(PartReader):
         if cloud is None:
             header = self._samples.header(index)
             assert isinstance(header, SampleHeader)  # of this kind
-            cloud = described_file(header, dtype=self._dtype, decode=self._options.decodes)
+            cloud = described_file(header, dtype=self._dtype, decode=self.options.decodes)
             if index and cloud.infos != self._infos:
                 self._refuse(cloud)
             if len(self._clouds) >= _KEPT_SAMPLES:
@@ -197,22 +197,22 @@ class PointsReader(PartReader):
         return self._cuts.get_or_make(index, make)
 
     def _cut(self, index: int) -> IntArray:
-        cloud, bounds = self._cloud(index), bounds_of_sample(self._options.bounds, index)
+        cloud, bounds = self._cloud(index), bounds_of_sample(self.options.bounds, index)
         num_rows, num_parts = cloud.num_rows, self.num_parts
         if not isinstance(bounds, str):
             return explicit_bounds(bounds, num_rows, num_parts)
-        if self._options.weights is not None:
+        if self.options.weights is not None:
             return cut_bounds(prefix_of(self._costs(cloud)), num_parts)
         if bounds == "chunk" and cloud.chunk_rows and num_parts < num_rows:
             return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, cloud.chunk_rows))
         return equal_bounds(num_rows, num_parts)
 
     def _costs(self, cloud: PointsFile) -> npt.NDArray[np.float64]:
-        if isinstance(self._options.weights, str):
-            self._known(self._options.weights)
-            values = self._access(cloud).rows(self._options.weights, 0, cloud.num_rows)
+        if isinstance(self.options.weights, str):
+            self._known(self.options.weights)
+            values = self._access(cloud).rows(self.options.weights, 0, cloud.num_rows)
         else:
-            values = np.asarray(self._options.weights)
+            values = np.asarray(self.options.weights)
         if values.shape != (cloud.num_rows,):
             raise ConfigError(
                 f"{cloud.source.path}: weights of shape {values.shape} for {cloud.num_rows} points; one cost of each "
@@ -308,9 +308,7 @@ class PointsReader(PartReader):
 
     def _access(self, cloud: PointsFile, empty: Empty = np.empty) -> RowAccess:
         executor = self._threads.executor()
-        return FileAccess(
-            cloud, executor, empty, decode=self._options.decodes, allow_missing=self._options.allow_missing
-        )
+        return FileAccess(cloud, executor, empty, decode=self.options.decodes, allow_missing=self.options.allow_missing)
 
     def _rows(self, cloud: PointsFile, index: int, part: int, epoch: int) -> tuple[int, int, IntArray, IntArray | None]:
         """Return the range of rows that a part owns, the bounds of its sample, and the rows where they are drawn."""

@@ -81,7 +81,7 @@ class StoreReader(PartReader):
     ) -> None:
         _check(options, str(path))
         disk = None if options.cache_dir is None else make_cache(options.cache_dir, options.cache_disk_bytes)
-        self.store = open_store(path, disk)
+        self.options, self.store = options, open_store(path, disk)
         manifest = self.store.manifest
         self.path, self.period = self.store.path, manifest.period
         self.kind, self.entity, self.entities = manifest.kind, manifest.entity, manifest.entities

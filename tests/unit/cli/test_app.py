@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from scidata import __version__
 from scidata.cli.app import app
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
 from scidata.data.pictures.grid_parts import PlotAxis, _halo_boxes, plane_of
+from scidata.data.raw_report import inspect_store
 from scidata.grids.partition import make_partition
 from scidata.grids.reader import GridReader
 from scidata.testing import make_grid

@@ -138,8 +138,8 @@ def test_a_picture_without_matplotlib_is_refused_before_any_work(folder, monkeyp
     run("partition", folder / "mesh_0.h5", tmp_path / "mesh.store", "--repair", "all")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     source = tmp_path / path if path == "mesh.store" else folder / path
-    monkeypatch.setattr("scidata.cli.commands.plan.plan_domain", None)
-    monkeypatch.setattr("scidata.cli.stores.plan_store", None)
+    monkeypatch.setattr("scidata.cli.commands.plan.plan_grid", None)
+    monkeypatch.setattr("scidata.cli.commands.plan.plan_store", None)
     result = run("plan", source, "--domain", "2", "--plot", tmp_path / "a.png")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: pictures need matplotlib; pip install 'matplotlib>=")

@@ -15,10 +15,10 @@ from scipy.spatial import Delaunay, cKDTree
 from typer.testing import CliRunner
 
 from scidata.cli.app import app
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
 from scidata.data.pictures import store_parts
 from scidata.data.pictures.mesh_shapes import outlines, unrolled
+from scidata.data.raw_report import inspect_store
 from scidata.errors import UnsupportedFormatError
 from scidata.store.format.store import open_store
 from scidata.store.partitioning.partition import partition

@@ -16,7 +16,7 @@ from scidata.core.checks import allocate
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.grids.blocks.node_shares import NodeRanks
-from scidata.grids.plan import plan_domain
+from scidata.grids.plan import plan_grid
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
 
@@ -250,7 +250,7 @@ def test_a_pool_that_does_not_hold_several_trajectories_serves_one(tmp_path):
 def test_the_plan_says_what_decodes_each_chunk_once(tmp_path):
     path = write(tmp_path / "a", "zstd", {"u": VALUES["u"]})
     reader = GridReader(path, ReadOptions(sample_dim=("run", "time"), shard={"y": "domain"}), axis_sizes={"domain": 1})
-    note = next(note for note in plan_domain(reader, 0).notes if "trajectories" in note)
+    note = next(note for note in plan_grid(reader, 0).notes if "trajectories" in note)
     assert "chunks hold 3 steps of 2 trajectories" in note
     (in_order,) = re.findall(r"stored order with pool_bytes=([\d_]+)", note)
     for nbytes, most in ((int(in_order), 1.0), (int(in_order) // 2, 2.0)):

@@ -15,7 +15,7 @@ import scidata
 from scidata.core.cache import Cache
 from scidata.data.order import Order
 from scidata.errors import ConfigError
-from scidata.grids.plan import plan_domain
+from scidata.grids.plan import plan_grid
 from scidata.loader.waiting import WaitWatch
 from tests.unit.loader.test_resume import place
 from tests.unit.loader.test_resume_orders import Readable
@@ -157,7 +157,7 @@ def test_a_loader_decodes_each_chunk_once(path: Path, readers: int, make: str) -
 @pytest.mark.parametrize("steps", [(0,), (-1, 0, 2)])
 def test_what_plan_says_is_enough(path: Path, steps: tuple[int, ...]) -> None:
     reader = scidata.open_dataset(path, steps=steps).reader
-    (note,) = plan_domain(reader).notes
+    (note,) = plan_grid(reader).notes
     assert note.startswith("chunks hold 8 steps")
     enough = [int(number) for number in re.findall(r"pool_bytes=([\d_]+)", note)]
     assert enough == [3 * reader.block_bytes({})[0], 12 * reader.block_bytes({})[1]]

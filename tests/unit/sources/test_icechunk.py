@@ -20,9 +20,9 @@ import pytest
 import zarr
 
 import scidata
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
+from scidata.data.raw_report import inspect_store
 from scidata.errors import ConfigError, CorruptDataError, MissingChunkError, RefusedError, UnsupportedFormatError
 from scidata.grids.reader import GridReader
 from scidata.sources import open_source

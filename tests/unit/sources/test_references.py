@@ -19,9 +19,9 @@ import zarr
 
 import scidata
 from scidata.cli.commands.bench import bench_path
-from scidata.cli.commands.inspect import inspect_store
 from scidata.core.options import ReadOptions
 from scidata.core.urls import url_of
+from scidata.data.raw_report import inspect_store
 from scidata.errors import (
     ConfigError,
     CorruptDataError,

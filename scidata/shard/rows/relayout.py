@@ -10,7 +10,7 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.transport import Group, exchange, group_rank, group_size, with_dim
-from scidata.shard.rows.runs import edges_of, fetch_runs
+from scidata.shard.rows.runs import fetch_runs, parts_as_runs
 from scidata.shard.spec import ShardSpec
 
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
@@ -57,8 +57,7 @@ def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
     if group_size(group) == 1:
         return local
     if old_dim == new_dim:
-        wanted = tuple(((first, size),) for first, size in zip(edges_of(new_sizes), new_sizes, strict=False))
-        return fetch_runs(local, old_sizes, old_dim, wanted, group)
+        return fetch_runs(local, old_sizes, old_dim, parts_as_runs(new_sizes), group)
     return linear(_exchanged, _exchanged_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
 
 

@@ -51,6 +51,8 @@ class RunsPlan:
     kept: tuple[Piece, ...]  # pieces of mine that I hold
     filled: tuple[tuple[int, int], ...]  # offset and count
     moves: bool  # whether any rank holds a piece of another
+    sent_counts: tuple[tuple[int, ...], ...]  # rows of each of these pieces
+    held_counts: tuple[tuple[int, ...], ...]
 
 
 def window_runs(start: int, stop: int, extent: int) -> Runs:
@@ -79,6 +81,12 @@ def edges_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(bounds_of(sizes).tolist())
 
 
+@lru_cache(maxsize=1024)
+def parts_as_runs(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+    """Return the rows of each part as one run."""
+    return tuple(((first, size),) for first, size in zip(edges_of(sizes), sizes, strict=False))
+
+
 def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
     """Cut the runs that one rank asks for at the owners' bounds."""
     pieces, offset = [], 0
@@ -99,32 +107,24 @@ def _plan(sizes: tuple[int, ...], rank: int, wanted: tuple[Runs, ...]) -> RunsPl
     by_holder = [_pieces(edges, runs) for runs in wanted]
     ranks, mine = range(len(sizes)), by_holder[rank]
     offsets = accumulate((count for _, count in wanted[rank]), initial=0)
+    sent = tuple(tuple(p for p in by_holder[r] if p.owner == rank and r != rank) for r in ranks)
+    held = tuple(tuple(p for p in mine if p.owner == r != rank) for r in ranks)
     return RunsPlan(
         owned=sizes[rank],
         length=sum(count for _, count in wanted[rank]),
-        sent=tuple(tuple(p for p in by_holder[r] if p.owner == rank and r != rank) for r in ranks),
-        held=tuple(tuple(p for p in mine if p.owner == r != rank) for r in ranks),
+        sent=sent,
+        held=held,
         kept=tuple(p for p in mine if p.owner == rank),
         filled=tuple((at, n) for at, (begin, n) in zip(offsets, wanted[rank], strict=False) if begin == FILLED),
         moves=any(p.owner != holder for holder, pieces in enumerate(by_holder) for p in pieces),
+        sent_counts=tuple(tuple(p.count for p in pieces) for pieces in sent),
+        held_counts=tuple(tuple(p.count for p in pieces) for pieces in held),
     )
 
 
 def runs_move(sizes: tuple[int, ...], wanted: tuple[Runs, ...]) -> bool:
     """Whether any rank asks for rows of another; the same on every rank."""
     return _plan(sizes, 0, wanted).moves
-
-
-def _joined(rows: list[Tensor], like: Tensor, dim: int) -> Tensor:
-    return torch.cat(rows, dim) if rows else like.narrow(dim, 0, 0)
-
-
-def _shapes(x: Tensor, dim: int, pieces: Sequence[Sequence[Piece]]) -> list[tuple[int, ...]]:
-    return [with_dim(x.shape, dim, sum(p.count for p in each)) for each in pieces]
-
-
-def _split(rows: Tensor, dim: int, pieces: Sequence[Piece]) -> list[tuple[Piece, Tensor]]:
-    return list(zip(pieces, torch.split(rows, [p.count for p in pieces], dim), strict=True)) if pieces else []
 
 
 def _collect(local: Tensor, plan: RunsPlan, dim: int, group: Group, fill: float = 0.0) -> Tensor:
@@ -135,10 +135,14 @@ def _collect(local: Tensor, plan: RunsPlan, dim: int, group: Group, fill: float 
         result.narrow(dim, piece.offset, piece.count).copy_(local.narrow(dim, piece.start, piece.count))
     if not plan.moves:
         return result
-    parts = [_joined([local.narrow(dim, p.start, p.count) for p in pieces], local, dim) for pieces in plan.sent]
-    received = exchange(parts, _shapes(local, dim, plan.held), group)
-    for rows, pieces in zip(received, plan.held, strict=True):
-        for piece, values in _split(rows, dim, pieces):
+    nothing = local.narrow(dim, 0, 0)
+    parts = [
+        torch.cat([local.narrow(dim, p.start, p.count) for p in pieces], dim) if pieces else nothing
+        for pieces in plan.sent
+    ]
+    received = exchange(parts, [with_dim(local.shape, dim, sum(each)) for each in plan.held_counts], group)
+    for rows, pieces, counts in zip(received, plan.held, plan.held_counts, strict=True):
+        for piece, values in zip(pieces, rows.split_with_sizes(counts, dim) if pieces else (), strict=True):
             result.narrow(dim, piece.offset, piece.count).copy_(values)
     return result
 
@@ -149,10 +153,14 @@ def _add_up(held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
         local.narrow(dim, piece.start, piece.count).add_(held.narrow(dim, piece.offset, piece.count))
     if not plan.moves:
         return local.to(held.dtype)
-    parts = [_joined([held.narrow(dim, p.offset, p.count) for p in pieces], held, dim) for pieces in plan.held]
-    received = exchange(parts, _shapes(held, dim, plan.sent), group)
-    for rows, pieces in zip(received, plan.sent, strict=True):
-        for piece, values in _split(rows, dim, pieces):
+    nothing = held.narrow(dim, 0, 0)
+    parts = [
+        torch.cat([held.narrow(dim, p.offset, p.count) for p in pieces], dim) if pieces else nothing
+        for pieces in plan.held
+    ]
+    received = exchange(parts, [with_dim(held.shape, dim, sum(each)) for each in plan.sent_counts], group)
+    for rows, pieces, counts in zip(received, plan.sent, plan.sent_counts, strict=True):
+        for piece, values in zip(pieces, rows.split_with_sizes(counts, dim) if pieces else (), strict=True):
             local.narrow(dim, piece.start, piece.count).add_(values)
     return local.to(held.dtype)
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.install import install_hint
 from scidata.core.memory import empty
-from scidata.core.types import IntArray
+from scidata.core.types import Empty, IntArray
 from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
 
 
-def as_index(index: Any) -> int:
+def as_index(index: SupportsIndex) -> int:
     """Return the index of a sample as Python's integer.
 
     Raises
@@ -36,32 +37,32 @@ def as_index(index: Any) -> int:
         ) from None
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: object) -> bool:
     """Whether it is an integer, Python's or NumPy's, and no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_int(name: str, value: Any, *, least: int | None = None) -> int:
+def check_int(name: str, value: object, *, least: int | None = None) -> int:
     """Return an integer, NumPy's too, as Python's; not a bool, a float or a text."""
-    if not is_int(value):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ConfigError(f"{name}={value!r}: expected an integer, not {type(value).__name__}")
     if least is not None and value < least:
         raise ConfigError(f"{name} must {f'be at least {least}' if least else 'not be negative'}, not {value}")
     return int(value)
 
 
-def check_optional_int(name: str, value: Any, *, least: int | None = None) -> int | None:
+def check_optional_int(name: str, value: object, *, least: int | None = None) -> int | None:
     """Return an integer, or None where none is given."""
     return None if value is None else check_int(name, value, least=least)
 
 
-def check_flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: object) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}={value!r}: expected True or False")
 
 
-def names_of(name: str, value: Any) -> list[str]:
+def names_of(name: str, value: object) -> list[str]:
     """Return one name, or a sequence of them, as a list."""
     if isinstance(value, str):
         return [value]
@@ -70,9 +71,9 @@ def names_of(name: str, value: Any) -> list[str]:
     return list(value)
 
 
-def check_steps(steps: Any, what: str = "steps") -> tuple[int, ...]:
+def check_steps(steps: object, what: str = "steps") -> tuple[int, ...]:
     """Return the ``steps`` of a sample, or of a field of it, as integers."""
-    if isinstance(steps, str | Mapping) or not hasattr(steps, "__iter__"):
+    if isinstance(steps, str | Mapping) or not isinstance(steps, Iterable):
         raise ConfigError(f"{what}={steps!r}: expected a tuple of offsets, such as (0,) or (0, 1)")
     found = tuple(check_int(what, step) for step in steps)
     if not found:
@@ -80,7 +81,7 @@ def check_steps(steps: Any, what: str = "steps") -> tuple[int, ...]:
     return found
 
 
-def check_field_steps(steps: Any) -> None:
+def check_field_steps(steps: object) -> None:
     """Check ``steps`` of a sample: for all fields, or by field."""
     if not isinstance(steps, Mapping):
         check_steps(steps)
@@ -91,13 +92,13 @@ def check_field_steps(steps: Any) -> None:
         check_steps(each, f"steps of {name!r}")
 
 
-def check_mapping(name: str, value: Any, example: str) -> None:
+def check_mapping(name: str, value: object, example: str) -> None:
     """Refuse what is no mapping; None is the default."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected a mapping, such as {example}")
 
 
-def check_function(name: str, value: Any) -> None:
+def check_function(name: str, value: object) -> None:
     """Refuse what cannot be called; None is the default."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
@@ -110,7 +111,7 @@ def refuse(given: Mapping[str, bool], why: str) -> None:
             raise ConfigError(f"{name}: {why}; leave it out")
 
 
-def optional_module(name: str, what: str, extra: str) -> Any:
+def optional_module(name: str, what: str, extra: str) -> ModuleType:
     """Import an optional package.
 
     Raises
@@ -128,7 +129,7 @@ def allocate(
     what: str,
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
-    empty: Callable[[tuple[int, ...], Any], npt.NDArray[Any]] = empty,
+    empty: Empty = empty,
 ) -> npt.NDArray[Any]:
     """Return an uninitialised array; ``what`` is read into it.
 

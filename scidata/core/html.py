@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from scidata.core.urls import public_text
 from scidata.errors import visible
@@ -14,16 +13,16 @@ _BOX = "font-family:monospace;font-size:12px;border:1px solid #bbb;border-radius
 MANY = 24  # rows; of more the first are shown
 
 
-def escaped(value: Any) -> str:
+def escaped(value: object) -> str:
     """Return a text for a page: no markup, no control characters, no secret of a URL."""
     return html.escape(visible(public_text(str(value))))
 
 
 def card(
     title: str,
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, object] | None = None,
     columns: Sequence[str] = (),
-    rows: Iterable[Sequence[Any]] = (),
+    rows: Iterable[Sequence[object]] = (),
 ) -> str:
     """Return a title, facts by name, and a table.
 
@@ -43,7 +42,7 @@ def card(
     return f'<div style="{_BOX}">{"".join(parts)}</div>'
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     head = "".join(f'<th style="{_CELL.format("left")}">{escaped(name)}</th>' for name in columns)
     body = ["<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows[:MANY]]
     if len(rows) > MANY:
@@ -51,7 +50,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f'<table style="border-collapse:collapse"><tr>{head}</tr>{"".join(body)}</table>'
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     side = "right" if isinstance(value, int | float) else "left"
     return f'<td style="{_CELL.format(side)}">{escaped(value)}</td>'
 

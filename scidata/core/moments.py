@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
+#: Moments as JSON holds them: counts, and other numbers in hexadecimal.
+State: TypeAlias = dict[str, list[int | str]]
 
 _PIECE = 1 << 14  # numbers that are worked on at once: slices of them lie in a core's second cache
 _BITS = 19  # of a slice: products of two have 38, and sums of _PIECE of these 52, which float64 holds
@@ -142,22 +143,22 @@ class Moments:
             self._sums[cell] += total
             self._squares[cell] += square
 
-    def state(self) -> dict[str, list[Any]]:
+    def state(self) -> State:
         """Return all of it as plain values that JSON holds, for other processes."""
-        state: dict[str, list[Any]] = {name: getattr(self, name).tolist() for name in _COUNTS}
+        state: State = {name: getattr(self, name).tolist() for name in _COUNTS}
         state |= {name: [value.hex() for value in getattr(self, name).tolist()] for name in _EXTREMES}
         return state | {name: [hex(value) for value in getattr(self, f"_{name}")] for name in _SUMS}
 
     @classmethod
-    def of(cls, state: Mapping[str, Sequence[Any]]) -> Moments:
+    def of(cls, state: State) -> Moments:
         """Return what :meth:`state` described."""
         made = cls(len(state["count"]))
         for name in _COUNTS:
             setattr(made, name, np.array(state[name], np.int64))
         for name in _EXTREMES:
-            setattr(made, name, np.array([float.fromhex(text) for text in state[name]], np.float64))
+            setattr(made, name, np.array([float.fromhex(str(text)) for text in state[name]], np.float64))
         for name in _SUMS:
-            setattr(made, f"_{name}", [int(text, 16) for text in state[name]])
+            setattr(made, f"_{name}", [int(str(text), 16) for text in state[name]])
         return made
 
     def result(self) -> RoundedMoments:
@@ -199,6 +200,8 @@ def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.N
 
     Slice k consists of multiples of ``2**(exponent - 19 - 20 k)``, at most ``2**19`` of them. They lie in ``work``.
     """
+    # With slices of 2 decimal digits instead of 19 bits 0.1234 is 0.12 + 0.0034. Adding a number so large that its last
+    # place is 0.01, and subtracting it again, rounds to 0.12; the rest goes through the next round, with 0.0001.
     slices: list[Floats] = []
     room = [row[: x.size].reshape(x.shape) for row in work]
     rest = x

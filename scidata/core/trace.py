@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ _MAX_EVENTS = 2_000_000  # some 500 MB of JSON, which no viewer likes
 
 _Thread: TypeAlias = tuple[int, int]  # process, thread
 #: Names of processes and of threads, and events.
-Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _Thread, int, int, dict[str, Any]]]]
+Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _Thread, int, int, dict[str, object]]]]
 
 #: What is recorded into now. Read it once for a piece of work, and keep what it was.
 active: Recorder | None = None
@@ -39,13 +39,13 @@ class Recorder:
     """Events of all threads, and of worker processes; adding one takes no lock."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[str, _Thread, int, int, dict[str, Any]]] = []
+        self._events: list[tuple[str, _Thread, int, int, dict[str, object]]] = []
         self._names: dict[_Thread, str] = {}
         self._processes: dict[int, str] = {}
         self._began = _clocks()
         self.dropped = 0
 
-    def add(self, name: str, begin: int, end: int, **about: Any) -> None:
+    def add(self, name: str, begin: int, end: int, **about: object) -> None:
         """Add what the calling thread did from ``begin`` to ``end`` (``perf_counter_ns``); None says nothing."""
         if len(self._events) >= _MAX_EVENTS:
             self.dropped += 1
@@ -68,11 +68,11 @@ class Recorder:
         self._names |= names
         self._events += kept
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the trace in Chrome's format: ``ts`` and ``dur`` in µs."""
         (unix, perf), (unix_end, perf_end) = self._began, _clocks()
         rate = (unix_end - unix) / max(1, perf_end - perf)  # the system's clock may be adjusted meanwhile
-        events: list[dict[str, Any]] = [
+        events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
             for pid, name in self._processes.items()
         ]
@@ -93,7 +93,7 @@ class Recorder:
                     "args": about,
                 }
             )
-        found: dict[str, Any] = {"displayTimeUnit": "ms", "baseTimeNanoseconds": unix, "traceEvents": events}
+        found: dict[str, object] = {"displayTimeUnit": "ms", "baseTimeNanoseconds": unix, "traceEvents": events}
         return found | ({"droppedEvents": self.dropped} if self.dropped else {})
 
 
@@ -111,13 +111,13 @@ def _clocks() -> tuple[int, int]:
 _nothing = nullcontext()
 
 
-def span(name: str, **about: Any) -> AbstractContextManager[None]:
+def span(name: str, **about: object) -> AbstractContextManager[None]:
     """Record the block as an event, where a trace is being recorded. For what is done once a batch, not more often."""
     return _nothing if active is None else _recorded(active, name, about)
 
 
 @contextmanager
-def _recorded(recorder: Recorder, name: str, about: dict[str, Any]) -> Iterator[None]:
+def _recorded(recorder: Recorder, name: str, about: dict[str, object]) -> Iterator[None]:
     begin = time.perf_counter_ns()
     try:
         yield
@@ -267,6 +267,6 @@ def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def _save(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def _save(content: Mapping[str, object], path: str | os.PathLike[str]) -> None:
     data = json.dumps(content, separators=(",", ":")).encode()
     write_whole(os.fspath(path), gzip.compress(data) if os.fspath(path).endswith(".gz") else data)

@@ -146,7 +146,7 @@ def mix(
     return combined_dataset(list(given), mixture=mixture)
 
 
-def _lengths(where: str, datasets: Iterable[Any]) -> list[int]:
+def _lengths(where: str, datasets: Iterable[object]) -> list[int]:
     """Return how many samples each has, or refuse what is no data set."""
     lengths = []
     for dataset in datasets:
@@ -169,5 +169,5 @@ def as_combined(dataset: Any) -> Any:
     return dataset
 
 
-def _is_readable(dataset: Any) -> bool:
+def _is_readable(dataset: object) -> bool:
     return not DatasetAdapter(dataset).lacks("read_local")

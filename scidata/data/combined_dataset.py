@@ -141,11 +141,11 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         return [_digest(parts), _digest(rows - np.array(self._starts)[parts])]
 
     @property
-    def transform(self) -> Callable[[Any], Any] | None:
+    def transform(self) -> Callable[[Any], object] | None:
         """The data sets' own transforms; None where none has one."""
         return None if all(dataset.transform is None for dataset in self.datasets) else self._transform
 
-    def _transform(self, sample: Sample[Any]) -> Any:
+    def _transform(self, sample: Sample[Any]) -> object:
         number = sample.index
         assert isinstance(number, int)
         part, sample.index = self.locate(number)  # a data set's own transform knows its own numbering
@@ -194,7 +194,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Bytes of the fields that all samples of a data set share, of all data sets."""
         return sum(source.static_nbytes for source in self._sources)
 
-    def shared_reads(self, index: int) -> Sequence[Any]:
+    def shared_reads(self, index: int) -> Sequence[object]:
         """Return the blocks of decoded rows that a sample shares with others of its data set."""
         part, own = self.locate(index)
         return self._sources[part].shared_reads(own)
@@ -260,17 +260,19 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_local(self, index: int) -> Any:
+    def read_local(self, index: int) -> object:
         """Read this rank's part of one sample. Thread-safe, no collectives."""
         part, own = self.locate(index)
         return self.datasets[part].read_local(own)
 
     @property
-    def epoch(self) -> tuple[Any, ...]:
+    def epoch(self) -> tuple[object, ...]:
         """The data sets' epochs; None for one that has none."""
         return tuple(source.epoch for source in self._sources)
 
-    def epoch_reader(self, epoch: tuple[Any, ...] | None = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
+    def epoch_reader(
+        self, epoch: tuple[object, ...] | None = None, *, empty: Empty = np.empty
+    ) -> Callable[[int], object]:
         """Return :meth:`read_local` of the present epoch, whatever is set later: for reading ahead.
 
         ``empty`` makes the arrays that are read into, of data sets whose samples differ in size.
@@ -278,7 +280,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         epochs = self.epoch if epoch is None else epoch
         reads = [source.reader(own, empty=empty) for source, own in zip(self._sources, epochs, strict=True)]
 
-        def read(index: int) -> Any:
+        def read(index: int) -> object:
             part, own = self.locate(index)
             return reads[part](own)
 
@@ -318,7 +320,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             sample.number(index)
         return renumbered
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"mesh": None}
 
 
@@ -329,7 +331,7 @@ class BufferedCombined(CombinedDataset[SampleT]):
         """Return shape and dtype of this rank's part of each field."""
         return dict(self.datasets[0].buffer_specs())
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> object:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         part, own = self.locate(index)
         return self.datasets[part].read_into(own, out)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.moments import Moments
+from scidata.core.moments import Moments, State
 from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
 from scidata.core.urls import is_url
@@ -41,12 +41,12 @@ class FieldMoments:
         self.values.merge(other.values, cells)
         self.differences.merge(other.differences, cells)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, State]:
         """Return all of it as plain values."""
         return {"values": self.values.state(), "differences": self.differences.state()}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> FieldMoments:
+    def of(cls, state: Mapping[str, State]) -> FieldMoments:
         """Return what :meth:`state` described."""
         return cls(values=Moments.of(state["values"]), differences=Moments.of(state["differences"]))
 
@@ -93,7 +93,7 @@ class Stretch:
             cells = (cells[:, None] * size + at).reshape(-1)
         return cells
 
-    def _gather_tile(self, tile: int, found: FieldMoments) -> Any:
+    def _gather_tile(self, tile: int, found: FieldMoments) -> Iterator[int]:
         bounds, is_step = self.rows.bounds, self.rows.is_step
         before: Array | None = None
         for block in range(self.first, self.last):

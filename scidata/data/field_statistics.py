@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,7 @@ class StatisticsOfFields:
     fields: Mapping[str, FieldStatistics]
     labels: Mapping[str, Labels] = field(default_factory=dict)
     path: str = ""
-    period: Mapping[str, Any] = field(default_factory=dict)
+    period: Mapping[str, object] = field(default_factory=dict)
     fingerprint: str = ""
     source: str = "data"
 

@@ -252,6 +252,9 @@ def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.rand
     Each lane has as many entries as the others, to a block. Entries of a block, shuffled before, keep their order.
     Where there are few blocks, stretches are cut.
     """
+    # Two lanes, and blocks A (3 entries), B (2), C (3) that come in the order C, A, B: in a row the entries are
+    # C C C A A A B B. The second lane begins at the block nearest the middle, A. One entry of each in turn gives
+    # C A, C A, C A, then what the longer lane has left: B, B.
     _, firsts, block_of, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
     by_stretch = np.argsort(stretches[firsts], kind="stable")
     numbers = stretches[firsts][by_stretch]

@@ -68,7 +68,8 @@ class Scale:
         if math.prod(self.shift.shape) == 1 and values.flags.c_contiguous:
             _scale_run(values.reshape(-1), float(self.shift.flat[0]), float(self.scale.flat[0]))
             return
-        # of rows alike, each run of values behind the last dim that matters has one shift and one scale
+        # Each run of values behind the last dim that matters has one shift and one scale: of (level: 3, lat: 721,
+        # lon: 1440) by level there are 3 runs of 721 * 1440 values.
         lead = max((axis for axis, size in enumerate(self.shift.shape) if size > 1), default=-1) + 1
         run = math.prod(values.shape[lead:])
         if run < _FEW or not values.flags.c_contiguous:

@@ -44,7 +44,7 @@ def statistics(
     differences: bool = True,
     stored: bool | None = None,
     jobs: int = 1,
-    client: Any = None,
+    client: object = None,
     tick: Callable[[float, float], None] | None = None,
 ) -> Statistics:
     """Return mean, deviation and extremes of each field over the samples, and of what changes from step to step.
@@ -166,12 +166,12 @@ class _Leaf:
     samples: IntArray
 
     @property
-    def path(self) -> Any:
+    def path(self) -> str:
         reader = self.dataset.reader
-        return getattr(reader, "path", None) or reader.paths[0]
+        return str(getattr(reader, "path", None) or reader.paths[0])
 
 
-def _leaves(dataset: Any, samples: IntArray | None = None) -> list[_Leaf]:
+def _leaves(dataset: object, samples: IntArray | None = None) -> list[_Leaf]:
     """Return the data sets that a combination is made of, each with those of its samples that are in it."""
     if isinstance(dataset, DomainDataset):
         if dataset.detached:
@@ -264,9 +264,9 @@ def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
     return labels
 
 
-def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, Any]:
+def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, object]:
     """Say which samples figures are of."""
-    period: dict[str, Any] = {"samples": sum(len(leaf.samples) for leaf in leaves)}
+    period: dict[str, object] = {"samples": sum(len(leaf.samples) for leaf in leaves)}
     for rows in passes.values():
         spans = [span for each in rows if (span := each.span()) is not None]
         if len(spans) == len(rows) and spans:
@@ -344,7 +344,7 @@ class _Ranks:
     part: int
     share: int
     num_shares: int
-    groups: tuple[Any, ...]
+    groups: tuple[dist.ProcessGroup, ...]
     device: str
 
     @classmethod
@@ -370,7 +370,7 @@ class _Ranks:
         if not self.groups:
             return _Known(gather())
         own: Exception | None = None
-        message: dict[str, Any] = {"rank": dist.get_rank(), "digest": digest}
+        message: dict[str, object] = {"rank": dist.get_rank(), "digest": digest}
         try:
             message["fields"] = {name: moments.state() for name, moments in gather().items()}
         except Exception as e:  # the others wait for this rank's part

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ _FORMAT, _VERSION = "scidata statistics", 1
 _MAX_BYTES = 256 << 20
 _COUNTS = ("count", "missing", "infinite")
 _NAMES = tuple(part.name for part in dataclasses.fields(RoundedMoments))
+
+
+T = TypeVar("T")
 
 
 def save(stats: StatisticsOfFields, path: str, *, overwrite: bool) -> None:
@@ -48,7 +51,7 @@ def dumped(stats: StatisticsOfFields) -> str:
     return public_text("\n".join(lines)) + "\n"
 
 
-def as_plain(stats: StatisticsOfFields) -> dict[str, Any]:
+def as_plain(stats: StatisticsOfFields) -> dict[str, object]:
     """Return statistics as plain values that JSON holds; NaN is None."""
     return {
         "format": _FORMAT,
@@ -63,7 +66,7 @@ def as_plain(stats: StatisticsOfFields) -> dict[str, Any]:
     }
 
 
-def _plain_field(found: FieldStatistics) -> dict[str, Any]:
+def _plain_field(found: FieldStatistics) -> dict[str, object]:
     about = {"dims": list(found.dims), "shape": list(found.count.shape), "units": found.units, "dtype": found.dtype}
     differences = None
     if found.differences is not None:
@@ -71,17 +74,17 @@ def _plain_field(found: FieldStatistics) -> dict[str, Any]:
     return about | {"values": _plain_moments(found.values), "differences": differences}
 
 
-def _plain_moments(moments: RoundedMoments) -> dict[str, Any]:
+def _plain_moments(moments: RoundedMoments) -> dict[str, object]:
     return {name: _without_nan(getattr(moments, name).tolist()) for name in _NAMES}
 
 
-def _without_nan(value: Any) -> Any:
+def _without_nan(value: object) -> object:
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines(value: Any, indent: str) -> list[str]:
+def _lines(value: object, indent: str) -> list[str]:
     if not isinstance(value, Mapping) or not value:
         return [json.dumps(value, allow_nan=False, ensure_ascii=True)]
     lines = ["{"]
@@ -117,20 +120,21 @@ class _Reading:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def _fail(self, where: str, expected: str, found: Any) -> UnsupportedFormatError:
+    def _fail(self, where: str, expected: str, found: object) -> UnsupportedFormatError:
         shown = repr(found)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
         return UnsupportedFormatError(f"{self._path}: {where}: expected {expected}, found {shown}")
 
-    def _get(self, data: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    def _get(self, data: Mapping[str, object], key: str, kind: type[T], where: str, *, expected: str = "") -> T:
         value = data.get(key)
-        wrong_bool = isinstance(value, bool) and kind is not bool
-        if not isinstance(value, kind) or wrong_bool:
-            names = kind if isinstance(kind, tuple) else (kind,)
-            raise self._fail(f"{where}{key}", " or ".join(_WORDS[name] for name in names), value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self._fail(f"{where}{key}", f"{_WORDS[kind]}{expected}", value)
         return value
 
-    def statistics(self, data: Any) -> StatisticsOfFields:
+    def _get_or_none(self, data: Mapping[str, object], key: str, kind: type[T], where: str) -> T | None:
+        return None if data.get(key) is None else self._get(data, key, kind, where, expected=" or null")
+
+    def statistics(self, data: object) -> StatisticsOfFields:
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise self._fail("format", repr(_FORMAT), data.get("format") if isinstance(data, dict) else data)
         if self._get(data, "version", int, "") != _VERSION:
@@ -146,20 +150,20 @@ class _Reading:
             source=self._get(data, "source", str, ""),
         )
 
-    def _period(self, period: dict[str, Any]) -> dict[str, Any]:
+    def _period(self, period: dict[str, object]) -> dict[str, object]:
         for key, value in period.items():
             if not isinstance(value, str | int | None) or isinstance(value, bool):
                 raise self._fail(f"period.{key}", "text or an integer", value)
         return period
 
-    def _labels(self, dim: str, labels: Any) -> Labels:
+    def _labels(self, dim: str, labels: object) -> Labels:
         if labels is None:
             return None
         if not isinstance(labels, list) or any(not isinstance(x, str | int | float) or x is True for x in labels):
             raise self._fail(f"labels.{dim}", "a list of numbers or text", labels)
         return tuple(labels)
 
-    def _field(self, fields: dict[str, Any], name: str, labels: Mapping[str, Labels]) -> FieldStatistics:
+    def _field(self, fields: dict[str, object], name: str, labels: Mapping[str, Labels]) -> FieldStatistics:
         data, where = self._get(fields, name, dict, "fields."), f"fields.{name}."
         dims, shape = self._get(data, "dims", list, where), self._get(data, "shape", list, where)
         if not all(isinstance(dim, str) for dim in dims) or len(set(dims)) != len(dims):
@@ -170,18 +174,18 @@ class _Reading:
             known = labels.get(dim)
             if known is not None and len(known) != size:
                 raise self._fail(f"labels.{dim}", f"{size} labels, as many as {name!r} has rows", len(known))
-        differences = self._get(data, "differences", (dict, type(None)), where)
+        differences = self._get_or_none(data, "differences", dict, where)
         steps = f"{where}differences."
         return FieldStatistics(
             dims=tuple(dims),
             values=self._moments(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
             differences=None if differences is None else self._moments(differences, tuple(shape), steps),
             skipped=0 if differences is None else self._get(differences, "skipped", int, steps),
-            units=self._get(data, "units", (str, type(None)), where),
-            dtype=self._get(data, "dtype", (str, type(None)), where),
+            units=self._get_or_none(data, "units", str, where),
+            dtype=self._get_or_none(data, "dtype", str, where),
         )
 
-    def _moments(self, data: dict[str, Any], shape: tuple[int, ...], where: str) -> RoundedMoments:
+    def _moments(self, data: dict[str, object], shape: tuple[int, ...], where: str) -> RoundedMoments:
         arrays = {}
         for name in _NAMES:
             kind: Any = np.int64 if name in _COUNTS else np.float64
@@ -199,10 +203,10 @@ class _Reading:
         return RoundedMoments(**arrays)
 
 
-_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer", type(None): "null"}
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer"}
 
 
-def _flat(value: Any) -> Any:
+def _flat(value: object) -> Iterator[object]:
     if not isinstance(value, list):
         yield value
         return

@@ -116,5 +116,5 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
         return card("Statistics", {"path": self.path} | dict(self.period), columns, rows)
 
 
-def _numbers(moments: RoundedMoments, place: Sequence[int]) -> dict[str, Any]:
+def _numbers(moments: RoundedMoments, place: Sequence[int]) -> dict[str, object]:
     return {part.name: getattr(moments, part.name)[tuple(place)].item() for part in dataclasses.fields(moments)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of
 from scidata.core.moments import RoundedMoments
 from scidata.core.types import IntArray
-from scidata.data.field_statistics import FieldStatistics
+from scidata.data.field_statistics import FieldStatistics, Labels
 from scidata.grids.labels import labels_of
 from scidata.read.whole import read_array
 
@@ -95,7 +95,7 @@ def _merged(parts: dict[str, Array], size: Array) -> RoundedMoments:
     )
 
 
-def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, tuple[Any, ...] | None] | None:
+def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, Labels] | None:
     """Return what anemoi-datasets stored of each variable of a field, and what labels them; None where it has not.
 
     They are of the period that whoever made the data chose, and do not say how many values went in, unless there is an
@@ -121,7 +121,7 @@ def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics
     return found, None if labels is None else tuple(str(label) for label in labels[rows])
 
 
-def period_of_anemoi(reader: GridReader) -> dict[str, Any]:
+def period_of_anemoi(reader: GridReader) -> Mapping[str, object]:
     """Return the period that stored figures are of, as far as the data say."""
     attributes = reader.sources[0].attributes
     ends = {"first": "statistics_start_date", "last": "statistics_end_date"}

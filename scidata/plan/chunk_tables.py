@@ -124,6 +124,9 @@ class Tables:
 
     def order(self, layout: ArrayLayout, refs: ChunkRefs | None) -> tuple[Pattern, Reads | None]:
         """Return the tables in the order of the reads, and the reads of encoded chunks."""
+        # Where chunks lie, only now is known. Raw and encoded chunks are sorted into reads apart. A sample whose chunks
+        # lie as those of an earlier one did, 4 MB further on in the same files, takes that one's pattern: the places
+        # counted from the first chunk are the key.
         spans, encoded = self.spans, self.encoded
         if refs is None:
             nbytes = 0 if spans is None else int(spans.nbytes.sum())

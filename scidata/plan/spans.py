@@ -145,6 +145,11 @@ def make_spans(
     to = dest_strides(out_shape)
     num = len(rows)
 
+    # First, from the fastest axis on disk to the slowest, how much of each box one span can hold. Of a chunk of
+    # (4, 100, 1000) float32 a box wants [:, 10:12, :]. The last axis has no gaps: 4,000 bytes. Nor has the middle one,
+    # whose rows follow each other: 8,000 bytes. Along the first the next bytes lie 400,000 further on, a gap of
+    # 392,000 that is not read: merging stops there, at level 0. Second, below, the axes up to that level are
+    # enumerated: 4 spans of 8,000 bytes each.
     extent = np.full(num, item, np.int64)  # bytes from first to last of what is merged so far
     wanted = np.ones(num, np.int64)  # elements of it
     direct = np.ones(num, np.bool_)
@@ -179,6 +184,8 @@ def make_spans(
         columns = {n: np.concatenate([getattr(part, n) for part in parts]) for n in Spans.__dataclass_fields__}
         return Spans(**columns).take(np.argsort(columns["box"], kind="stable"))
 
+    # Number the spans of each box like the digits of a clock, the fastest axis first: with 3 blocks along axis 1 and 4
+    # indices along axis 0, span 7 of a box is block 7 % 3 = 1 and index 7 // 3 = 2.
     per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first
     for axis, dim in enumerate(layout.axis_order):
         n = count[:, dim]
@@ -246,6 +253,9 @@ def group_reads(
     order, reads
         Permutation of the ranges, and the reads over the permuted ranges.
     """
+    # Three steps: sort the ranges by file and place; cut wherever the next one may not share a read (another file, a
+    # gap too wide, direct beside not direct); cut runs that are too long for one read. Of files, ranges of 4 KiB at
+    # 0 KiB, 10 KiB and 90 KiB are two reads: 0 to 14 KiB, whose gap of 6 KiB is read and thrown away, and 90 to 94.
     max_gap, max_read = gap_limits(remote)
     order = np.arange(len(offset))
     next_path = path_index[1:] > path_index[:-1]

@@ -6,7 +6,7 @@ Public, because whoever registers an op needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from scidata.shard.rows.relayout import gather_full
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
+
+T = TypeVar("T")
 
 
 def shard_of(full: Tensor, spec: ShardSpec) -> ShardTensor:
@@ -25,19 +27,19 @@ def shard_of(full: Tensor, spec: ShardSpec) -> ShardTensor:
     return ShardTensor(local.clone(memory_format=torch.contiguous_format), spec)
 
 
-def _differentiable(x: Any) -> bool:
+def _differentiable(x: object) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
 def assert_like_one_process(
-    function: Callable[..., Any],
+    function: Callable[..., T],
     inputs: Sequence[Tensor],
     specs: Sequence[ShardSpec | None],
     *,
     rtol: float = 1e-12,
     atol: float = 1e-12,
     seed: int = 0,
-) -> Any:
+) -> T:
     """Run ``function`` on whole tensors and on shards, and compare results and gradients. Collective.
 
     Parameters
@@ -90,7 +92,7 @@ def _seed(seed: int) -> None:
 
 
 def _compare_gradients(
-    whole: list[Tensor], parts: list[Tensor], pairs: list[tuple[Any, Any]], rtol: float, atol: float
+    whole: list[Tensor], parts: list[Tensor], pairs: list[tuple[Tensor, Tensor]], rtol: float, atol: float
 ) -> None:
     leaves = [(x, p) for x, p in zip(whole, parts, strict=True) if x.requires_grad]
     seeds = [torch.randn_like(theirs) for theirs, _ in pairs]

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,9 @@ _PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.test
 _PRELOAD_IF_LOADED = ("h5py", "hypothesis", "netCDF4", "torch_geometric", "xarray", "zarr")
 _GRACE = 3.0  # seconds the other ranks get to report too, after one has failed
 _MARGIN = 5.0  # seconds between a rank ending itself at its timeout and the parent killing it
+
+
+T = TypeVar("T")
 
 
 class RankError(RuntimeError):
@@ -55,8 +58,8 @@ class RankError(RuntimeError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60, backend: str | None = "gloo"
-) -> list[Any]:
+    fn: Callable[..., T], num_ranks: int, *args: object, timeout: float = 60, backend: str | None = "gloo"
+) -> list[T]:
     """Run ``fn(rank, num_ranks, *args)`` on that many processes with a process group, and return what each returned.
 
     The processes come from a fork server that has torch loaded, so the first call of a test session takes seconds and
@@ -112,7 +115,7 @@ def run_ranks(
     return [results[rank] for rank in range(num_ranks)]
 
 
-def _reference(fn: Callable[..., Any]) -> tuple[str, str, str]:
+def _reference(fn: Callable[..., object]) -> tuple[str, str, str]:
     name = getattr(fn, "__qualname__", "<locals>")
     if "<" in name:
         raise TypeError(f"{fn!r} cannot be found by other processes; use a function defined at the top of a module")

@@ -21,11 +21,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic
 
 from scidata.core.install import install_hint
 from scidata.core.tasks.dask_worker import Batch, Run, do_batch, prober, published
-from scidata.core.tasks.work import Tick, Work
+from scidata.core.tasks.work import T, Tick, Work
 from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
 
 if TYPE_CHECKING:
@@ -42,16 +43,15 @@ _POLL_S = 0.02
 _LONELY_S = 30.0  # without a worker, after which a warning says so
 
 
-def _distributed() -> Any:
+def _distributed() -> ModuleType:
     try:
-        import distributed
+        return importlib.import_module("distributed")
     except ImportError as e:
         raise MissingDependencyError(f"dask.distributed is not installed ({e}): {install_hint('dask')}") from e
-    return distributed
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def connected(address: str) -> Iterator[Client]:
     """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
 
     Raises
@@ -76,7 +76,7 @@ def _address(text: str) -> str:
 
     Checked here: of a client that does not know what an address means, closing takes a minute.
     """
-    found: Any = text
+    found: object = text
     if os.path.isfile(text):
         with open(text, encoding="utf-8", errors="replace") as file, suppress(ValueError, TypeError, LookupError):
             found = json.load(file)["address"]
@@ -104,7 +104,7 @@ class Cluster:
 
     is_remote = True
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: object) -> None:
         distributed = _distributed()
         if not isinstance(client, distributed.Client):
             raise ConfigError(
@@ -123,7 +123,7 @@ class Cluster:
         return max(1, min(num_units, max(threads, min(max(_PARTS, 4 * threads), num_units // _UNITS))))
 
     def run(
-        self, work: Work, indices: Sequence[int], *, tick: Tick, take: Callable[[int, Any], None] | None = None
+        self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
         """Do the pieces with these numbers; the first error ends the others and is raised here.
 
@@ -137,11 +137,11 @@ class Cluster:
             _Run(self._client, work, tick, take, connection=self._connection).run(indices)
 
 
-class _Run:
+class _Run(Generic[T]):
     """One call of :meth:`Cluster.run`."""
 
     def __init__(
-        self, client: Client, work: Work, tick: Tick, take: Callable[[int, Any], None], *, connection: object
+        self, client: Client, work: Work[T], tick: Tick, take: Callable[[int, T], None], *, connection: object
     ) -> None:
         self._client, self._work, self._tick, self._take = client, work, tick, take
         self._connection = connection  # of before the work was prepared, which may take long
@@ -153,13 +153,13 @@ class _Run:
         )
         self._futures: list[Future[Any]] = []  # what the scheduler keeps for the run
         self._told: dict[int, float] = {}  # shares of pieces under way
-        self._events: deque[list[Any]] = deque()
+        self._events: deque[tuple[int, float]] = deque()
 
     def run(self, indices: Sequence[int]) -> None:
         self._check_connection()
         try:
             threads = self._probe()
-            self._client.subscribe_topic(self._run.name, lambda event: self._events.append(event[1]))
+            self._client.subscribe_topic(self._run.name, lambda event: self._events.append((event[1][0], event[1][1])))
             try:
                 size = math.ceil(len(indices) / max(_MANY, _WAVES * threads))
                 suspects = self._do([indices[i : i + size] for i in range(0, len(indices), size)], 0)
@@ -242,7 +242,7 @@ class _Run:
             self._told[index] = total
             self._tick(total - before)
 
-    def _take_in(self, batch: Batch) -> None:
+    def _take_in(self, batch: Batch[T]) -> None:
         for index, value, ticked in batch.done:
             self._take(index, value)
             self._tick(ticked - self._told.get(index, 0.0))

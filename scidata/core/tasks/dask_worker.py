@@ -8,9 +8,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
-from scidata.core.tasks.work import Job, sendable
+from scidata.core.tasks.work import Job, T, sendable
 from scidata.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class Batch:
+class Batch(Generic[T]):
     """The pieces of a batch that were done, and the one that ended it.
 
     Attributes
@@ -44,7 +44,7 @@ class Batch:
         The piece that ended the batch: its number, the error, and the traceback as text.
     """
 
-    done: list[tuple[int, object, float]] = field(default_factory=list)
+    done: list[tuple[int, T, float]] = field(default_factory=list)
     failed: tuple[int, Exception, str] | None = None
 
 
@@ -57,7 +57,9 @@ def published(run: Run) -> Run:
     return run
 
 
-def do_batch(run: Run, key: tuple[str, int, int], indices: Sequence[int], trouble: frozenset[int]) -> Batch | None:
+def do_batch(
+    run: Run, key: tuple[str, int, int], indices: Sequence[int], trouble: frozenset[int]
+) -> Batch[object] | None:
     """Do pieces in order, as the task ``key``, until one fails; None where the client has cancelled the task.
 
     Raises
@@ -67,7 +69,7 @@ def do_batch(run: Run, key: tuple[str, int, int], indices: Sequence[int], troubl
     """
     from distributed import get_worker
 
-    batch = Batch()
+    batch: Batch[object] = Batch()
     for index in indices:
         tell = _Tell(get_worker(), run.name, key, index)
         try:
@@ -83,14 +85,14 @@ def do_batch(run: Run, key: tuple[str, int, int], indices: Sequence[int], troubl
     return batch
 
 
-def _job_of(run: Run) -> Job:
+def _job_of(run: Run) -> Job[object]:
     """Return the job of a run, which each thread unpickles once."""
     if getattr(_here, "run", None) != run.name:
         where, why = prober()(run.version, run.name, run.check)
         if why is not None:
             raise ClusterError(f"worker {where} cannot do this: {why}")
         _here.run, _here.job = run.name, pickle.loads(run.job)
-    found: Job = _here.job
+    found: Job[object] = _here.job
     return found
 
 

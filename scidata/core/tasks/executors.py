@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from scidata.core.checks import check_int
 from scidata.core.tasks.dask_jobs import Cluster
 from scidata.core.tasks.processes import Processes
@@ -11,7 +9,7 @@ from scidata.core.tasks.work import Executor
 from scidata.errors import ConfigError
 
 
-def executor_of(jobs: int, client: Any) -> Executor:
+def executor_of(jobs: int, client: object) -> Executor:
     """Return what does the work: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
 
     Raises

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Generic
 
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
-from scidata.core.tasks.work import Job, Tick, Work, sendable
+from scidata.core.tasks.work import Job, T, Tick, Work, sendable
 from scidata.errors import SciDataError
 
 
@@ -28,7 +28,7 @@ class Processes:
         return self._num_jobs
 
     def run(
-        self, work: Work, indices: Sequence[int], *, tick: Tick, take: Callable[[int, Any], None] | None = None
+        self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
         """Do the pieces with these numbers; the first error ends the others and is raised here."""
         take = take or (lambda index, value: None)
@@ -43,11 +43,11 @@ class Processes:
             workers.end()
 
 
-class _Workers:
-    def __init__(self, work: Work, num: int) -> None:
+class _Workers(Generic[T]):
+    def __init__(self, work: Work[T], num: int) -> None:
         self._work = work
         context = multiprocessing.get_context("spawn")
-        self._processes: dict[Any, BaseProcess] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
         for _ in range(num):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(theirs, work.job), daemon=True)
@@ -56,15 +56,15 @@ class _Workers:
             theirs.close()
             self._processes[ours] = process
 
-    def run(self, todo: Sequence[int], tick: Tick, take: Callable[[int, Any], None]) -> None:
+    def run(self, todo: Sequence[int], tick: Tick, take: Callable[[int, T], None]) -> None:
         waiting = list(reversed(todo))
-        busy: dict[Any, int] = {}
+        busy: dict[Connection, int] = {}
         for connection in self._processes:
             busy[connection] = waiting.pop()
             connection.send(busy[connection])
         while busy:
-            ready: list[Any] = wait(list(busy))
-            for connection in ready:
+            ready = wait(list(busy))
+            for connection in [each for each in busy if each in ready]:
                 index = busy[connection]
                 try:
                     kind, value = connection.recv()
@@ -82,7 +82,7 @@ class _Workers:
                     del busy[connection]
                 take(index, value)
 
-    def _died(self, connection: Any, index: int) -> str:
+    def _died(self, connection: Connection, index: int) -> str:
         process = self._processes[connection]
         process.join(5)
         why = "if it was killed for memory, use fewer --jobs"
@@ -101,7 +101,7 @@ class _Workers:
             process.close()
 
 
-def _work(connection: Connection, job: Job) -> None:
+def _work(connection: Connection, job: Job[object]) -> None:
     """Do the pieces of work that the parent names, until it closes the connection."""
     ignore_interrupts()
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from scidata.errors import SciDataError
+
+T = TypeVar("T")
 
 Tick: TypeAlias = Callable[[float], None]
 
 #: Does one piece of work and calls the function with the shares of it that are done; it and what it returns pickle.
-Job: TypeAlias = Callable[[int, Tick], Any]
+Job: TypeAlias = Callable[[int, Tick], T]
 
 
 def _anywhere() -> None:
@@ -20,7 +22,7 @@ def _anywhere() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Generic[T]):
     """What is to be done.
 
     Attributes
@@ -37,7 +39,7 @@ class Work:
         Called by a process of another machine before its first piece: raises what the machine lacks. Pickles.
     """
 
-    job: Job
+    job: Job[T]
     name: str
     label: Callable[[int], str] | None = None
     after: str = ""
@@ -64,7 +66,7 @@ class Executor(Protocol):
         """Return in how many pieces of one stretch each to do ``num_units``, where few and long ones cost least."""
 
     def run(
-        self, work: Work, indices: Sequence[int], *, tick: Tick, take: Callable[[int, Any], None] | None = None
+        self, work: Work[T], indices: Sequence[int], *, tick: Tick, take: Callable[[int, T], None] | None = None
     ) -> None:
         """Do the pieces with these numbers; the first error ends the others and is raised here.
 

@@ -35,7 +35,7 @@ class Entry:
     arrays: tuple[FloatArray, ...]
 
 
-def pack(entries: Mapping[Key, Entry], **said: Any) -> bytes:
+def pack(entries: Mapping[Key, Entry], **said: object) -> bytes:
     """Return entries, and what JSON can say besides, as bytes."""
     listed = [
         [*key, entry.dims, entry.global_shape, entry.offsets, [array.shape for array in entry.arrays]]

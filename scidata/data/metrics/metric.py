@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +24,11 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.shard.comm.agreement import gather_bytes
 
 _VERSION = 1
+
+#: Terms of the weights' sums, by the box and the dims that are kept.
+_KnownWeights: TypeAlias = dict[tuple[Layout, tuple[int, ...]], FloatArray]
+#: Number of samples: of all, or of each element of the result.
+Count: TypeAlias = int | npt.NDArray[np.int64]
 
 
 class Metric:
@@ -87,7 +93,7 @@ class Metric:
         self._entries: dict[Key, Entry] = {}
         self._unnumbered = 0
         self._fault: str | None = None
-        self._known_weights: dict[Any, FloatArray] = {}
+        self._known_weights: _KnownWeights = {}
 
     # -- what a metric is ------------------------------------------------------------------------------------------
 
@@ -118,7 +124,11 @@ class Metric:
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def _update(
-        self, inputs: Sequence[Any], words: Sequence[str], index: int | Sequence[int] | None, weights: Any
+        self,
+        inputs: Sequence[object],
+        words: Sequence[str],
+        index: int | Sequence[int] | None,
+        weights: WeightsByDim | None,
     ) -> None:
         """Add what this rank owns of a sample, or of each of a batch."""
         names: list[str] = list(inputs[0]) if isinstance(inputs[0], Mapping) else [""]
@@ -244,7 +254,7 @@ class Metric:
         layout: Layout,
         kept: Sequence[int],
         averaged: Sequence[int],
-        known: dict[Any, FloatArray] | None,
+        known: _KnownWeights | None,
     ) -> tuple[FloatArray, ...]:
         """Return terms of the weighted sums over the box, then of its weights, each ``(num_terms, *kept dims)``."""
         missing = None
@@ -306,7 +316,7 @@ class Metric:
         return results[""] if set(results) == {""} else Sample(results, dims=dims, index=None)
 
     def _over_samples(self, values: FloatArray) -> FloatArray:
-        count: Any = len(values)
+        count: Count = len(values)
         if self.skipna:
             count = (~np.isnan(values)).sum(0)
             values = np.where(np.isnan(values), 0.0, values)
@@ -315,7 +325,7 @@ class Metric:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(self.of_mean(self._mean(total, count)), np.float64)
 
-    def _mean(self, total: FloatArray, count: Any) -> FloatArray:
+    def _mean(self, total: FloatArray, count: Count) -> FloatArray:
         """Return the mean of the samples' values from their sum and number."""
         mean: FloatArray = total / count
         return mean
@@ -360,7 +370,7 @@ class Metric:
 
     # -- its place -------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what this rank has added up: plain values and one uint8 tensor, for ``torch.save`` by each rank."""
         packed = pack(self._entries, fault=self._fault, unnumbered=self._unnumbered)
         return {
@@ -399,7 +409,7 @@ def _terms_over(x: Tensor, kept: Sequence[int], averaged: Sequence[int]) -> Floa
     return terms.reshape(len(terms), *shape)
 
 
-def _field(x: Any, name: str, word: str) -> Tensor:
+def _field(x: object, name: str, word: str) -> Tensor:
     found = x
     if name:
         if not isinstance(x, Mapping):
@@ -412,8 +422,8 @@ def _field(x: Any, name: str, word: str) -> Tensor:
     return found
 
 
-def _number(index: Any) -> int:
-    if not is_int(index) or index < 0:
+def _number(index: object) -> int:
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or index < 0:
         raise ConfigError(f"index: expected a sample's number, or one for each sample of a batch, not {index!r}")
     return int(index)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scidata.core.keywords import checked_keywords
 from scidata.data.metrics.exact import FloatArray
-from scidata.data.metrics.metric import Metric
+from scidata.data.metrics.metric import Count, Metric
 from scidata.data.metrics.weighting import WeightsByDim
 from scidata.errors import ConfigError
 
@@ -56,7 +56,7 @@ class Sum(Mean):
         """Return the sum."""
         return sums[0]
 
-    def _mean(self, total: FloatArray, count: Any) -> FloatArray:
+    def _mean(self, total: FloatArray, count: Count) -> FloatArray:
         return total
 
 

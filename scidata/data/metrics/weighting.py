@@ -109,7 +109,7 @@ def _own_part(weight: _Weight, layout: Layout) -> Tensor:
     return values
 
 
-def _checked(key: Any, values: Any) -> _Weight:
+def _checked(key: str | tuple[str, ...], values: npt.ArrayLike | Tensor) -> _Weight:
     dims = (key,) if isinstance(key, str) else tuple(key)
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.array(values, np.float64))
@@ -242,7 +242,7 @@ def level_weights(pressure: Any, *, method: str = "pressure", dim: str = "level"
     return torch.from_numpy(weights / weights.mean())
 
 
-def _coordinate(values: Any, dim: str) -> npt.NDArray[np.float64]:
+def _coordinate(values: object, dim: str) -> npt.NDArray[np.float64]:
     ask = getattr(values, "coordinate", None)
     if callable(ask):
         found = ask(dim)

@@ -7,13 +7,20 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from scidata.core.apart import check_apart
 from scidata.core.checks import optional_module
 
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+
 LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
 _GROUPS = 8
+
+#: Red, green, blue and opacity, from 0 to 1.
+Colour: TypeAlias = tuple[float, float, float, float]
 
 
 def load_matplotlib() -> None:
@@ -21,7 +28,7 @@ def load_matplotlib() -> None:
     optional_module("matplotlib", "pictures need matplotlib", "plot")
 
 
-def new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of so many inches, which needs no display; a notebook shows it."""
     load_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -38,7 +45,7 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def save_picture(figure: Any, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+def save_picture(figure: Figure, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
     """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed.
 
     Raises
@@ -59,7 +66,7 @@ def rank_groups(count: int) -> list[range]:
     return [range(first, stop) for first, stop in itertools.pairwise(edges)]
 
 
-def colours_of(count: int) -> list[Any]:
+def colours_of(count: int) -> list[Colour]:
     """Return a colour for each of ``count`` ranks; the first ones differ most.
 
     Many ranks have a hue for each group, and in it tones that differ most between ranks that follow each other.
@@ -78,11 +85,11 @@ def colours_of(count: int) -> list[Any]:
     return colours
 
 
-def rank_handles(tones: Sequence[Any], edge: str) -> list[Any]:
+def rank_handles(tones: Sequence[Any], edge: str) -> list[Artist]:
     """Return what a legend shows of ranks: each of a few, groups of many. ``tones`` are as they are drawn."""
     from matplotlib.patches import Patch
 
-    handles = []
+    handles: list[Artist] = []
     for group in rank_groups(len(tones)):
         name = f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]} to {group[-1]}"
         middle = tones[group[0] + (2 if len(group) > 2 else 0)]  # a tone in the middle of the group's
@@ -90,7 +97,7 @@ def rank_handles(tones: Sequence[Any], edge: str) -> list[Any]:
     return handles
 
 
-def text_handle(text: str) -> Any:
+def text_handle(text: str) -> Artist:
     """Return a line of text in a legend."""
     from matplotlib.lines import Line2D
 

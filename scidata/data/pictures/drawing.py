@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,11 @@ from scidata.core.types import IntArray
 from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, unrolled
 from scidata.errors import ConfigError
 from scidata.meshes.surface import surface_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
 
 _MAX_CELLS = 60_000
 _MAX_POINTS = 150_000
@@ -49,17 +54,18 @@ class Drawing:
         self.polygons, numbers = unrolled(polygons, np.arange(len(cells)), self.places.start)
         self.corners, self.cells = [corners[i] for i in numbers], cells[numbers]
 
-    def axes(self, figure: Any, place: tuple[int, int, int]) -> Any:
+    def axes(self, figure: Figure, place: tuple[int, int, int]) -> Axes:
         """Add axes that show all places."""
         places = self.places
-        axes = figure.add_subplot(*place, projection="3d" if places.in_space else None)
+        axes: Axes = figure.add_subplot(*place, projection="3d" if places.in_space else None)
         low, high = places.xy.min(axis=0), places.xy.max(axis=0)
         axes.set_xlabel(places.labels[0])
         axes.set_ylabel(places.labels[1])
         if places.in_space:
-            axes.set_zlabel(places.labels[2])
-            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]))
-            axes.set_box_aspect(np.maximum(high - low, 0.02 * (high - low).max() or 1.0))
+            solid: Any = axes
+            solid.set_zlabel(places.labels[2])
+            solid.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), zlim=(low[2], high[2]))
+            solid.set_box_aspect(np.maximum(high - low, 0.02 * (high - low).max() or 1.0))
             return axes
         axes.set_aspect("equal")
         margin = 0.02 * (high - low)
@@ -69,31 +75,32 @@ class Drawing:
             axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
         return axes
 
-    def draw(self, axes: Any, values: npt.NDArray[np.float64], *, of_cells: bool) -> Any:
+    def draw(self, axes: Axes, values: npt.NDArray[np.float64], *, of_cells: bool) -> ScalarMappable:
         """Draw values of rows, or of cells; return what a colour bar is of."""
         if len(self.cells):
             shown = values[self.cells] if of_cells else np.array([values[ids].mean() for ids in self.corners])
             return self._add_coloured(axes, np.ma.masked_invalid(shown))
         if of_cells:
             raise ConfigError("plot: the cells are too many, or have no faces, to draw a field of theirs")
-        step = max(1, -(-len(values) // _MAX_POINTS))
-        return axes.scatter(*self.places.xy[::step].T, c=values[::step], s=self._size, lw=0, rasterized=True)
+        return self._scatter(axes, values)
 
     def draw_ranks(
-        self, axes: Any, colours: npt.NDArray[np.float64], owner: IntArray, of_cells: IntArray | None
+        self, axes: Axes, colours: npt.NDArray[np.float64], owner: IntArray, of_cells: IntArray | None
     ) -> None:
         """Draw rows, or cells, in the colour of their rank."""
         if len(self.cells) and of_cells is not None:
             self._add(axes, colours[of_cells[self.cells]])
             return
-        step = max(1, -(-len(owner) // _MAX_POINTS))
-        axes.scatter(*self.places.xy[::step].T, c=colours[owner[::step]], s=self._size, lw=0, rasterized=True)
+        self._scatter(axes, colours[owner])
 
-    @property
-    def _size(self) -> float:
-        return float(np.clip(6e4 / max(1, min(len(self.places.xy), _MAX_POINTS)), 0.5, 30))
+    def _scatter(self, axes: Any, values: npt.NDArray[np.float64]) -> ScalarMappable:
+        """Draw a point for each row, or for some of many, in two or three dimensions."""
+        step = max(1, -(-len(values) // _MAX_POINTS))
+        size = float(np.clip(6e4 / max(1, min(len(self.places.xy), _MAX_POINTS)), 0.5, 30))
+        drawn: ScalarMappable = axes.scatter(*self.places.xy[::step].T, c=values[::step], s=size, lw=0, rasterized=True)
+        return drawn
 
-    def _add_coloured(self, axes: Any, values: Any) -> Any:
+    def _add_coloured(self, axes: Axes, values: npt.NDArray[np.float64]) -> ScalarMappable:
         from matplotlib.cm import ScalarMappable
 
         mappable = ScalarMappable()
@@ -101,7 +108,7 @@ class Drawing:
         self._add(axes, mappable.to_rgba(values))
         return mappable
 
-    def _add(self, axes: Any, fill: Any) -> None:
+    def _add(self, axes: Any, fill: npt.NDArray[np.float64]) -> None:
         from matplotlib.collections import PolyCollection
         from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 

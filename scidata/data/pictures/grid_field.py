@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,17 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
 from scidata.sources.cf import role_of_name
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _MAX_CELLS = 1200  # along a dimension: a picture has no more pixels
 _MAX_NUMBERS = 128
 
 
 def draw_grid(
     reader: GridReader, index: int, field: str | None, isel: Mapping[str, int] | None, *, parts: bool, path: str | None
-) -> Any:
+) -> Figure:
     """Draw a plane of a field of one whole sample, which this process reads part by part; return the figure.
 
     Raises
@@ -126,8 +130,8 @@ def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.flo
 
 
 def _axes(
-    figure: Any, reader: GridReader, vertical: str | None, horizontal: str, columns: npt.NDArray[np.float64]
-) -> tuple[Any, float]:
+    figure: Figure, reader: GridReader, vertical: str | None, horizontal: str, columns: npt.NDArray[np.float64]
+) -> tuple[Axes, float]:
     """Return axes, and what is taken from the horizontal coordinate on them."""
     is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
     has_degrees = is_map and np.ptp(columns) <= 361 and reader.coordinate(horizontal) is not None
@@ -148,7 +152,7 @@ def _axes(
 
 
 def _draw_parts(
-    axes: Any,
+    axes: Axes,
     reader: GridReader,
     vertical: str | None,
     horizontal: str,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class MapAxes(NamedTuple):
     """Axes, and the longitude that they have as 0: places are drawn at ``longitude - centre``."""
 
-    axes: Any
+    axes: Axes
     centre: float
 
 
-def map_axes(figure: Any, place: tuple[int, int, int], west: float, east: float) -> MapAxes | None:
+def map_axes(figure: Figure, place: tuple[int, int, int], west: float, east: float) -> MapAxes | None:
     """Return axes of longitude and latitude, degrees, from ``west`` to ``east``; None without cartopy.
 
     Coastlines are drawn where cartopy has them on this machine: nothing is fetched.

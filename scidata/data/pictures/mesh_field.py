@@ -17,10 +17,12 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.hetero import JOINT, is_relation
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from scidata.store.reading.part import LocalPart, SamplePart
 
 
-def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: str | None) -> Any:
+def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: str | None) -> Figure:
     """Draw a field of one whole sample, which this process reads part by part; return the figure.
 
     Of fields with several components the first is drawn.
@@ -72,7 +74,7 @@ def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: 
     return figure
 
 
-def _draw_sets(reader: Any, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Any:
+def _draw_sets(reader: Any, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Figure:
     """Draw a field of one node set, and beside it who has which part of each set."""
     entity = reader.info(name).entity
     places = places_of_sets(reader.store, cut.index)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHELL = 0.01  # of the radius: points in space that lie this close to a sphere about 0 are drawn as longitude, latitude
 # corners of the VTK cell types that have an area, in order around the cell; a polygon (7) has all of its own
@@ -146,7 +149,7 @@ def in_view(places: Places, points: npt.NDArray[np.float64], towards: npt.NDArra
     return near
 
 
-def number_parts(axes: Any, places: Places, bounds: IntArray, *, few: bool) -> None:
+def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> None:
     """Write the rank on the row of each part that is nearest its middle: on the map, the middle in space.
 
     ``few``: there is room for large numbers.

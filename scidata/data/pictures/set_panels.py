@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from scidata.errors import ConfigError
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _MAX_EDGES = 20_000  # of a panel: more are a grey plane
 _POLAR = 75.0  # latitude beyond which a line between two longitudes is nothing like the edge
@@ -67,7 +70,7 @@ class SetPanels:
         high = (width - 0.6) * (0.9 if self._frame.places.in_space else aspect) + 1.0
         self.figure = new_figure(self._columns * width + 1.8, self._rows * high)
 
-    def axes(self, number: int) -> Any:
+    def axes(self, number: int) -> Axes:
         """Return the axes of one panel, from 0 on."""
         return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
 

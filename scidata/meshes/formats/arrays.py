@@ -126,6 +126,19 @@ def find_padding(
     return padding | (rows < start_index)
 
 
+def read_padded_rows(
+    source: Source, name: str, options: Options, num_nodes: int, *, rows_first: bool = True
+) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+    """Read the nodes of cells or edges as ``(rows, most)`` int64; return them, their padding and their start index.
+
+    ``rows_first`` is False where the array is transposed. Raises the errors of :func:`find_padding`.
+    """
+    layout, raw = source.arrays[name], read_values(source, name, options, decode=False)
+    raw, start = raw if rows_first else np.ascontiguousarray(raw.T), start_of(layout)
+    rows = as_indices(raw, f"{source.path}: field {name!r}")
+    return rows, find_padding(source, layout, raw, rows, start_index=start, num_nodes=num_nodes), start
+
+
 def read_counted_rows(
     source: Source, name: str, sizes_name: str, options: Options, *, what: str
 ) -> tuple[IntArray, npt.NDArray[np.bool_]]:

@@ -78,13 +78,17 @@ def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], b
 
 
 def read_points(topology: RawTopology) -> npt.NDArray[np.float64]:
-    """Read a topology's coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
+    """Read a topology's coordinates, as :func:`read_columns` does."""
+    return read_columns(topology.source, topology.coordinates, topology.options, on_sphere=topology.on_sphere)
+
+
+def read_columns(source: Source, names: Sequence[str], options: Options, *, on_sphere: bool) -> npt.NDArray[np.float64]:
+    """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
 
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
     """
-    source = topology.source
-    layouts = [source.arrays[name] for name in topology.coordinates]
-    columns = [_read_coordinate(source, layout, topology.options) for layout in layouts]
+    layouts = [source.arrays[name] for name in names]
+    columns = [_read_coordinate(source, layout, options) for layout in layouts]
     for layout, column in zip(layouts, columns, strict=True):
         if len(columns) > 1 and column.shape != (layouts[0].shape[0],):
             raise FieldMismatchError(
@@ -92,7 +96,7 @@ def read_points(topology: RawTopology) -> npt.NDArray[np.float64]:
                 f"has {layouts[0].shape}; one value per node was expected"
             )
     points = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-    return in_degrees(points, layouts) if topology.on_sphere else points
+    return in_degrees(points, layouts) if on_sphere else points
 
 
 def _read_coordinate(source: Source, layout: ArrayLayout, options: Options) -> npt.NDArray[np.float64]:

@@ -31,8 +31,8 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
-from scidata.meshes.formats.base import Options, RawField, field_of, read_values
-from scidata.meshes.formats.coordinates import as_coordinates, in_degrees
+from scidata.meshes.formats.base import Options, RawField, field_of
+from scidata.meshes.formats.coordinates import as_coordinates, read_columns
 from scidata.meshes.formats.graph_values import find_graph_values, is_graph_value, read_graph_values
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
 from scidata.meshes.sample import HeteroHeader
@@ -69,9 +69,7 @@ class _Loading:
         names = self.positions.get(name)
         if names is None:
             return None
-        columns = [read_values(self.source, each, self.options).astype(np.float64) for each in names]
-        points = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-        return in_degrees(points, [self.source.arrays[each] for each in names]) if self.on_sphere else points
+        return read_columns(self.source, names, self.options, on_sphere=self.on_sphere)
 
 
 def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[str] | None) -> HeteroHeader:

@@ -38,18 +38,17 @@ import numpy.typing as npt
 from scidata.core.types import IntArray, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import (
-    as_indices,
     check_pointers,
     check_start,
-    find_padding,
     num_pairs,
     polygon_types,
     ragged_of_padded,
     read_indices,
+    read_padded_rows,
     read_pairs,
     start_of,
 )
-from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.formats.base import Options, RawTopology
 from scidata.meshes.formats.coordinates import find_points, period_of, read_points
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES
@@ -78,11 +77,9 @@ class PlainTopology(RawTopology):
         return Geometry(points=points, cells=cells, edge_index=edges)
 
     def _padded(self, name: str) -> tuple[IntArray, IntArray]:
-        raw, layout = read_values(self.source, name, self.options, decode=False), self.source.arrays[name]
-        rows, start = as_indices(raw, f"{self.source.path}: field {name!r}"), start_of(layout)
         num_nodes = self.sizes["node"]
-        padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
-        check_start(layout, rows[~padding], num_nodes)
+        rows, padding, start = read_padded_rows(self.source, name, self.options, num_nodes)
+        check_start(self.source.arrays[name], rows[~padding], num_nodes)
         return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:

@@ -19,15 +19,13 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import (
-    as_indices,
     cells_of_rows,
     check_start,
-    find_padding,
     ragged_of_padded,
     read_indices,
-    start_of,
+    read_padded_rows,
 )
-from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.formats.base import Options, RawTopology
 from scidata.meshes.formats.coordinates import coordinate_columns, is_angle, named_arrays, read_points
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.sources.cf import array_of, role_of
@@ -68,18 +66,10 @@ class UGridTopology(RawTopology):
         assert self.edges is not None
         return self._edges(self.edges, self.edge_rows_first)
 
-    def _rows(self, name: str, rows_first: bool, num_nodes: int) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
-        """Read a connectivity as ``(rows, most)`` int64, with its padding and start index."""
-        layout = self.source.arrays[name]
-        raw = read_values(self.source, name, self.options, decode=False)
-        raw = raw if rows_first else np.ascontiguousarray(raw.T)
-        start = start_of(layout)
-        rows = as_indices(raw, f"{self.source.path}: field {name!r}")
-        padding = find_padding(self.source, layout, raw, rows, start_index=start, num_nodes=num_nodes)
-        return rows, padding, start
-
     def _cells(self, num_nodes: int) -> RawCells:
-        rows, padding, start = self._rows(self.connectivity, self.rows_first, num_nodes)
+        rows, padding, start = read_padded_rows(
+            self.source, self.connectivity, self.options, num_nodes, rows_first=self.rows_first
+        )
         check_start(self.source.arrays[self.connectivity], rows[~padding], num_nodes)
         if self.dimension == 2:
             return cells_of_rows(rows, padding=padding, start_index=start)
@@ -113,7 +103,9 @@ class UGridTopology(RawTopology):
         return codes.astype(np.uint8)
 
     def _edges(self, name: str, rows_first: bool) -> IntArray:
-        rows, padding, start = self._rows(name, rows_first, self.sizes["node"])
+        rows, padding, start = read_padded_rows(
+            self.source, name, self.options, self.sizes["node"], rows_first=rows_first
+        )
         if rows.shape[1] != 2:
             raise FieldMismatchError(
                 f"{self.source.path}: field {name!r} has {rows.shape[1]} nodes per edge, but 2 were expected"

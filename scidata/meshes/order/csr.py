@@ -87,6 +87,8 @@ def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
 
     What :func:`stable_sort` does, in fewer passes over memory: the words' own memory becomes ``edge_id``.
     """
+    # A word is destination | source | row. Among 4 nodes (2 bits) and 3 edges (2 bits) edge 2, from 1 to 3, is
+    # 11 01 10. Sorted words are the edges by destination, then source, then row; each part is masked out again.
     num_bits, row_bits = np.uint64(id_bits(num_nodes)), np.uint64(max(len(source) - 1, 0).bit_length())
     words = np.empty(len(source), np.uint64)
     in_order, before = True, np.uint64(0)

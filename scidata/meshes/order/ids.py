@@ -80,6 +80,8 @@ def both_directions(keys: Keys, num_nodes: int) -> IntArray:
     keys
         Those of :func:`undirected_keys`; their memory is used up.
     """
+    # Of the edges 0-2, 2-0 and 1-1 the keys are 02, 02 and 11. Repeats and loops go: 02. Beside it comes its swap,
+    # 20; sorted, high id first, these are the edges to 0 (from 2) and to 2 (from 0).
     num_bits, mask = np.uint64(id_bits(num_nodes)), np.uint64((1 << id_bits(num_nodes)) - 1)
     keys.sort()
     kept = run_starts(keys)  # each undirected edge once: half as many to sort again

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
-from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, unrolled
+from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
 from scidata.errors import ConfigError
 from scidata.meshes.surface import surface_of
+from scidata.store.format.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_CELLS = 60_000
 _MAX_POINTS = 150_000
+TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view of space
 
 
 class Drawing:
@@ -29,22 +31,29 @@ class Drawing:
         self.polygons: list[npt.NDArray[np.float64]] = []
         self.corners: Any = ()  # nodes of each polygon
         self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
-        if shapes is not None and len(shapes):
-            self._find(shapes)
+        self.left_out = ""  # why no cells are drawn
+        self.cut_away = False  # whether the octant nearest the viewer is
+        if shapes is None or not len(shapes):
+            return
+        if not places.in_space and len(shapes) > _MAX_CELLS:
+            self.left_out = f"{len(shapes)} cells are too many to draw"
+            return
+        self._find(shapes)
         if len(self.cells) > _MAX_CELLS:
+            self.left_out = f"{len(self.cells)} faces in sight are too many to draw"
             self.polygons, self.corners, self.cells = [], (), self.cells[:0]
 
     def _find(self, shapes: Shapes) -> None:
         xy = self.places.xy
         if self.places.in_space:
-            towards = np.array([0.43, -0.75, 0.5])  # matplotlib's own view
             centres = shapes.centres(xy)
-            kept = np.flatnonzero(~in_view(self.places, centres, towards))
+            kept = np.flatnonzero(~in_view(self.places, centres, TOWARDS))
             surface = surface_of(shapes.offsets, shapes.connectivity, shapes.types, kept)
-            facing = surface.facing(xy, centres, towards)
+            facing = surface.facing(xy, centres, TOWARDS)
             if len(facing):
                 self.corners, self.cells = surface.corners[facing], surface.cell[facing]
                 self.polygons = list(xy[self.corners])
+                self.cut_away = True
                 return
         corners, cells = outlines(shapes)
         polygons = [xy[ids] for ids in corners]
@@ -69,10 +78,15 @@ class Drawing:
             return axes
         axes.set_aspect("equal")
         margin = 0.02 * (high - low)
-        if places.start is not None:
-            axes.set(xlim=(places.start, places.start + 360), ylim=(-90, 90))
-        else:
+        if places.start is None:
             axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+            return axes
+        from matplotlib.ticker import MultipleLocator
+
+        tall = high[1] - low[1]
+        axes.set(xlim=(places.start, places.start + 360), ylim=(-90, 90) if tall > 120 else (low[1], high[1]))
+        axes.xaxis.set_major_locator(MultipleLocator(30))
+        axes.yaxis.set_major_locator(MultipleLocator(30 if tall > 60 else 10))
         return axes
 
     def draw(self, axes: Axes, values: npt.NDArray[np.float64], *, of_cells: bool) -> ScalarMappable:
@@ -89,7 +103,7 @@ class Drawing:
     ) -> None:
         """Draw rows, or cells, in the colour of their rank."""
         if len(self.cells) and of_cells is not None:
-            self._add(axes, colours[of_cells[self.cells]])
+            self.fill(axes, colours[of_cells[self.cells]])
             return
         self._scatter(axes, colours[owner])
 
@@ -105,17 +119,46 @@ class Drawing:
 
         mappable = ScalarMappable()
         mappable.set_array(values)
-        self._add(axes, mappable.to_rgba(values))
+        self.fill(axes, mappable.to_rgba(values))
         return mappable
 
-    def _add(self, axes: Any, fill: npt.NDArray[np.float64]) -> None:
+    def fill(self, axes: Any, colours: npt.NDArray[np.float64], *, line: float = 0.0) -> None:
+        """Draw the polygons in a colour each, with white lines of some width between them."""
         from matplotlib.collections import PolyCollection
         from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
         kind: Any = Poly3DCollection if self.places.in_space else PolyCollection
-        made = kind(self.polygons, facecolors=fill, edgecolors=fill, lw=0.1)
+        made = kind(self.polygons, facecolors=colours, edgecolors="white" if line else colours, lw=line or 0.1)
         made.set_rasterized(True)
         if self.places.in_space:
             axes.add_collection3d(made, autolim=False)
         else:
             axes.add_collection(made)
+
+
+def places_in_store(store: Store, index: int, entity: str) -> Places:
+    """Return where the rows of a stored sample are drawn.
+
+    Raises
+    ------
+    ConfigError
+        The store has no positions, or the sample has no rows.
+    """
+    info = store.sample(index)
+    if f"{entity}/pos" not in info.arrays:
+        raise ConfigError(f"{store.path}: sample {index} has no positions to draw")
+    points = store.read(index, f"{entity}/pos").astype(np.float64)
+    if not len(points):
+        raise ConfigError(f"{store.path}: sample {index} is empty: there is nothing to draw")
+    return places_of(points, on_sphere=info.on_sphere)
+
+
+def shapes_in_store(store: Store, index: int, entity: str) -> Shapes | None:
+    """Return the cells of a stored sample whose rows are nodes; None where it has none."""
+    if entity != "node" or not store.sample(index).counts.get("cell", 0):
+        return None
+    return Shapes(
+        offsets=store.read(index, "cell/offsets").astype(np.int64),
+        connectivity=store.read(index, "cell/connectivity").astype(np.int64),
+        types=store.read(index, "cell/type"),
+    )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
 from scidata.data.pictures.canvas import colours_of, new_figure, rank_handles, save_picture
-from scidata.data.pictures.drawing import Drawing
+from scidata.data.pictures.drawing import Drawing, places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -130,15 +130,4 @@ def _positions(reader: Any, read: list[LocalPart], cut: Any) -> tuple[Places, Sh
             raise ConfigError("plot: the positions are not read; open the data with the field 'pos', too")
         points = np.concatenate([p.fields["pos"][: p.index_maps[cut.entity].num_owned] for p in read])
         return places_of(points.astype(np.float64), on_sphere=False), None
-    info = store.sample(cut.index)
-    if f"{cut.entity}/pos" not in info.arrays:
-        raise ConfigError(f"plot: {store.path} has no positions")
-    points = store.read(cut.index, f"{cut.entity}/pos").astype(np.float64)
-    shapes = None
-    if cut.entity == "node" and info.counts.get("cell", 0):
-        shapes = Shapes(
-            offsets=store.read(cut.index, "cell/offsets").astype(np.int64),
-            connectivity=store.read(cut.index, "cell/connectivity").astype(np.int64),
-            types=store.read(cut.index, "cell/type"),
-        )
-    return places_of(points, on_sphere=info.on_sphere), shapes
+    return places_in_store(store, cut.index, cut.entity), shapes_in_store(store, cut.index, cut.entity)

@@ -27,17 +27,15 @@ from scidata.data.pictures.canvas import (
     save_picture,
     text_handle,
 )
-from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, number_parts, outlines, places_of, unrolled
+from scidata.data.pictures.drawing import TOWARDS, Drawing, places_in_store, shapes_in_store
+from scidata.data.pictures.mesh_shapes import Places, number_parts
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
-from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT
-from scidata.meshes.surface import surface_of
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
 
 MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
 _MAX_GHOSTS = 50_000
-_MAX_CELLS = 60_000
 _MAX_EDGES = 60_000
 
 
@@ -79,22 +77,28 @@ def draw_sample(
     title = f"{os.path.basename(store.path.rstrip('/'))}: {store.sample(cut.index).name} over {cut.num_parts} ranks"
     if cut.entity == JOINT:
         return _draw_sets(store, cut, path, title, amplification_text(ratios, overall))
-    places = _places(store, cut.index, cut.entity)
+    places = places_in_store(store, cut.index, cut.entity)
+    drawing = Drawing(places, shapes_in_store(store, cut.index, cut.entity))
     bounds, num_ranks = cut.bounds[cut.entity], cut.num_parts
     colours = np.array([colour[:3] for colour in colours_of(num_ranks)], np.float64)
     aspect = min(max(float(np.ptp(places.xy[:, 1]) / max(np.ptp(places.xy[:, 0]), 1e-300)), 0.3), 1.5)
     figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * aspect + 1.2)
-    axes: Any = figure.add_subplot(projection="3d" if places.in_space else None)
+    axes: Any = drawing.axes(figure, (1, 1, 1))
     axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
-    notes: list[str] = []
-    seen: IntArray | None = None  # rows that can be seen; None: all
-    if places.in_space:
-        drew_cells, seen = _draw_surface(axes, store, cut, places, colours, notes)
-    else:
-        drew_cells = _draw_cells(axes, store, cut, places, colours, notes)
-    num_rows = len(places.xy)
+    num_rows, num_cells = len(places.xy), store.sample(cut.index).counts.get("cell", 0)
     size = float(np.clip(1e5 / min(num_rows, MAX_POINTS), 0.5, 30))
-    if not drew_cells:
+    notes = [f"{drawing.left_out}: {cut.entity}s are shown"] if drawing.left_out else []
+    thin = 0 if places.in_space or drawing.left_out else num_cells - len(np.unique(drawing.cells))
+    if thin and cut.entity == "node":
+        notes.append(f"{thin} of {num_cells} cells have no area in the plane: {cut.entity}s are shown")
+    seen: IntArray | None = None  # rows that can be seen; None: all
+    if len(drawing.cells) and not thin:
+        notes += ["what is nearest the viewer is cut away"] if drawing.cut_away else []
+        seen = np.unique(np.concatenate(list(drawing.corners))) if places.in_space else None
+        fill = _pale(colours)[owners_of(cut.bounds["cell"], drawing.cells)]
+        fill = fill * _light(drawing.polygons)[:, None] if places.in_space else fill
+        drawing.fill(axes, fill, line=0.25 if len(drawing.cells) < 20_000 else 0.0)
+    else:
         step = _step(num_rows, MAX_POINTS)
         rows = np.arange(0, num_rows, step)
         notes += _draw_edges(axes, store, cut, places, colours)
@@ -108,7 +112,6 @@ def draw_sample(
     notes += _draw_ghosts(axes, places, shown, colours, size)
     if not places.in_space:
         number_parts(axes, places, bounds, few=num_ranks <= LEGEND_RANKS)
-    _frame(axes, places)
     axes.set_title(title, fontsize=10, loc="left")
     said = [textwrap.fill(note, 24) for note in notes]
     said += [text] if (text := amplification_text(ratios, overall)) else []
@@ -153,95 +156,12 @@ def _step(num: int, most: int) -> int:
     return max(1, -(-num // most))
 
 
-def _places(store: Store, index: int, entity: str) -> Places:
-    info = store.sample(index)
-    if f"{entity}/pos" not in info.arrays:
-        raise ConfigError(f"{store.path}: sample {index} has no positions to draw; leave out --plot")
-    points = store.read(index, f"{entity}/pos").astype(np.float64)
-    if not len(points):
-        raise ConfigError(f"{store.path}: sample {index} is empty: there is nothing to draw")
-    return places_of(points, on_sphere=info.on_sphere)
-
-
-def _shapes(store: Store, index: int) -> Shapes:
-    offsets, types = store.read(index, "cell/offsets").astype(np.int64), store.read(index, "cell/type")
-    return Shapes(offsets=offsets, connectivity=store.read(index, "cell/connectivity").astype(np.int64), types=types)
-
-
-def _draw_cells(
-    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64], notes: list[str]
-) -> bool:
-    """Fill the cells of a flat mesh with the colour of their owner; say whether they were drawn."""
-    from matplotlib.collections import PolyCollection
-
-    info = store.sample(cut.index)
-    num_cells = info.counts.get("cell", 0)
-    if not num_cells or cut.entity == "cell":
-        return False
-    if num_cells > _MAX_CELLS:
-        notes.append(f"{num_cells} cells are too many to draw: their {cut.entity}s are shown")
-        return False
-    corners, cells = outlines(_shapes(store, cut.index))
-    if not len(cells) or len(cells) < num_cells:
-        notes.append(
-            f"{num_cells - len(cells)} of {num_cells} cells have no area in the plane: {cut.entity}s are shown"
-        )
-        return False
-    polygons = [places.xy[ids] for ids in corners]
-    if places.start is not None:
-        polygons, cells = unrolled(polygons, cells, places.start)
-    rank = owners_of(cut.bounds["cell"], cells)
-    line = 0.25 if num_cells < 20_000 else 0.0
-    fill = _pale(colours)[rank]
-    axes.add_collection(
-        PolyCollection(polygons, facecolors=fill, edgecolors="white" if line else fill, lw=line or 0.1, rasterized=True)
-    )
-    return True
-
-
-def _draw_surface(
-    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64], notes: list[str]
-) -> tuple[bool, IntArray | None]:
-    """Draw what can be seen of the cells in space, less the octant nearest the viewer; return the nodes in sight."""
-    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
-
-    if not store.sample(cut.index).counts.get("cell", 0) or cut.entity == "cell":
-        return False, None
-    elevation, turn = np.deg2rad(axes.elev), np.deg2rad(axes.azim)
-    towards = np.array([np.cos(elevation) * np.cos(turn), np.cos(elevation) * np.sin(turn), np.sin(elevation)])
-    shapes = _shapes(store, cut.index)
-    centres = shapes.centres(places.xy)
-    surface = surface_of(
-        shapes.offsets, shapes.connectivity, shapes.types, np.flatnonzero(~in_view(places, centres, towards))
-    )
-    facing = surface.facing(places.xy, centres, towards)
-    corners: Any = surface.corners[facing]
-    cells = surface.cell[facing]
-    if not len(surface.cell):  # flat cells in space are a surface themselves
-        corners, cells = outlines(shapes)
-        seen = np.unique(shapes.connectivity)
-    else:
-        notes.append("what is nearest the viewer is cut away")
-        seen = np.unique(corners)
-    if not 0 < len(cells) <= _MAX_CELLS:
-        notes[:] = [f"{len(cells)} faces in sight are too many to draw: {cut.entity}s are shown"] if len(cells) else []
-        return False, None
-    fill = _pale(colours)[owners_of(cut.bounds["cell"], cells)]
-    polygons = [places.xy[ids] for ids in corners]
-    line = 0.2 if len(cells) < 20_000 else 0.0
-    light = _light(polygons, towards)[:, None]
-    faces = Poly3DCollection(polygons, facecolors=fill * light, edgecolors="white" if line else fill * light, lw=line)
-    faces.set_rasterized(True)
-    axes.add_collection3d(faces)
-    return True, seen
-
-
-def _light(polygons: Sequence[npt.NDArray[np.float64]], towards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _light(polygons: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
     """Return how bright faces are, 0.75 to 1: those that look at the viewer most."""
     first = np.array([polygon[:3] for polygon in polygons])
     normal = np.cross(first[:, 1] - first[:, 0], first[:, 2] - first[:, 0])
     length = np.linalg.norm(normal, axis=1)
-    bright: npt.NDArray[np.float64] = 0.75 + 0.25 * np.abs(normal @ towards) / np.where(length > 0, length, 1)
+    bright: npt.NDArray[np.float64] = 0.75 + 0.25 * np.abs(normal @ TOWARDS) / np.where(length > 0, length, 1)
     return bright
 
 
@@ -303,26 +223,6 @@ def _draw_ghosts(
         **_flat(places),
     )
     return [f"1 in {step} of {total} ghosts is drawn"] if step > 1 else []
-
-
-def _frame(axes: Any, places: Places) -> None:
-    axes.set_xlabel(places.labels[0])
-    axes.set_ylabel(places.labels[1])
-    low, high = places.xy.min(axis=0), places.xy.max(axis=0)
-    if places.in_space:
-        axes.set_zlabel(places.labels[2])
-        axes.set_box_aspect(np.maximum(high - low, 0.02 * (high - low).max() or 1.0))
-        return
-    axes.set_aspect("equal")
-    if places.start is None:
-        margin = 0.02 * (high - low)
-        axes.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
-        return
-    from matplotlib.ticker import MultipleLocator
-
-    axes.set(xlim=(places.start, places.start + 360), ylim=(-90, 90) if high[1] - low[1] > 120 else (low[1], high[1]))
-    axes.xaxis.set_major_locator(MultipleLocator(30))
-    axes.yaxis.set_major_locator(MultipleLocator(30 if high[1] - low[1] > 60 else 10))
 
 
 def _legend(

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.core.options import ReadOptions
 from scidata.data.pictures import store_parts
+from scidata.data.pictures.drawing import places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import outlines, unrolled
 from scidata.data.raw_report import inspect_store
 from scidata.errors import UnsupportedFormatError
@@ -471,8 +472,8 @@ def test_picture_of_the_sphere_covers_it(source: str, mesh_file: str | None, num
     out = tmp_path / "sphere.png"
     assert run("plan", tmp_path / "store", "--domain", "4", "--plot", out).exit_code == 0
     assert min(colours_in(out, 4)) > 0.1
-    corners, cells = outlines(store_parts._shapes(open_store(tmp_path / "store"), 0))
-    places = store_parts._places(open_store(tmp_path / "store"), 0, "node")
+    corners, cells = outlines(shapes_in_store(open_store(tmp_path / "store"), 0, "node"))
+    places = places_in_store(open_store(tmp_path / "store"), 0, "node")
     polygons, owners = unrolled([places.xy[ids] for ids in corners], cells, 0.0)
     assert set(owners.tolist()) == set(range(num_cells))
     grid = np.stack(np.meshgrid(np.arange(0.31, 360, 3.717), np.arange(-89.73, 90, 3.717)), axis=-1).reshape(-1, 2)

@@ -269,7 +269,7 @@ def compose(outer: Segments, inner: Segments) -> Segments:
 
 
 def _composed(outer: IntArray, part: Segment) -> IntArray:
-    """Return what a range of the selected rows takes from each of many segments."""
+    """Return the part of each of many segments that lies in a range of the selected rows."""
     start, count, step, offset = outer.T
     lower = np.maximum(offset, part.start)
     upper = np.minimum(offset + count, part.start + part.count)

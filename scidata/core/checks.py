@@ -57,7 +57,7 @@ def check_optional_int(name: str, value: object, *, least: int | None = None) ->
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
+    """Raise unless a value is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}={value!r}: expected True or False")
 
@@ -93,13 +93,13 @@ def check_field_steps(steps: object) -> None:
 
 
 def check_mapping(name: str, value: object, example: str) -> None:
-    """Refuse what is no mapping; None is the default."""
+    """Raise unless a value is a mapping, or None, the default."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected a mapping, such as {example}")
 
 
 def check_function(name: str, value: object) -> None:
-    """Refuse what cannot be called; None is the default."""
+    """Raise unless a value can be called, or is None, the default."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r}: expected a function, not {type(value).__name__}")
 

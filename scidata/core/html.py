@@ -1,4 +1,4 @@
-"""What notebooks show of data sets, samples, tensors, plans and loaders: a small table each, names escaped."""
+"""Data sets, samples, tensors, plans and loaders in notebooks: a small table each, names escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns which row of irregular data, and which rows of others a part holds too.
+"""The owner of each row of irregular data, and the ghosts that a part holds: rows that others own.
 
 The idea and the name are DOLFINx's. Pure arithmetic: what moves the data is elsewhere.
 """
@@ -30,7 +30,7 @@ class IndexMap:
     ghosts
         ``(num_ghost,)`` int64 global ids that others own, sorted, hence grouped by owner.
     key
-        What all maps of one topology have in common, where there are several objects: who sends what is found once
+        Shared by all maps of one topology, where there are several objects: senders and receivers are found once
         for a key. On all ranks the maps that are used in the same place have a key, equal at the same places, or none.
 
     Raises

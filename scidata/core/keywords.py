@@ -12,7 +12,7 @@ from scidata.errors import near_matches
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-#: What torch and xarray call what is elsewhere here, or is known without a word.
+#: Arguments of torch and xarray that belong elsewhere here, or are known without being told.
 _ELSEWHERE = {
     "num_replicas": "the mesh says how many ranks read other samples: pass mesh=scidata.init_mesh(dp=…)",
     "rank": "the mesh knows which rank this is: pass mesh=scidata.init_mesh()",

@@ -134,7 +134,7 @@ class Moments:
                 to[cell] += number << shift if shift >= 0 else number >> -shift  # multiples of the unit: exact
 
     def merge(self, other: Moments, cells: npt.NDArray[np.int64] | None = None) -> None:
-        """Take in what was gathered of other numbers, of the same cells or of some: their numbers here."""
+        """Add the moments of other numbers, of the same cells, or of those with the numbers ``cells``."""
         at = np.arange(self.num_cells) if cells is None else cells
         for name in _COUNTS:
             getattr(self, name)[at] += getattr(other, name)
@@ -162,7 +162,7 @@ class Moments:
         return made
 
     def result(self) -> RoundedMoments:
-        """Return the figures; NaN where there is no finite number."""
+        """Return the moments as float64; NaN where there is no finite number."""
         some = self.count > 0
         cells = list(zip(self.count.tolist(), self._sums, self._squares, strict=True))
         return RoundedMoments(

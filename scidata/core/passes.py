@@ -1,4 +1,4 @@
-"""What passes over all of a field's data see of a reader: blocks of rows in order, and which are one step apart."""
+"""A pass over all of a field's data: blocks of rows in order, and which of them are one step apart."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PASS_BYTES = 128 << 20
 class FieldPass(Protocol):
     """One rank's own rows of one field over some samples, halo and ghosts left out. Pickles.
 
-    A *row* is what one step of the field's sample dim has; fields without that dim have one row, or one of each stored
+    A *row* is one step along the field's sample dim; fields without that dim have one row, or one of each stored
     sample or trajectory. Rows are numbered in order. A tile is a part of each row, where a whole one with the others of
     its chunks would take too much memory.
 
     Attributes
     ----------
     dims, kept
-        Of a row; and those of them along which all rows are alike, so that figures may be kept by them.
+        Of a row; and those of them along which all rows are alike, so that statistics may be kept by them.
     dtype, units
         As the field is read.
     has_steps

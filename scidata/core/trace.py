@@ -1,4 +1,4 @@
-"""A record of what reader threads and the loop do and when, as a trace for Perfetto or chrome://tracing.
+"""A record of the work of reader threads and the loop, with times, as a trace for Perfetto or chrome://tracing.
 
 Times are taken with ``perf_counter_ns`` and written on torch.profiler's clock, nanoseconds since 1970 less the file's
 ``baseTimeNanoseconds``, so that both traces line up. While none is recorded, all that is left is a look at
@@ -28,7 +28,7 @@ _Thread: TypeAlias = tuple[int, int]  # process, thread
 #: Names of processes and of threads, and events.
 Packed: TypeAlias = tuple[dict[int, str], dict[_Thread, str], list[tuple[str, _Thread, int, int, dict[str, object]]]]
 
-#: What is recorded into now. Read it once for a piece of work, and keep what it was.
+#: The recorder at present. Read this once for a piece of work, and keep the value.
 active: Recorder | None = None
 
 _starting = threading.Lock()
@@ -112,7 +112,7 @@ _nothing = nullcontext()
 
 
 def span(name: str, **about: object) -> AbstractContextManager[None]:
-    """Record the block as an event, where a trace is being recorded. For what is done once a batch, not more often."""
+    """Record the block as an event, where a trace is being recorded. For work done once a batch at most."""
     return _nothing if active is None else _recorded(active, name, about)
 
 

@@ -1,4 +1,4 @@
-"""Descriptions that every layer shares: what is in a store, where its bytes lie, which part is wanted.
+"""Descriptions that every layer shares: the arrays of a store, the places of their bytes, the part that is wanted.
 
 Frozen dataclasses without behaviour beyond arithmetic on themselves. No I/O, no torch.
 """
@@ -35,7 +35,7 @@ class Segment:
 
 
 class SegmentTable(Sequence[Segment]):
-    """Many segments, as one table: what a tuple of them is, where a list of indices makes thousands.
+    """Many segments, as one table: stands for a tuple of them where a list of indices makes thousands.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Codec:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayLayout:
-    """What one array is and how its chunks decode: all that planning needs.
+    """Shape, dtype and chunks of one array, and how these decode: all that planning needs.
 
     Attributes
     ----------
@@ -273,4 +273,4 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close what is open; the next use opens it again."""
+        """Close all files; the next use opens them again."""

@@ -147,7 +147,7 @@ def mix(
 
 
 def _lengths(where: str, datasets: Iterable[object]) -> list[int]:
-    """Return how many samples each has, or refuse what is no data set."""
+    """Return the number of samples of each data set; raise where one is none."""
     lengths = []
     for dataset in datasets:
         if isinstance(dataset, list | tuple):

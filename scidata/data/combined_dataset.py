@@ -76,7 +76,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
                     f"data sets 0 and {number} were opened with other meshes, or dp axes; open them with the same mesh"
                 )
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- samples and fields -------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self._starts[-1] if self._chosen is None else len(self._chosen)
@@ -122,7 +122,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of what decides the samples: the data sets', and which samples of them, in which numbering."""
+        """Digest of all that decides the samples: the data sets', and which samples of them, in which numbering."""
         content = {
             "datasets": [str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets],
             "numbering": self.numbering(),
@@ -201,7 +201,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> Any:
-        """Plan what a rank of the domain reads of a sample."""
+        """Plan the reads of a rank of the domain for a sample."""
         part, own = self.locate(index)
         return self.datasets[part].plan(own, rank)
 

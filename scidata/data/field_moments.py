@@ -1,4 +1,4 @@
-"""The moments of a field, gathered in one pass over its rows: of its values, and of what changes from step to step."""
+"""The moments of a field, gathered in one pass over its rows: of its values, and of differences between steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FieldMoments:
         return cls(values=Moments(num_cells), differences=Moments(num_cells))
 
     def merge(self, other: FieldMoments, cells: IntArray | None = None) -> None:
-        """Take in what was gathered of other data, of the same cells or of some."""
+        """Add the moments of other data, of the same cells or of some."""
         self.values.merge(other.values, cells)
         self.differences.merge(other.differences, cells)
 
@@ -53,7 +53,7 @@ class FieldMoments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stretch:
-    """Blocks ``[first, last)`` of a pass, and what is to be gathered of them. Pickles."""
+    """Blocks ``[first, last)`` of a pass, and which statistics to gather of them. Pickles."""
 
     rows: FieldPass
     by: Sequence[str]
@@ -138,12 +138,12 @@ def _by_cell(values: Array) -> Array:
 
 
 def gather_one(stretches: Sequence[Stretch], index: int, tick: Callable[[float], None]) -> FieldMoments:
-    """Gather one of several stretches, in whatever process; loads no torch."""
+    """Gather one of several stretches, in any process; loads no torch."""
     return stretches[index].gather(tick)
 
 
 def check_paths(paths: Sequence[str], folder: str) -> None:
-    """Raise where this process, of whatever machine, does not see data that one working in ``folder`` has opened.
+    """Raise where this process, of any machine, does not see data that a process in ``folder`` has opened.
 
     Raises
     ------

@@ -119,7 +119,7 @@ class FieldStatistics:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StatisticsOfFields:
-    """What a file of statistics holds; the attributes are those of :class:`scidata.Statistics`."""
+    """The content of a file of statistics; the attributes are those of :class:`scidata.Statistics`."""
 
     fields: Mapping[str, FieldStatistics]
     labels: Mapping[str, Labels] = field(default_factory=dict)

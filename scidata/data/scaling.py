@@ -1,4 +1,4 @@
-"""Normalising: ``(x - shift) / scale`` on what was read, where it was read, and back again on tensors of any kind."""
+"""Normalising: ``(x - shift) / scale`` in place on arrays that were read, and back again on tensors of any kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
 Array = npt.NDArray[Any]
-#: From figures to what is subtracted, and what the rest is divided by.
+#: From statistics to the shift and the scale.
 _Method: TypeAlias = Callable[[FieldStatistics], tuple[Floats, Floats]]
 
 METHODS: Mapping[str, _Method] = {
@@ -139,7 +139,7 @@ def scales_of(
     fields
         The dims of a sample of each field of the data set.
     passes
-        What says how its rows are labelled.
+        Of each field: they know the labels of its rows.
     chosen
         Fields; None: all floating ones.
 

@@ -1,4 +1,4 @@
-"""``statistics``: figures of a data set's fields in one pass over its samples, by a process, several, or all ranks."""
+"""``statistics`` of a data set's fields in one pass over its samples, by a process, several, or all ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def statistics(
     client: object = None,
     tick: Callable[[float, float], None] | None = None,
 ) -> Statistics:
-    """Return mean, deviation and extremes of each field over the samples, and of what changes from step to step.
+    """Return mean, deviation and extremes of each field over the samples, and of its differences from step to step.
 
     One pass in the order of the data, in bounded memory: each chunk is decoded once. Sums are exact, and rounded once
     at the end, so the same values give the same bits for any number of ranks, jobs or files. Without a mesh, or with
@@ -64,7 +64,7 @@ def statistics(
     dataset
         Of :func:`scidata.open_dataset`, or made of such.
     by
-        Dims of which each row has figures of its own: ``"level"``. Fields without the dim have one for all.
+        Dims of which each row has statistics of its own: ``"level"``. Fields without the dim have one for all.
     fields
         Their names; default all.
     differences
@@ -72,9 +72,9 @@ def statistics(
         stored sample or group of a file to the next, nor over gaps: where a coordinate says when rows are, steps that
         are not within half of the median step around it are skipped and counted.
     stored
-        Figures that the data have of themselves. True: those alone, and no field is read: of a store, of all of its
+        Statistics stored with the data. True: those alone, and no field is read: of a store, of all of its
         samples, without differences, infinite values among the missing; of anemoi's Zarr by variable, of the period
-        that whoever made it chose. None: those of a store where they answer what is asked for, to
+        chosen when it was made. None: those of a store where they answer the question, to
         1e-12. False: none.
     jobs
         Processes, of data sets without a mesh. A script that asks for several does so below
@@ -82,7 +82,7 @@ def statistics(
     client
         A ``distributed.Client`` (extra ``dask``) in place of ``jobs``: the workers of its cluster read. They see the
         data under the same paths (open them by absolute ones, or start workers in the same folder), and have the same
-        version of scidata. The figures are the same, bit for bit.
+        version of scidata. The result is the same, bit for bit.
     tick
         Called with the rows that are done, and how many there are.
 
@@ -150,12 +150,12 @@ def statistics(
         for name in names
     }
     about["source"] = "store" if len(own) == len(names) else "data"
-    if any(known is not None for _, known in own.values()):  # of what period, those know who made the data
+    if any(known is not None for _, known in own.values()):  # the period is that of the stored ones
         about["period"] = period_of_anemoi(leaves[0].dataset.reader)
     return Statistics(fields=found, labels=labels, **about)
 
 
-# -- what is gathered --------------------------------------------------------------------------------------------------
+# -- the data to read --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,7 +195,7 @@ def _among(dataset: CombinedDataset[Any], number: int, samples: IntArray) -> Int
 def _stored(
     leaves: Sequence[_Leaf], names: Sequence[str], by: Sequence[str], *, differences: bool, only: bool
 ) -> dict[str, tuple[FieldStatistics, Labels]]:
-    """Return what the data have of themselves, by field, with labels of variables."""
+    """Return the statistics stored with the data, by field, with labels of variables."""
     reader = leaves[0].dataset.reader
     found: dict[str, tuple[FieldStatistics, Labels]] = {}
     for name in names if len(leaves) == 1 else ():
@@ -226,7 +226,7 @@ def _chosen(dataset: Any, fields: str | Sequence[str] | None) -> list[str]:
 
 
 def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, tuple[str, ...]]:
-    """Return the dims that each field's figures are kept by."""
+    """Return the dims that each field's statistics are kept by."""
     known = {name: [dim for dim in rows[0].dims if dim in rows[0].kept] for name, rows in passes.items()}
     every = list(dict.fromkeys(dim for dims in known.values() for dim in dims))
     for dim in by:
@@ -251,7 +251,7 @@ def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[Fiel
 
 
 def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
-    """Return what labels the rows of a dim, the same in all data sets; ``passes`` of each field that has it."""
+    """Return the labels of the rows of a dim, the same in all data sets; ``passes`` of each field that has it."""
     labels: Labels = None
     for of_field in passes:
         sizes, found = {rows.size(dim) for rows in of_field}, [rows.labels(dim) for rows in of_field]
@@ -265,7 +265,7 @@ def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
 
 
 def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, object]:
-    """Say which samples figures are of."""
+    """Describe the samples that go in."""
     period: dict[str, object] = {"samples": sum(len(leaf.samples) for leaf in leaves)}
     for rows in passes.values():
         spans = [span for each in rows if (span := each.span()) is not None]
@@ -339,7 +339,7 @@ def _shaped(moments: Moments, shape: tuple[int, ...]) -> RoundedMoments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ranks:
-    """Who reads what: this rank's part of each sample, and its share of the samples; and whom it adds that up with."""
+    """This rank's part of each sample, its share of the samples, and the groups of ranks to add sums up with."""
 
     part: int
     share: int

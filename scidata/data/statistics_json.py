@@ -34,7 +34,7 @@ def save(stats: StatisticsOfFields, path: str, *, overwrite: bool) -> None:
 
 
 def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Raise OutputError where a file cannot be written, as far as looking tells, or lies in what is read."""
+    """Raise OutputError where a file cannot be written, as far as looking tells, or lies in an input."""
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
     check_apart(path, inputs, "the file of statistics")
@@ -115,7 +115,7 @@ def _refuse_constant(text: str) -> None:
 
 
 class _Reading:
-    """Checks what a file says, and names the place of what is wrong."""
+    """Checks the content of a file, and names the place of a fault."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -33,7 +33,7 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
         The samples that went in: ``samples``, their number, and for data along a dim its ``dim``, with ``rows``,
         ``first`` and ``last``, as text.
     fingerprint
-        The data set's: a digest of what decides its samples.
+        The data set's: a digest of all that decides its samples.
     source
         ``"data"``, or ``"store"`` where they were stored with the data.
 

@@ -1,4 +1,4 @@
-"""Figures that data have of themselves: a store's since it was partitioned, and anemoi's arrays by variable."""
+"""Statistics that are stored with the data: in a store's manifest, and in anemoi's arrays by variable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANEMOI = {"mean": "mean", "std": "stdev", "min": "minimum", "max": "maximum"}
 def statistics_of_store(
     reader: StoreReader, name: str, samples: IntArray, by: Sequence[str], *, differences: bool, exactly: bool
 ) -> FieldStatistics | None:
-    """Return what a store's manifest has of a field, if that is what is asked for; else None.
+    """Return a field's statistics from a store's manifest, where they answer the question; else None.
 
     It is of all samples, times and rows, as they are stored, and counts the finite values; ``exactly`` asks for all
     values to be finite, since it does not tell missing ones from infinite ones, and for means that are not far away in
@@ -73,7 +73,7 @@ def _is_precise(means: Array, figures: RoundedMoments) -> bool:
 
 
 def _merged(parts: dict[str, Array], size: Array) -> RoundedMoments:
-    """Merge figures along the last axis (Chan, Golub, LeVeque 1983); ``size`` are all values, finite or not."""
+    """Merge statistics along the last axis (Chan, Golub, LeVeque 1983); ``size`` are all values, finite or not."""
     count = parts["count"].astype(np.int64)
     some, total = count > 0, count.sum(axis=-1)
     mean, std = (np.where(some, parts[part], 0.0) for part in ("mean", "std"))
@@ -96,9 +96,9 @@ def _merged(parts: dict[str, Array], size: Array) -> RoundedMoments:
 
 
 def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, Labels] | None:
-    """Return what anemoi-datasets stored of each variable of a field, and what labels them; None where it has not.
+    """Return anemoi-datasets' statistics of each variable of a field, and the variables' labels; None without them.
 
-    They are of the period that whoever made the data chose, and do not say how many values went in, unless there is an
+    They are of the period chosen when the data were made, and do not say how many values went in, unless there is an
     array ``count``.
     """
     source, layout = reader.sources[0], reader.layout(name)
@@ -122,7 +122,7 @@ def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics
 
 
 def period_of_anemoi(reader: GridReader) -> Mapping[str, object]:
-    """Return the period that stored figures are of, as far as the data say."""
+    """Return the period of stored statistics, as far as the data say."""
     attributes = reader.sources[0].attributes
     ends = {"first": "statistics_start_date", "last": "statistics_end_date"}
     return {"dim": reader.sample_dim} | {key: str(attributes[name]) for key, name in ends.items() if name in attributes}

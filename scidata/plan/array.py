@@ -1,4 +1,4 @@
-"""Selections × chunks → byte ranges: what one rank reads of one array, and where it lands. Pure arithmetic, no I/O.
+"""Selections × chunks → byte ranges: the reads of one array by one rank, and where they go. Pure arithmetic, no I/O.
 
 A plan is a function of its inputs alone (layout, selection, places of the chunks, destination shape), so it can be
 made for any rank of any world size without starting it, and is stored as those inputs.
@@ -42,7 +42,7 @@ def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayPlan:
-    """What is read of one array and where it lands.
+    """The reads of one array, and their places in the destination.
 
     Attributes
     ----------

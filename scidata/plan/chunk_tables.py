@@ -92,7 +92,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """What is known of a read before the places of its chunks, and the patterns in which these were found so far.
+    """Tables of a read that do not depend on the places of its chunks, and the patterns of places found so far.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a plan says apart from places: cut once, shared by all samples that differ in a row.
+"""The part of a plan that does not depend on places: cut once, shared by all samples that differ in a row.
 
 Consecutive samples of a data set want the same part of another row of the sample dimension. Counted from its first
 chunk (and in a raw chunk from its first row) that is the same cut, so its tables are made once and kept in a small
@@ -21,7 +21,7 @@ from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
 from scidata.plan.spans import chunk_shapes
 
-#: Bounds of what is kept: cuts, boxes of one of them, segments of a dimension (more cost as much to compare as to cut).
+#: Limits of the cache: cuts, boxes of one of them, segments of a dimension (more cost as much to compare as to cut).
 _MAX_CUTS = 64
 MAX_BOXES = 1024
 _MAX_SEGMENTS = 16

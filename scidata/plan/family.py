@@ -45,7 +45,7 @@ class PlanFamily:
         return plan_cut(layout, selection, cut, origin, locate, self.out_shape)
 
     def _find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
-        """Return the cut and where it begins, from what is kept if that is there."""
+        """Return the cut and its origin, a kept cut where there is one."""
         key: list[Hashable] = [layout.geometry]
         places: list[_Place] = []
         for dim in self._dims:
@@ -58,7 +58,7 @@ class PlanFamily:
                 last = s.start + (s.count - 1) * s.step
                 low, high = min(low, s.start, last), max(high, s.start, last)
             if low < 0 or high >= layout.shape[dim]:
-                return find_cut(layout, selection)  # which says what is wrong
+                return find_cut(layout, selection)  # which raises
             places.append(divmod(first, size))
             # inside one raw chunk everything moves alike; else a row further on is another row of a decoded chunk
             moves = not layout.codecs and low // size == high // size

@@ -47,7 +47,7 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What one rank holds of an array, writes of it, and sends and receives before it can.
+    """The boxes of an array that one rank holds, writes, and sends and receives before it writes.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Exchange:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape of what is written."""
+        """Shape of the box that is written."""
         return tuple(rows.stop - rows.start for rows in self.written or ())
 
 
@@ -73,7 +73,7 @@ def exchange_of(
     shape: Sequence[int], units: Sequence[int], parts: Sequence[int], splits: Sequence[tuple[int, IntArray] | None],
     part: int,
 ) -> Exchange:  # fmt: skip
-    """Say what a part of a domain holds, writes, sends and receives of an array.
+    """Return the boxes of an array that a part of a domain holds, writes, sends and receives.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def exchange_of(
 
 
 def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Box | None, tuple[Box, ...]]:
-    """Split what a rank writes into what takes nothing of others and the rest, each of whole units.
+    """Split a rank's box to write into the units that it holds whole itself, and all others.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Cut a selection along the chunk grid: pieces of each dimension, and the boxes that they make.
 
-A *piece* is what one segment takes from one chunk along one dimension. Selection and chunk grid are both products over
-the dimensions, so a table per dimension says everything; a *box* is one piece from each dimension. Pure arithmetic,
-vectorised: an array may have 100,000 chunks, or a selection 20,000 segments.
+A *piece* is the part of one segment that lies in one chunk, along one dimension. Selection and chunk grid are both
+products over the dimensions, so a table per dimension says everything; a *box* is one piece from each dimension. Pure
+arithmetic, vectorised: an array may have 100,000 chunks, or a selection 20,000 segments.
 """
 
 from __future__ import annotations

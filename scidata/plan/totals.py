@@ -1,4 +1,4 @@
-"""Plans of arrays put together: what a rank reads of a sample, and what all ranks read of an array."""
+"""Plans of arrays put together: the reads of a rank for a sample, and of all ranks for an array."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scidata.core.html import card, nbytes
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.plan.array import ArrayPlan, plan_array
 
-#: What is counted of each rank's plan; see :class:`RankReads`.
+#: The counts of each rank's plan; see :class:`RankReads`.
 TOTALS = ("bytes_wanted", "bytes_fetched", "bytes_decoded", "num_chunks")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    """What one rank reads for one sample: the plans of each field, one per file that holds a part of it."""
+    """The reads of one rank for one sample: the plans of each field, one per file that holds a part of it."""
 
     index: int
     rank: int
@@ -98,7 +98,7 @@ class ReadPlan:
 
 
 def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
-    """Return the figures of a field as a notebook shows them."""
+    """Return a field's row of the table that a notebook shows."""
     wanted, fetched, decoded, chunks = (sum(int(getattr(plan, figure)) for plan in plans) for figure in TOTALS)
     ratio = f"{fetched / wanted:.2f}" if wanted else "-"
     return (name, *map(nbytes, (wanted, fetched, decoded)), ratio, chunks)
@@ -106,7 +106,7 @@ def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankReads:
-    """What every rank of a domain reads.
+    """The reads of every rank of a domain.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class RankReads:
         return len(self.bytes_wanted)
 
     def sums(self, rank: int | None = None) -> dict[str, Any]:
-        """Return the sums of one rank, default of all, and how many times over what is wanted they read and decode.
+        """Return the sums of one rank, default of all, and their bytes read and decoded over bytes wanted.
 
         The two amplifications are None where nothing is wanted.
         """
@@ -142,7 +142,7 @@ class RankReads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanSummary(RankReads):
-    """What every rank of a domain reads of grids; ``shared_chunks`` is how many chunks more than one rank reads."""
+    """The reads of every rank of a grid's domain; ``shared_chunks``: chunks that more than one rank reads."""
 
     shared_chunks: int
 

@@ -138,7 +138,7 @@ def _smooth(
 
 
 def _pack(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-    """Return raw int16, what it decodes to, and the attributes that say how."""
+    """Return raw int16, the decoded values, and the attributes that say how."""
     low, high = float(values.min()), float(values.max())
     scale, offset = np.float64((high - low) / 60_000), np.float64((high + low) / 2)
     raw = np.round((values - offset) / scale).astype(np.int16)

@@ -1,4 +1,4 @@
-"""The check that every entry of the op table has to pass: what one process gives, forward and backward.
+"""The check that every entry of the op table has to pass: equal to one process, forward and backward.
 
 Public, because whoever registers an op needs it.
 """

@@ -10,7 +10,7 @@ from scidata.errors import ConfigError
 
 
 def executor_of(jobs: int, client: object) -> Executor:
-    """Return what does the work: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
+    """Return an executor: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
 
     Raises
     ------

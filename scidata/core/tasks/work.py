@@ -23,20 +23,20 @@ def _anywhere() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Generic[T]):
-    """What is to be done.
+    """A job for many pieces, and the words that messages about it need.
 
     Attributes
     ----------
     job
         Does the piece with a number.
     name
-        What a piece is called in messages: ``"sample"``.
+        A piece's name in messages: ``"sample"``.
     label
-        Says which one a number means, in messages: ``"sample 3 (car_3.h5)"``.
+        Names the piece with a number in messages: ``"sample 3 (car_3.h5)"``.
     after
-        What a message about work that was cut off says in the end: how to go on.
+        End of messages about work that was cut off: how to go on.
     check
-        Called by a process of another machine before its first piece: raises what the machine lacks. Pickles.
+        Called by a process of another machine before its first piece: raises if the machine is unfit. Pickles.
     """
 
     job: Job[T]

@@ -1,4 +1,4 @@
-"""What a metric keeps of a sample, as bytes that ranks can exchange, and what the ranks' entries make together."""
+"""A metric's sums over a sample, as bytes that ranks can exchange, and the sum of all ranks' entries."""
 
 from __future__ import annotations
 

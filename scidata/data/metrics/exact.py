@@ -5,7 +5,7 @@ of the addends, and the terms of all ranks are added without error and rounded o
 nearest float64, as from ``math.fsum``, whoever held what.
 
 Addends become terms by error-free extraction: adding and subtracting a large enough power of two cuts off their high
-bits, on a grid so coarse that ordinary sums of what was cut off are exact; what is left goes through the next round.
+bits, on a grid so coarse that ordinary sums of these bits are exact; the rest goes through the next round.
 That is Rump, Ogita and Oishi's "Accurate floating-point summation, part I" (SIAM J. Sci. Comput. 31, 2008), which
 Demmel and Nguyen's reproducible sums stand on ("Fast reproducible floating-point summation", ARITH 2013), with as many
 rounds as it takes to leave nothing.
@@ -74,7 +74,7 @@ def _extracted(x: Tensor) -> FloatArray:
 
 
 def _rounds(x: Tensor) -> Iterator[FloatArray]:
-    """Yield the sums of what each round cuts off the addends, until nothing is left of them."""
+    """Yield the sum of the bits that each round cuts off the addends, until none are left."""
     if x.numel() == 0:
         return
     # Of 1.26 and 0.37 in decimal the first round cuts off 1.2 and 0.3, whose sum 1.5 is exact on the grid of tenths; of

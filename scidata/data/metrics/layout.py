@@ -1,4 +1,4 @@
-"""What a rank has of the tensors that a metric is given: local values, and where in the whole they lie."""
+"""A rank's part of the tensors that a metric is given: local values, and their place in the whole."""
 
 from __future__ import annotations
 

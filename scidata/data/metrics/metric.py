@@ -1,4 +1,4 @@
-"""``Metric``: what all metrics share. Updates without communication, one result for any number of ranks."""
+"""``Metric``, the base of all metrics. Updates without communication, one result for any number of ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Count: TypeAlias = int | npt.NDArray[np.int64]
 class Metric:
     """A weighted mean over the rows of each sample, and over samples: the same for any number of ranks, bit for bit.
 
-    Each rank adds up what it owns; halos and ghosts do not count. :meth:`compute` adds the ranks' sums without error
+    Each rank adds up its own rows; halos and ghosts do not count. :meth:`compute` adds the ranks' sums without error
     and rounds once, in float64, so that neither the cut of the domain nor the dealing of samples changes a bit. A
     sample that several dp ranks were given, because a sampler pads, counts once.
 
@@ -95,7 +95,7 @@ class Metric:
         self._fault: str | None = None
         self._known_weights: _KnownWeights = {}
 
-    # -- what a metric is ------------------------------------------------------------------------------------------
+    # -- to be overridden ------------------------------------------------------------------------------------------
 
     def pointwise(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return one or several quantities to take the mean of, element by element, float64.

@@ -125,7 +125,7 @@ def _checked(key: str | tuple[str, ...], values: npt.ArrayLike | Tensor) -> _Wei
 
 
 def weights_fault(values: Tensor) -> str | None:
-    """Return what is wrong with weights, if anything."""
+    """Return the fault of weights, None where they are sound."""
     ok = torch.isfinite(values) & (values >= 0)
     return (
         None if bool(ok.all()) else f"{int((~ok).sum())} are negative or not finite; leave rows out with a weight of 0"

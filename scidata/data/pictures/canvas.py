@@ -1,4 +1,4 @@
-"""What all pictures share: a figure without a display, colours of ranks, legends."""
+"""Shared by all pictures: a figure without a display, colours of ranks, legends."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def colours_of(count: int) -> list[Colour]:
 
 
 def rank_handles(tones: Sequence[Any], edge: str) -> list[Artist]:
-    """Return what a legend shows of ranks: each of a few, groups of many. ``tones`` are as they are drawn."""
+    """Return a legend's entries for ranks: each of a few, groups of many. ``tones`` are as they are drawn."""
     from matplotlib.patches import Patch
 
     handles: list[Artist] = []
@@ -105,7 +105,7 @@ def text_handle(text: str) -> Artist:
 
 
 def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:
-    """Return what a legend says of bytes fetched over bytes wanted; None where nothing is wanted."""
+    """Return a legend's line on bytes fetched over bytes wanted; None where nothing is wanted."""
     known = [(ratio, rank) for rank, ratio in enumerate(ratios) if ratio is not None]
     if overall is None or not known:
         return None

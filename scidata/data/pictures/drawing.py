@@ -1,4 +1,4 @@
-"""What is drawn of a mesh, a cloud or a graph, whatever its colours."""
+"""Shapes in a picture of a mesh, a cloud or a graph, apart from their colours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view 
 
 
 class Drawing:
-    """What is drawn of a sample, whatever its colours: polygons of cells in sight, else points."""
+    """Shapes in a picture of a sample, apart from their colours: polygons of cells in sight, else points."""
 
     def __init__(self, places: Places, shapes: Shapes | None) -> None:
         self.places = places
@@ -90,7 +90,7 @@ class Drawing:
         return axes
 
     def draw(self, axes: Axes, values: npt.NDArray[np.float64], *, of_cells: bool) -> ScalarMappable:
-        """Draw values of rows, or of cells; return what a colour bar is of."""
+        """Draw values of rows, or of cells; return the artist for a colour bar."""
         if len(self.cells):
             shown = values[self.cells] if of_cells else np.array([values[ids].mean() for ids in self.corners])
             return self._add_coloured(axes, np.ma.masked_invalid(shown))

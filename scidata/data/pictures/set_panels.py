@@ -80,7 +80,7 @@ class SetPanels:
         Returns
         -------
         notes
-            What was left out.
+            One for each thing that was left out.
         """
         colours = np.array([colour[:3] for colour in colours_of(cut.num_parts)], np.float64)
         notes = []

@@ -64,7 +64,7 @@ def draw_sample(
     Returns
     -------
     notes
-        What was left out.
+        One for each thing that was left out.
 
     Raises
     ------

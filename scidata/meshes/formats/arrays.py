@@ -97,7 +97,7 @@ def find_padding(
     start_index: int,
     num_nodes: int,
 ) -> npt.NDArray[np.bool_]:
-    """Find what is no node in padded rows: fill values, or anything below the first index where there are none.
+    """Find the padding of rows of nodes: fill values, or anything below the first index where there are none.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def read_padded_rows(
 def read_counted_rows(
     source: Source, name: str, sizes_name: str, options: Options, *, what: str
 ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Read padded rows of which another array says how much counts; return them, and what is padding.
+    """Read padded rows whose sizes are in another array; return them, and their padding.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What every adapter gives: how a mesh, cloud or graph is described, and its fields, not yet read.
+"""The common shape of all adapters: the description of a mesh, cloud or graph, and its fields, not yet read.
 
 All of it pickles (sources by path), so that samples can be handed to worker processes.
 """
@@ -36,7 +36,7 @@ _MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 
 
 @contextmanager
 def damage_named(path: str) -> Iterator[None]:
-    """Turn what damaged metadata make of the adapters' arithmetic into CorruptDataError.
+    """Turn errors of the adapters' arithmetic on damaged metadata into CorruptDataError.
 
     They take arrays and attributes as their formats have them; any that has another shape or type ends here.
     """
@@ -209,7 +209,7 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user said about where things are.
+    """Options that say where points, edges and the mesh are in a file.
 
     Attributes
     ----------
@@ -261,7 +261,7 @@ class RawTopology:
     leading_only
         A field's rows are its first dimension, unless its dimensions are named.
     left_out
-        What the adapter passes over, and why.
+        Arrays that the adapter passes over, and why.
     mesh_edges
         True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
         on them follow to the directed edges that are made of the cells.
@@ -296,7 +296,7 @@ class RawTopology:
 
 
 def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
-    """Return the values that mark what is missing in an array of a topology.
+    """Return the values that mark missing entries of an array of a topology.
 
     Zarr v2 fills with 0 where nobody said otherwise, and its fill values are CF's: 0 is taken for a node or a
     coordinate there, not for a gap.
@@ -308,7 +308,7 @@ def fill_values(source: Source, layout: ArrayLayout) -> list[int | float]:
 
 
 def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
-    """Return a layout that takes Zarr v2's filling with 0, where nobody asked for it, for values."""
+    """Return a layout in which Zarr v2's default fill value 0 counts as data."""
     if source.format != "zarr2" or fill_values(source, layout):
         return layout
     kept = {k: v for k, v in layout.attributes.items() if k not in ("_FillValue", "missing_value")}

@@ -44,7 +44,7 @@ def find_fields(
     Returns
     -------
     fields, left_out
-        By name; of what is left out, the reason.
+        By name; and the reason for each that is left out.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def combine_fields(found: Sequence[tuple[Source, Mapping[str, RawField]]]) -> di
     Raises
     ------
     FieldMismatchError
-        Files disagree on what a field is.
+        A field differs between files.
     """
     combined: dict[str, RawField] = {}
     for name in dict.fromkeys(name for _, fields in found for name in fields):

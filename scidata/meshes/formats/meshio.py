@@ -1,6 +1,6 @@
 """Other mesh formats (Gmsh, SU2, CGNS, Abaqus, …) through the package meshio, an extra; VTP and VTU without it.
 
-A file is read whole; fields are then views of what was read.
+A file is read whole; fields are then views of its arrays.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class MeshioSource:
         """Return None: some formats lead to other files."""
 
     def close(self) -> None:
-        """Forget what was read; the next use reads it again."""
+        """Drop the mesh from memory; the next use reads it again."""
         self._mesh = None
 
     def _values(self) -> dict[str, npt.NDArray[Any]]:

@@ -1,7 +1,7 @@
 """MPAS meshes: Voronoi cells over vertices, 1-based and padded with zeros (or anything, behind ``nEdgesOnCell``).
 
 The MPAS mesh specification (version 1.0) gives the names. MPAS cells are the cells, its vertices the nodes. Fields on
-its edges follow to both directions of the edge between two vertices; what is signed (``normalVelocity``) times the
+its edges follow to both directions of the edge between two vertices; a signed field (``normalVelocity``) times the
 field ``orientation`` is then the flow to the right of the way from source to destination. ``edges="edge_index"`` takes
 each edge once, from its first vertex to its second. Positions are longitude and latitude in degrees on a sphere, else
 x and y.

@@ -1,4 +1,4 @@
-"""What a mesh file that meshio reads may lead to: other files, and memory that its size does not show.
+"""Dangers of a mesh file that meshio reads: it may name other files, and claim memory that its size does not show.
 
 meshio follows an XDMF's ``DataItem``, HDF5's external links and storage, Abaqus' ``*INCLUDE`` and files named like the
 mesh, wherever they lie. Those in the folder of the mesh are its usual layout; others are refused unless allowed.
@@ -53,7 +53,7 @@ def check_outside(path: str, *, allow_external: bool) -> None:
 
 
 def _folders(path: str) -> tuple[str, ...]:
-    """Return the folder of a file, and that of what it is a link to."""
+    """Return the folder of a file, and the folder of its target where it is a link."""
     return os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.dirname(os.path.realpath(path))
 
 
@@ -105,7 +105,7 @@ def _of_abaqus(path: str) -> Iterator[tuple[str, str]]:
             reference = os.fsdecode(line.split(b"=")[-1].strip())
             beside = os.path.join(os.path.dirname(holder), reference)
             name = reference if os.path.exists(reference) else beside
-            yield name, reference  # whoever asks refuses it, before it is opened
+            yield name, reference  # the caller refuses it, before it is opened
             if os.path.realpath(name) in seen:
                 raise RefusedError(f"{path}: includes {reference!r} twice, or in a circle; include each file once")
             seen.add(os.path.realpath(name))
@@ -138,7 +138,7 @@ def _check_xml(path: str) -> None:
 
 
 def _check_hdf5(path: str, *, allow_external: bool) -> None:
-    """Refuse links to other files, and data sets that are far larger than what is stored of them."""
+    """Refuse links to other files, and data sets that are far larger than their stored bytes."""
     skipped: dict[str, str] = {}
     with open_h5(path) as h5, damage_as_corrupt_data(f"{path}: metadata"):
         for name, node, foreign in walk(h5, allow_external=allow_external, skipped=skipped):

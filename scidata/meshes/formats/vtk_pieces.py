@@ -25,7 +25,7 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 
 Array = npt.NDArray[Any]
-#: The lists of cells in the order of cell data, and what they hold.
+#: The lists of cells in the order of cell data, and the kind of cell in each.
 _LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
 _AGAIN = "copy or write it again"
 _POLYHEDRON = 42

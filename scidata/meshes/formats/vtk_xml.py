@@ -48,7 +48,7 @@ class VTKFile:
     path
         Of the file, for messages.
     root
-        The element ``VTKFile``, without what is appended.
+        The element ``VTKFile``, without the appended data.
     appended
         What follows the underscore in ``AppendedData``.
     is_raw

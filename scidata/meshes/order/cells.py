@@ -1,4 +1,4 @@
-"""Edges of cells and who owns a cell. Cell types are VTK's numbers, node orders VTK's too."""
+"""Edges of cells, and the owner of a cell. Cell types are VTK's numbers, node orders VTK's too."""
 
 from __future__ import annotations
 

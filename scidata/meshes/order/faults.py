@@ -1,4 +1,4 @@
-"""What can be wrong with a raw mesh, cloud or graph: found all at once, named with the first rows, and repaired.
+"""Faults of a raw mesh, cloud or graph: found all at once, named with the first rows, and repaired.
 
 Repairs never guess: they leave out what cannot be used, and return which rows were kept so that fields can follow.
 """
@@ -20,7 +20,7 @@ from scidata.meshes.order.faces import crowded_faces
 from scidata.meshes.order.ids import id_bits, pair_keys, ranges
 from scidata.meshes.order.sort import run_starts, stable_sort
 
-#: What a repair does about each kind of finding; None where nothing can be done.
+#: The repair of each kind of finding; None where there is none.
 REMEDIES: dict[str, str | None] = {
     "nan_points": "drop these points, and the cells and edges on them",
     "missing_nodes": "drop these cells",
@@ -99,7 +99,7 @@ _SENTENCES = {
 
 
 def check_sample(raw: Geometry, num_nodes: int) -> list[Finding]:
-    """Look for everything that is wrong with a raw sample.
+    """Find all faults of a raw sample.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def check_sample(raw: Geometry, num_nodes: int) -> list[Finding]:
 
 
 def repair(raw: Geometry, findings: Collection[Finding], num_nodes: int) -> Repaired:
-    """Leave out what cannot be used; ``findings`` are those of :func:`check_sample`, all that it repairs."""
+    """Leave out faulty rows; ``findings`` are those of :func:`check_sample`, all that it repairs."""
     faulty = dict.fromkeys(REMEDIES, _NONE) | {found.kind: found.rows for found in findings}
     keep_nodes = np.ones(num_nodes, np.bool_)
     keep_nodes[faulty["nan_points"]] = False

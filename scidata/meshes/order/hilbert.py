@@ -18,7 +18,7 @@ _MAX_COLLAPSED = 0.01
 
 
 def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[IntArray, list[str]]:
-    """Return the order of the points along a Hilbert curve, and what there is to say about it.
+    """Return the order of the points along a Hilbert curve, and notes about it.
 
     Where an outlier stretches the bounding box so far that many different points fall into one cell of the curve, the
     curve's order would be arbitrary among them. Then the curve fills the box of the other points, outliers moved to its

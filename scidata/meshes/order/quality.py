@@ -19,7 +19,7 @@ from scidata.meshes.order.sort import run_starts
 
 @dataclass(frozen=True, kw_only=True)
 class PartQuality:
-    """What one number of parts costs.
+    """Balance, edge cut and halos at one number of parts.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A set of nodes with places: what a generator gives, and what the edges between two sets are found from."""
+"""A set of nodes with places: generators make them, and edges between two sets are found from them."""
 
 from __future__ import annotations
 

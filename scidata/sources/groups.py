@@ -19,7 +19,8 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
 from scidata.errors import UnsupportedFormatError, near_matches
-from scidata.sources.access.files import version_at
+from scidata.sources.access.files import files, version_at
+from scidata.sources.single_files import open_file
 
 _whole: Cache[Source] = Cache(8, "lru")  # of a file with a thousand groups, metadata are read once
 
@@ -55,11 +56,12 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _open_whole(path: str, *, allow_external: bool) -> Source:
-    from scidata.sources import open_source  # which opens groups by this module
-
     key = os.path.abspath(path), version_at(path), allow_external
     found = _whole.get(key)
-    return _whole.put(key, open_source(path, allow_external=allow_external)) if found is None else found
+    if found is not None:
+        return found
+    files().forget(path)  # of a file that was there before
+    return _whole.put(key, open_file(path, allow_external=allow_external))
 
 
 class GroupSource:

@@ -11,10 +11,7 @@ import scidata
 TOP = Path(scidata.__file__).parent
 
 #: Imports that close a circle and are left for now, with the helper who mends them. To be emptied.
-LEFT = {
-    ("scidata.sources.groups", "scidata.sources"),  # objects
-    ("scidata.store.raw_points.passes", "scidata.store.raw_points.reader"),  # objects
-}
+LEFT: set[tuple[str, str]] = set()
 
 
 def imports_of(module: str, path: Path, modules: set[str]) -> set[str]:

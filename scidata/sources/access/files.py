@@ -141,7 +141,8 @@ class FileCache:
 
     def version(self, path: str) -> Version:
         """Return the version of a local file: of what reads get."""
-        return _version_of(self.status(path))
+        status = self.status(path)
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def status(self, path: str) -> os.stat_result:
         """Return the status of a local file: of what reads get, if it is open, not of what has its name since."""
@@ -173,7 +174,7 @@ class FileCache:
 
     def read_at_once(self, path: str, offset: int, *views: Any) -> bool:
         """Fill views of bytes of a local file by one call, if that works; if not, :meth:`read_into` says why."""
-        if is_url(path):
+        if "://" in path:
             return False
         try:
             return self._handle(path).read(views, offset) == sum(map(len, views))
@@ -298,11 +299,12 @@ class Versions:
             except FileNotFoundError:
                 continue
             known = seen.get(path)
-            if known != found:
-                if known is None and not are_new:
-                    before_new()
-                    are_new = True
-                self.note(path, found)
+            if known == found:
+                continue
+            if known is None and not are_new:
+                before_new()
+                are_new = True
+            self.note(path, found)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -90,8 +90,10 @@ class LocalTree:
         """Check each folder on the way to ``key``, once; a folder that is not there is no link."""
         if key in self._checked or not key:
             return
-        self._check_folder(key.rpartition("/")[0])
-        path = self.location(key)
+        above = key.rpartition("/")[0]
+        if above not in self._checked:
+            self._check_folder(above)
+        path = f"{self._root}/{key}"
         if os.path.islink(path):
             self._check_link(path)
         if len(self._checked) >= _MAX_CHECKED_FOLDERS:
@@ -103,7 +105,7 @@ class LocalTree:
         parent = key.rpartition("/")[0]
         if parent not in self._checked:
             self._check_folder(parent)
-        path = self.location(key)
+        path = f"{self._root}/{key}" if key else self._root
         try:
             status = os.lstat(path)
             if stat.S_ISLNK(status.st_mode):

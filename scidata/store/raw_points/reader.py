@@ -5,6 +5,7 @@ One file is one sample. What a store adds: rows in curve order, ghosts within a 
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ from scidata.read.threads import ReaderThreads
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import StoredMoments
 from scidata.store.raw_points.file import FileAccess, PointsFile, described_file
-from scidata.store.raw_points.passes import PointsPass
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.part import LocalPart, SamplePart
@@ -370,3 +370,40 @@ def _check(options: ReadOptions, shown: str) -> None:
             f"{given}: raw points are read in the order of their file, in which neighbours lie anywhere; put them "
             f"in order once: scidata partition {shown} OUT --kind points, then open OUT"
         )
+
+
+class PointsPass:
+    """One part of one field of some files, each of which is a row; see :class:`~scidata.core.passes.FieldPass`."""
+
+    num_skipped = 0
+    num_tiles = 1
+    has_steps = False
+
+    def __init__(self, reader: PointsReader, name: str, samples: IntArray, part: int) -> None:
+        self._reader = copy.copy(reader)
+        self._reader.fields, self._reader.subsample = (name,), None
+        self.name, self._part = name, part
+        self.dims = reader.dims(name)
+        self.kept = tuple(d for k, d in enumerate(self.dims) if k != reader.entity_dim(name))
+        self.dtype, self.units = reader.dtype(name), reader.info(name).units
+        self._files = np.unique(samples)
+        self.bounds = np.arange(len(self._files) + 1, dtype=np.int64)
+        self.is_step = np.zeros(len(self._files), np.bool_)
+
+    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read a file's own rows, ``(1, *row)``."""
+        return self._reader.read(int(self._files[start]), self._part).fields[self.name][None]
+
+    def places(self, tile: int, dim: str) -> IntArray:
+        """Return which of the whole field's rows along ``dim`` a tile has: all of them."""
+        return np.arange(self.size(dim), dtype=np.int64)
+
+    def size(self, dim: str) -> int:
+        """Return how many rows the field has along a dim other than the points'."""
+        return self._reader.global_shape(self.name, 0)[self.dims.index(dim)]
+
+    def labels(self, dim: str) -> None:
+        """Return None: points label nothing."""
+
+    def span(self) -> None:
+        """Return None: nothing labels files."""

@@ -1,0 +1,80 @@
+"""Single files: which format one is of, by its content."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+
+from scidata.core.types import Source
+from scidata.core.urls import is_url
+from scidata.errors import UnsupportedFormatError
+from scidata.sources.access.files import files
+from scidata.sources.numpy_files import MAGIC, NumpySource, is_archive
+from scidata.sources.pointers import check_pointer
+from scidata.sources.torch_files import OLD_TORCH, TorchSource, is_torch_file
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
+_NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
+_FORMATS = (
+    "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
+    "repositories, reference sets of kerchunk and VirtualiZarr, NumPy's .npy and .npz, and files of torch.save"
+)
+
+
+def open_file(path: str, *, allow_external: bool) -> Source:
+    """Open a single file of one of the formats that begin with a magic number."""
+    size = files().size(path)
+    head = bytes(files().read(path, 0, min(8, size)))
+    if head[:4] in _CLASSIC_MAGICS:
+        from scidata.sources.netcdf import NetCDF3Source
+
+        return NetCDF3Source(path, allow_external=allow_external)
+    if _has_hdf5_signature(path, size):
+        # the suffix settles the plain cases without opening the file a second time
+        from scidata.sources.hdf5.walk import has_netcdf_marks
+
+        if path.lower().endswith(_NETCDF_SUFFIXES) or has_netcdf_marks(path):
+            from scidata.sources.netcdf import NetCDF4Source
+
+            return NetCDF4Source(path, allow_external=allow_external)
+        from scidata.sources.hdf5.source import HDF5Source
+
+        return HDF5Source(path, allow_external=allow_external)
+    if head[:6] == MAGIC or (head[:2] == b"PK" and is_archive(path)):
+        return NumpySource(path, allow_external=allow_external)
+    if head[:8] == OLD_TORCH or (head[:2] == b"PK" and not is_url(path) and is_torch_file(path)):
+        return TorchSource(path, allow_external=allow_external)
+    is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+    if is_json and posixpath.basename(path) not in (*ZARR_NAMES, STORE_MARK):
+        return reference_source(path, "kerchunk", allow_external)
+    if head == b"version ":
+        check_pointer(bytes(files().read(path, 0, min(64, size))), path)
+    begins = f"begins with {head!r}" if head else "is empty"
+    if head[:2] == b"PK":
+        raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open what was in it")
+    if posixpath.basename(path) in (*ZARR_NAMES, STORE_MARK):
+        folder = os.path.dirname(path) or "."
+        raise UnsupportedFormatError(f"{path}: describes the store in its folder; open that, {folder}")
+    raise UnsupportedFormatError(f"{path}: {begins}, which is no format that scidata reads; it reads {_FORMATS}")
+
+
+def _has_hdf5_signature(path: str, size: int) -> bool:
+    """Look at 0, 512, 1024, 2048, …: a user block of that size may come before the HDF5 part."""
+    offset = 0
+    while offset + len(_HDF5_SIGNATURE) <= size:
+        if files().read(path, offset, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
+            return True
+        offset = 2 * offset if offset else 512
+        if is_url(path) and offset > 1 << 20:  # each look is a request
+            return False
+    return False
+
+
+def reference_source(path: str, kind: str, allow_external: bool) -> Source:
+    """Open a reference set of kerchunk, in JSON or Parquet."""
+    from scidata.sources.references.source import ReferenceSource
+
+    return ReferenceSource(path, kind=kind, allow_external=allow_external)

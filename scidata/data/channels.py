@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
@@ -21,7 +21,7 @@ from scidata.sources.kinds import numbers_cells
 #: Of fields: ``ShardTensor`` where the data set has a mesh with a domain, else plain.
 TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.Tensor)
 #: The labels of a field's rows along one of its dims, None where nothing labels them.
-LabelsOf: TypeAlias = Callable[[str, str], Sequence[Any] | None]
+LabelsOf: TypeAlias = Callable[[str, str], Sequence[object] | None]
 
 
 class NamedFields(Protocol[TensorT]):
@@ -109,7 +109,7 @@ class Channels:
             return ShardTensor.from_padded(torch.cat(parts, dim=axis), spec, halos[0])  # type: ignore[return-value]
         return torch.cat(flat, dim=axis)  # type: ignore[return-value]
 
-    def _flat(self, sample: NamedFields[TensorT], name: str) -> tuple[Any, Any]:
+    def _flat(self, sample: NamedFields[TensorT], name: str) -> tuple[TensorT, torch.Tensor]:
         """Return a field, and a view of it whose dims are those of the tensor of channels."""
         field, dims = sample[name], sample.dims[name]
         batch = int(dims[:1] == ("batch",))
@@ -210,5 +210,5 @@ def _common_end(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return common
 
 
-def _text(label: Any) -> str:
+def _text(label: object) -> str:
     return f"{label:g}" if isinstance(label, float) else str(label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 
@@ -25,7 +25,7 @@ def collate(samples: Sequence[Sample[TensorT]]) -> Sample[TensorT]: ...
 
 
 @checked_keywords
-def collate(samples: Sequence[Sample[Any]]) -> Sample[Any]:
+def collate(samples: Sequence[Sample]) -> Sample:
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
 
     A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
@@ -65,7 +65,7 @@ def collate(samples: Sequence[Sample[Any]]) -> Sample[Any]:
     return unite(irregular)
 
 
-def _stacked(samples: Sequence[Sample[Any]]) -> Sample[Any]:
+def _stacked(samples: Sequence[Sample]) -> Sample:
     first = samples[0]
     for sample in samples[1:]:
         if list(sample) != list(first):

@@ -87,7 +87,7 @@ class IrregularSample(Sample[TensorT]):
         topology: Topology,
         held: Mapping[str, Tensor] | None = None,
         ghosts: str = "exchange",
-        graph_values: Mapping[str, Any] | None = None,
+        graph_values: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(fields, dims=dims, index=index)
         self.ghosts = ghosts
@@ -267,7 +267,7 @@ class IrregularSample(Sample[TensorT]):
             raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
         return self._places[name]
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         """What else a notebook shows: rows of each entity, owned, of others, and of all."""
         maps = self._topology.index_maps.items()
         return {
@@ -277,18 +277,26 @@ class IrregularSample(Sample[TensorT]):
 
     # -- changed -------------------------------------------------------------------------------------------------
 
-    def _changed(self, **changes: Any) -> IrregularSample[TensorT]:
-        now: dict[str, Any] = {
-            "fields": self._fields,
-            "dims": self.dims,
-            "index": self.index,
-            "places": self._places,
-            "topology": self._topology,
-            "held": self._held,
-            "ghosts": self.ghosts,
-            "graph_values": self._graph_values,
-        } | changes
-        made = type(self)(now.pop("fields"), **now)
+    def _changed(
+        self,
+        fields: Mapping[str, Tensor],
+        held: Mapping[str, Tensor],
+        *,
+        dims: Mapping[str, tuple[str, ...]] | None = None,
+        places: Mapping[str, Place] | None = None,
+        topology: Topology | None = None,
+        graph_values: Mapping[str, object] | None = None,
+    ) -> IrregularSample[TensorT]:
+        made = type(self)(
+            fields,  # type: ignore[arg-type]  # to type checkers, what a transform makes of a ShardTensor is plain
+            dims=dims or self.dims,
+            index=self.index,
+            places=places or self._places,
+            topology=topology or self._topology,
+            held=held,
+            ghosts=self.ghosts,
+            graph_values=graph_values or self._graph_values,
+        )
         made._go_on_with(self)
         return made
 
@@ -311,10 +319,10 @@ class IrregularSample(Sample[TensorT]):
             for name, x in self.items()
         }
         values = {name: x.to(*args, **kwargs) if isinstance(x, Tensor) else x for name, x in self._graph_values.items()}
-        return self._changed(fields=fields, topology=topology, held=held, graph_values=values)
+        return self._changed(fields, held, topology=topology, graph_values=values)
 
     @staticmethod
-    def _names_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _names_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         given = (*args, *kwargs.values())
         return any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given)
 
@@ -343,7 +351,7 @@ class IrregularSample(Sample[TensorT]):
             elif sized:
                 places[name] = Place(sized[0], 0)
         held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
-        return self._changed(fields=dict(plain), dims=plain.dims, places=places, held=held)
+        return self._changed(plain, held, dims=plain.dims, places=places)
 
     def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> IrregularSample[TensorT]:
         """Return a sample of which some fields, ghosts included, went through functions of each value by itself."""
@@ -352,7 +360,7 @@ class IrregularSample(Sample[TensorT]):
             name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)
             for name, x in self.items()
         }
-        return self._changed(fields=fields, held=held)
+        return self._changed(fields, held)
 
     # -- other libraries -----------------------------------------------------------------------------------------
 

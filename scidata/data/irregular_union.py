@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +64,7 @@ class _Rows:
         return torch.cat([*owned, ghosts.index_select(dim, order)], dim)
 
 
-def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
+def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
     """Unite samples. No communication.
 
     Raises
@@ -111,10 +110,11 @@ def unite(samples: Sequence[IrregularSample[Any]]) -> IrregularSample[Any]:
     )
 
 
-def _joined_values(values: Sequence[Any]) -> Any:
+def _joined_values(values: Sequence[object]) -> object:
     """Join values of graphs as PyTorch Geometric does: along dim 0, numbers to a tensor, anything else to a list."""
-    if all(isinstance(v, Tensor) for v in values):
-        return torch.cat([v.reshape(1) if v.ndim == 0 else v for v in values])
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values):
+        return torch.cat([v.reshape(1) if v.ndim == 0 else v for v in tensors])
     if all(isinstance(v, int | float) for v in values):
         return torch.tensor(values)
     return list(values)
@@ -162,7 +162,7 @@ def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> 
         relations={
             name: _joined([s.topology.relations[name] for s in samples], rows, rows[name]) for name in first.relations
         },
-        cells=None if first.cells is None else _cells([s.topology.cells for s in samples], rows[first.entity]),
+        cells=_cells([s.topology.cells for s in samples if s.topology.cells is not None], rows[first.entity]),
         read_ids=read_ids,
     )
 
@@ -181,7 +181,9 @@ def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Ro
     return Relation((source, name, target), joined([each.own for each in relations]), far[:, order])
 
 
-def _cells(cells: Sequence[Any], nodes: _Rows) -> Cells:
+def _cells(cells: Sequence[Cells], nodes: _Rows) -> Cells | None:
+    if not cells:
+        return None
     sizes = torch.cat([torch.diff(c.offsets) for c in cells])
     return Cells(
         offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scidata.core.checks import check_mapping
@@ -14,7 +15,7 @@ from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
-Coordinate: TypeAlias = torch.Tensor | np.ndarray[Any, np.dtype[Any]]
+Coordinate: TypeAlias = torch.Tensor | npt.NDArray[np.generic]
 
 
 class _Coords(dict[str, Coordinate]):
@@ -32,10 +33,10 @@ class Origin(Protocol):
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
         """Return the coordinates that all samples have, by dim."""
 
-    def own_coords(self, index: int) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    def own_coords(self, index: int) -> dict[str, npt.NDArray[np.generic]]:
         """Return those of one sample, by dim, as NumPy has them."""
 
-    def attributes(self, name: str) -> dict[str, Any]:
+    def attributes(self, name: str) -> Mapping[str, object]:
         """Return the attributes that a field, or a coordinate, has in the source."""
 
 
@@ -112,7 +113,7 @@ class Sample(Mapping[str, TensorT]):
         """Say what :attr:`generator` is made from; for loaders."""
         self._draws, self._generator = (seed, epoch), None
 
-    def _go_on_with(self, other: Sample[Any]) -> None:
+    def _go_on_with(self, other: Sample) -> None:
         if isinstance(other.index, int):
             self._draws, self._generator = other._draws, other.generator
 
@@ -278,7 +279,7 @@ class Sample(Mapping[str, TensorT]):
         ]
         return card(type(self).__name__, {"index": self.index} | self._facts(), columns, rows)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         """What else a notebook shows."""
         return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from scidata.core.checks import check_mapping
 from scidata.data.topology import EdgeType, Place, Topology
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.interop.pyg import filled, new_data, sharded
+from scidata.interop.pyg import Container, filled, new_data, sharded
 from scidata.meshes.hetero import JOINT, relation_parts
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.hops import hop_order
@@ -64,7 +64,7 @@ class _Group(NamedTuple):
     flat: bool
 
 
-def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool) -> Any:
+def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool) -> Container:
     """Return the ``Data`` or ``HeteroData`` of a sample; see :meth:`scidata.IrregularSample.to_pyg`. Collective.
 
     Parameters
@@ -141,11 +141,11 @@ def _groups(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -
 
 def _on_parts(
     sample: Fields, groups: Mapping[str, Mapping[str, _Group]], graph: LocalGraph, by_hop: bool
-) -> tuple[Mapping[EdgeType, Tensor], dict[Entity, dict[str, Any]]]:
+) -> tuple[Mapping[EdgeType, Tensor], dict[Entity, dict[str, object]]]:
     """Return edges and fields as plain tensors: rows owned, then ghosts; with ``by_hop`` in that order."""
     topology, order = sample.topology, None
     edges: Mapping[EdgeType, Tensor] = graph.edges
-    fields: dict[Entity, dict[str, Any]] = {}
+    fields: dict[Entity, dict[str, object]] = {}
     if by_hop and graph.only is not None:
         rows, pairs = graph.only
         order = hop_order(rows, pairs, len(graph.layers))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +25,20 @@ from scidata.shard.tensor import ShardTensor
 OfSets: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 OfRelations: TypeAlias = Mapping[Relation, Mapping[str, Tensor]]
 
+
+class Container(Protocol):
+    """A ``Data`` or a ``HeteroData``, to be filled: what PyG's own types do not say."""
+
+    def __getitem__(self, key: Entity, /) -> Container:
+        """Return the store of a set or relation."""
+
+    def __setitem__(self, key: str, value: object, /) -> None:
+        """Keep a value."""
+
+    def __contains__(self, key: str, /) -> bool:
+        """Whether a value has this name."""
+
+
 _NODES = "node"
 _EDGES = (_NODES, "edge", _NODES)
 
@@ -38,7 +52,7 @@ def to_pyg(
     node_with_ghosts: Mapping[str, Tensor] | None = None,
     edge: Mapping[str, Tensor] | None = None,
     graph: Mapping[str, object] | None = None,
-) -> Any:
+) -> Container:
     """Make a ``torch_geometric.data.Data`` of this rank's part of a graph. Collective.
 
     Gathers along its ``edge_index`` fetch ghosts by one exchange for each tensor that is gathered, and scatters go to
@@ -83,7 +97,7 @@ def hetero_to_pyg(
     node_with_ghosts: OfSets | None = None,
     edge: OfRelations | None = None,
     graph: Mapping[str, object] | None = None,
-) -> Any:
+) -> Container:
     """Make a ``torch_geometric.data.HeteroData`` of this rank's part of a graph. Collective.
 
     Each set has one index map, whose ghosts are those of all its relations: what is gathered from a tensor along one
@@ -150,10 +164,11 @@ def _check_once(names: Counter[str]) -> None:
 # -- in two steps: to shards, then into a container --------------------------------------------------------------------
 
 
-def new_data(several: bool) -> Any:
+def new_data(several: bool) -> Container:
     """Return an empty ``HeteroData``, or of one node set an empty ``Data``."""
     data = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg")
-    return data.HeteroData() if several else data.Data()
+    made: Container = data.HeteroData() if several else data.Data()
+    return made
 
 
 def sharded(
@@ -190,12 +205,12 @@ def sharded(
 
 
 def filled(
-    made: Any,
+    made: Container,
     sizes: Mapping[str, int],
     relations: Mapping[Relation, Tensor],
     fields: Mapping[Entity, Mapping[str, object]],
     values: Mapping[tuple[Entity | None, str], object],
-) -> Any:
+) -> Container:
     """Put edges, fields, and numbers of nodes into an empty container, then values of the whole, of sets and relations.
 
     A value, by entity (None: of the whole) and name, is left out where a field has its name.

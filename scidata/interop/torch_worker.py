@@ -65,7 +65,7 @@ class _Array(NamedTuple):
     is_json: bool = False
 
 
-def _samples(found: Any, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
+def _samples(found: object, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
     """Yield what the file holds: one sample without a name, or several by number."""
     if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
         from torch_geometric.data.separate import separate  # what InMemoryDataset.save writes: all samples in one
@@ -81,7 +81,7 @@ def _samples(found: Any, geometric: Any) -> Iterator[tuple[str, dict[str, _Array
         yield "", _arrays(found)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | str)
 
 
@@ -131,7 +131,7 @@ def _of_store(
             yield f"{groups[2]}{name}", _Array(value)
 
 
-def _as_json(value: Any) -> _Array | str:
+def _as_json(value: object) -> _Array | str:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _reason(error: Exception) -> str:
 def write_arrays(path: str, folder: str, most: int) -> None:
     """Write the arrays of a file, of at most so many bytes together, and ``arrays.json``."""
     geometric = _allow_geometric()
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, dict[str, object]] = {}
     left_out: dict[str, str] = {}
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     for sample, arrays in _samples(loaded, geometric):

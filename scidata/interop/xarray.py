@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scidata.core.checks import optional_module
@@ -19,14 +20,16 @@ from scidata.sources import open_source
 _PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned"}
 #: Attributes that say how an array lies in its file.
 _STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "coordinates", "grid_mapping"}
+#: Rows of a dim, as ``isel`` of ``open_dataset`` takes them.
+Rows: TypeAlias = int | slice | list[int]
 _FROM_FILE = 2  # layers of a dask array that reads a file: what is read, and its chunks
 
 
 def dataset_of(
     fields: Mapping[str, torch.Tensor],
     dims: Mapping[str, Sequence[str]],
-    coords: Mapping[str, Any],
-    attributes: Mapping[str, Mapping[str, Any]],
+    coords: Mapping[str, torch.Tensor | npt.NDArray[np.generic]],
+    attributes: Mapping[str, Mapping[str, object]],
 ) -> Any:
     """Return fields, of ShardTensors what this rank owns, as an ``xarray.Dataset`` on the host.
 
@@ -56,17 +59,17 @@ def dataset_of(
     return xarray.Dataset(variables, coords=shown)
 
 
-def _said_by(values: np.ndarray[Any, np.dtype[Any]]) -> set[str]:
+def _said_by(values: npt.NDArray[np.generic]) -> set[str]:
     """Name the attributes that decoded times have in themselves."""
     return {"units", "calendar"} if values.dtype.kind not in "iuf" else set()
 
 
-def _owned(tensor: torch.Tensor) -> Any:
+def _owned(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     local = (tensor.to_local() if isinstance(tensor, ShardTensor) else tensor).detach().cpu()
     return (local.float() if local.dtype is torch.bfloat16 else local).numpy()
 
 
-def _plain(attributes: Mapping[str, Any], without: set[str]) -> dict[str, Any]:
+def _plain(attributes: Mapping[str, object], without: set[str]) -> dict[str, object]:
     return {name: value for name, value in attributes.items() if name not in without}
 
 
@@ -88,7 +91,7 @@ class Lazy:
 
     path: str
     fields: list[str]
-    isel: dict[str, Any]
+    isel: dict[str, Rows]
     decodes: bool
 
 
@@ -118,7 +121,7 @@ def lazy_of(obj: Any) -> Lazy:
     if len(decodes) > 1:
         raise _refused("some of its packed variables are decoded and some are not", "open it one way")
     source = open_source(paths.pop())
-    isel: dict[str, Any] = {}
+    isel: dict[str, Rows] = {}
     for each in found:
         layout = source.arrays.get(each.name)
         if layout is None:
@@ -136,7 +139,7 @@ def lazy_of(obj: Any) -> Lazy:
     )
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(np.all(one == other))
 
 
@@ -148,7 +151,7 @@ def _refused(why: str, instead: str) -> ConfigError:
 class _Variable:
     """A variable that reads an array of a file, and nothing else."""
 
-    def __init__(self, name: str, variable: Any, encoding: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, variable: Any, encoding: Mapping[str, object]) -> None:
         self._dims, self._keys = variable.dims, []
         data = variable._data  # the public `data` would load it
         if hasattr(data, "dask"):
@@ -183,10 +186,10 @@ class _Variable:
             raise _refused(f"{name!r} is computed by dask", "")
         return originals[0]
 
-    def rows_of(self, layout: ArrayLayout) -> dict[str, Any]:
+    def rows_of(self, layout: ArrayLayout) -> dict[str, Rows]:
         """Return what it has of each dim of the array in the file."""
         key = self._keys[0] if self._keys else (slice(None),) * len(layout.dims)
-        rows: dict[str, Any] = {}
+        rows: dict[str, Rows] = {}
         left: list[str] = []
         for dim, size, each in zip(layout.dims, layout.shape, key, strict=True):
             if isinstance(each, slice):
@@ -200,7 +203,7 @@ class _Variable:
         return rows
 
 
-def _unwrapped(data: Any) -> Iterator[Any]:
+def _unwrapped(data: object) -> Iterator[Any]:
     """Yield what an array of xarray reads from, and what that reads from, down to the file."""
     while data is not None:
         yield data

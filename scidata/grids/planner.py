@@ -18,8 +18,6 @@ from scidata.plan.family import PlanFamily
 from scidata.read import Job
 from scidata.sources.access.fetches import run_each
 
-_MAX_PARTS = 256  # that are kept: a rank reads one
-
 
 class Planner:
     """Plans the reads of any rank of a domain, for any sample. Thread-safe; pickles without its plans.
@@ -44,7 +42,7 @@ class Planner:
     ) -> None:  # fmt: skip
         self._series, self._fields, self._partition = series, fields, partition
         self._steps, self._sample_rows, self._allow_missing = steps, sample_rows, allow_missing
-        self._parts: Cache[Part] = Cache(_MAX_PARTS)
+        self._parts: dict[tuple[int, ...], Part] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
     @functools.cached_property
@@ -55,6 +53,9 @@ class Planner:
     def forget(self) -> None:
         """Drop all plans: the files may be others when they are opened again."""
         self._jobs.clear()
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_parts": {}}
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -75,11 +76,9 @@ class Planner:
         """Return the part of the rank at ``coordinate``, the same object each time: a rank reads one."""
         position = tuple(map(coordinate.__getitem__, self._partition.axis_sizes))
         part = self._parts.get(position)
-        return (
-            part
-            if part is not None
-            else self._parts.get_or_make(position, lambda: self._make_part(position, coordinate), once=True)
-        )
+        if part is None:  # setdefault is atomic, so that all threads have the same
+            part = self._parts.setdefault(position, self._make_part(position, coordinate))
+        return part
 
     def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
         numbers = {self._series.sample_dim, *self._series.outer}

@@ -278,8 +278,6 @@ class Pipeline:
 
     Attributes
     ----------
-    encoded_size
-        Bytes of an encoded chunk where they follow from ``nbytes`` (checksums and shuffles only), else None.
     is_blosc
         True where one Blosc codec is all there is, so that blocks can be decoded alone.
     is_crc32c
@@ -304,7 +302,6 @@ class Pipeline:
             steps.append(step)
             size = step.encoded_size()
         self.nbytes = nbytes
-        self.encoded_size = size
         self.is_blosc = len(steps) == 1 and isinstance(steps[0], _Blosc)
         self.is_crc32c = (
             len(steps) == 1 and isinstance(steps[0], _CRC32C) and steps[0].config.get("location", "end") == "end"

@@ -79,7 +79,13 @@ class EncodedRun:
         return [made[key] for key in keys]
 
     def run(self, row: int, target: Target, tally: Tally) -> None:
-        """Do one read."""
+        """Do one read.
+
+        Chunks go one of three ways: of large Blosc chunks only the wanted blocks are read; chunks that only carry a
+        checksum are read straight into place; of all others the bytes are read, then decoded. A chunk that is wanted
+        whole and lies in the destination as it is stored is decoded there (``direct``); the others are decoded into
+        scratch, from where the wanted boxes are copied.
+        """
         context, tables, scratch = self._context, self._tables, thread_scratch()
         first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
         items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]

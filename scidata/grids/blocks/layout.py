@@ -48,7 +48,11 @@ class BlockLayout:
 
     def _steps_in(self, i: int, name: str) -> int:
         layout, axis = self.series.layout_in(i, name), self.axes[name]
-        return 1 if axis is None or not must_decode(layout) else min(layout.chunks[axis], layout.shape[axis])
+        return (
+            1
+            if axis is None or not (layout.codecs or layout.fallback)
+            else min(layout.chunks[axis], layout.shape[axis])
+        )
 
     def rows_first(self, name: str, values: Rows) -> Rows:
         """View a field's values, dims in the source's order, with the steps first; a field without steps has one."""

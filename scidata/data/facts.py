@@ -1,7 +1,7 @@
-"""What must be the same of a data set on all ranks that share its samples, in words: arguments, sizes, values.
+"""Facts that must be the same of a data set on all ranks that share its samples: arguments, sizes, values.
 
-Compared are what arguments have led to, not how they were written: ``halo=1`` and ``halo={"lat": 1}`` may be the same.
-Left out is what may differ: where files lie, and how they are read (threads, caches).
+The effect of arguments is compared, not how they were written: ``halo=1`` and ``halo={"lat": 1}`` may be the same.
+Paths, and how files are read (threads, caches), may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, re
 
 
 def facts_of(dataset: object) -> dict[str, str]:
-    """Return what must be the same of a data set, by name. Reads metadata only.
+    """Return the facts that must be the same of a data set, by name. Reads metadata only.
 
     Of values: digests that a store has of them; of others see :func:`witness_of`.
     """
@@ -51,7 +51,7 @@ def facts_of(dataset: object) -> dict[str, str]:
     return {name: shortened(str(value)) for name, value in facts.items()}
 
 
-# Arguments come first, and what follows from them later: a message shows the first few that differ.
+# Arguments come first, and their consequences later: a message shows the first few that differ.
 
 
 def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, object]:

@@ -52,7 +52,7 @@ class DealtPosition:
         return _batched(self._sampler, self._index_sampler)
 
     def received(self, indices: Sequence[int]) -> None:
-        """Count what this rank's loop got; all dp ranks get as many."""
+        """Count the samples that this rank's loop got; all dp ranks get as many."""
         self._consumed += len(indices) * self._sampler.num_replicas
 
     def finish(self) -> None:
@@ -90,7 +90,7 @@ class CountedPosition:
         self._sampler = sampler
         self._index_sampler = index_sampler
         self._epoch = self._epoch_now()
-        #: What torch's ``RandomSampler`` draws its order with, once the iteration has begun.
+        #: The seed of the order of torch's ``RandomSampler``, once the iteration has begun.
         self.torch_seed: int | None = None
         self._count = self._checksum = 0
         self.begun = self._finished = False
@@ -144,7 +144,7 @@ class CountedPosition:
             )
 
     def received(self, indices: Sequence[int]) -> None:
-        """Count what the loop got."""
+        """Count the samples that the loop got."""
         self._count += len(indices)
         data = b"".join([index.to_bytes(8, "little", signed=True) for index in indices])
         self._checksum = zlib.crc32(data, self._checksum)

@@ -1,4 +1,4 @@
-"""Where a loader's samples are read to, and by what; what is kept of that from one epoch to the next."""
+"""Memory and readers of a loader's samples, which are kept from one epoch to the next."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class ReadPath:
 
 
 class ReadPaths:
-    """Makes the way of each epoch, of what earlier ones have left: buffers, page-locked memory, blocks, processes.
+    """Makes the read path of each epoch from what earlier ones have left: buffers, pinned memory, blocks, processes.
 
     Pickles without these, but for the blocks' limits.
 
     Parameters
     ----------
     source
-        What samples come from.
+        The data set.
     """
 
     def __init__(self, source: DatasetAdapter) -> None:

@@ -301,7 +301,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         return self._digest[1]
 
     def _identity(self) -> dict[str, object]:
-        """What must be the same for a place to mean the same."""
+        """Return the arguments on which the meaning of a saved place depends."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.dataset)
         found: dict[str, object] = {
@@ -333,7 +333,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         self._unchecked = False
 
     def arguments(self, *, agreed: bool = False) -> dict[str, object]:
-        """Return what must be the same on all ranks of the mesh, by name; ``agreed``: somebody else sees to that."""
+        """Return the arguments that all ranks of the mesh must share, by name; ``agreed``: the caller compares them."""
         self._unchecked = self._unchecked and not agreed
         order = self._order
         return {

@@ -1,4 +1,4 @@
-"""What a loader has done, in figures: counted by its prefetchers, shown to people as a table."""
+"""Counts and times of a loader: added up by its prefetchers, shown to people as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """Sums over what was handed over: see :class:`LoaderStats`.
+    """Sums over all batches handed over: see :class:`LoaderStats`.
 
     ``num_ready`` adds up the batches that were ready; ``warned`` says that the loop was told it waits.
     """
@@ -53,7 +53,7 @@ class PrefetchStats:
 
 
 class LoaderStats(dict[str, float]):
-    """What was handed out so far, over all iterators of a loader; printed as a table.
+    """Counts and times so far, over all iterators of a loader; printed as a table.
 
     ============================ ===================================================================================
     ``batches``, ``samples``     handed out

@@ -126,7 +126,7 @@ class WorkerReader:
         self._over = False
 
     def __call__(self, index: int, out: Slot | Mapping[str, npt.NDArray[np.generic]]) -> object:
-        """Fill what is given; return the statistics of the read."""
+        """Fill a slot, or buffers; return the statistics of the read."""
         part, stats = self._pool.read(index, self._epoch, lambda: self._over)
         if isinstance(out, Slot):
             out.put(part)

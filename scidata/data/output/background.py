@@ -31,9 +31,9 @@ class Background(Generic[JobT]):
     failed
         Called there with the error that ends it.
     check
-        Called several times a second by who waits; raises what makes waiting vain.
+        Called several times a second while a caller waits; raises if waiting is in vain.
     max_waiting
-        Jobs that are not done; whoever brings more waits.
+        Unfinished jobs; :meth:`put` waits while there are as many.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Background(Generic[JobT]):
         self._thread.start()
 
     def put(self, job: JobT) -> None:
-        """Bring a job, as soon as there is room. Raises what has ended the thread."""
+        """Queue a job, as soon as there is room. Raises the error that has ended the thread."""
         self._wait_for(lambda: len(self._jobs) + self._at_work < self._max)
         with self._changed:
             self._raise()
@@ -60,7 +60,7 @@ class Background(Generic[JobT]):
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all is done. Raises what has ended the thread."""
+        """Wait until all jobs are done. Raises the error that has ended the thread."""
         self._wait_for(lambda: not (self._jobs or self._at_work))
         self._raise()
 
@@ -72,7 +72,7 @@ class Background(Generic[JobT]):
             self._check()
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the thread; what waits is not done."""
+        """End the thread; waiting jobs are dropped."""
         with self._changed:
             self._ends = True
             self._jobs.clear()

@@ -1,4 +1,4 @@
-"""Chunks of what is written: which a box consists of, how they are filled up, and threads that encode them."""
+"""Chunks of an output: the chunks of a box, padding at an array's end, and threads that encode them."""
 
 from __future__ import annotations
 

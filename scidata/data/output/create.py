@@ -1,4 +1,4 @@
-"""``create``: begins an output, or goes on with one, and returns what writes it."""
+"""``create``: begins an output, or resumes one, and returns its writer."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _layout(
     *,
     is_flat: bool,
 ) -> OutputLayout:
-    """Return what is written; ``is_flat``: into arrays without chunks."""
+    """Return the layout of the output; ``is_flat``: arrays without chunks."""
     sizes, labels = made.steps(times)
     fields = distinct_dims(made.fields(chunks, shards), sizes)
     check_steps(list(sizes), fields)

@@ -1,4 +1,4 @@
-"""What is written: fields, coordinates, and how they lie in chunks."""
+"""The layout of an output: its fields, coordinates and chunks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class OutputField:
     dims, shape
         Of one step.
     chunks
-        Of one step: what is encoded at once.
+        Rows of one step that are encoded together.
     shards
-        Of one step: what is one file, of Zarr's sharding codec; None where each chunk is.
+        Rows of one step in one file of Zarr's sharding codec; None if each chunk is a file.
     attributes
         Of the array, without those of the packing.
     entity, entity_dim
-        Of meshes, points and graphs: what it has a value of for each row, and its dim of these rows.
+        Of meshes, points and graphs: the entity (node, cell, …) whose rows have values, and the dim of these rows.
     given_shape
         That of the tensors that are given, where it is another one: the store has fewer rows than the source.
     """
@@ -51,13 +51,13 @@ class OutputField:
 
     @property
     def units(self) -> tuple[int, ...]:
-        """What one rank writes, whole."""
+        """The smallest box that one rank writes: a shard, or a chunk."""
         return self.chunks if self.shards is None else self.shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputVariable:
-    """A coordinate, or what else describes the fields, written once.
+    """A coordinate, or another array that describes the fields, written once.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class OutputLayout:
         return step - step % along + row, min(self.step_chunk, along - row)
 
     def digest(self) -> str:
-        """Return what tells it from another: a run goes on only with the same."""
+        """Return a digest of the layout: a run resumes only an output with the same."""
         said = [
             [f.name, f.dims, f.shape, f.chunks, f.shards, str(f.packing.dtype), str(f.packing.attributes())]
             for f in self.fields.values()
@@ -170,7 +170,7 @@ def chunks_of(
 ) -> tuple[int, ...]:
     """Choose the chunks of one step: those given, else the source's; where these are large, or unknown, parts of them.
 
-    Does not look at who writes, so that the output is the same for any number of ranks.
+    Does not depend on the ranks, so that the output is the same for any number of them.
     """
     chunks = [min(size, each) if each else size for size, each in zip(shape, source or shape, strict=True)]
     chunks = [given.get(dim, max(1, chunk)) for dim, chunk in zip(dims, chunks, strict=True)]

@@ -19,12 +19,10 @@ import numpy.typing as npt
 from scidata.core.checks import optional_module
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.places import LocalPlace
+from scidata.data.output.steps import stored_attributes
 from scidata.errors import ConfigError
 from scidata.plan.owners import Box
 from scidata.sources.unfinished import UNFINISHED
-
-_NOT_IN_NETCDF = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates"}
-_NOT_IN_NETCDF |= {"_NCProperties", "_nc3_strict", "_ARRAY_DIMENSIONS", "_FillValue"}
 
 
 class FlatOutput:
@@ -59,7 +57,7 @@ class FlatOutput:
                 file.createDimension(dim, size)
             for each in layout.variables:
                 made = file.createVariable(each.name, each.dtype, each.dims, contiguous=bool(each.dims))
-                made.setncatts(_for_netcdf(each.attributes))
+                made.setncatts(_attributes(each.attributes, "_FillValue"))
                 made[...] = each.read()
             for field in layout.fields.values():
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
@@ -68,12 +66,12 @@ class FlatOutput:
                     how = {"chunksizes": self._chunks_of_array(field), "zlib": True, "complevel": self._zlib_level}
                 made = file.createVariable(
                     field.name, packing.dtype, dims, fill_value=packing.fill, **how
-                )  # what is missing at the end of a run is an error, so nothing is filled
+                )  # a step that is missing at the end is an error, so nothing is filled
                 made.set_auto_maskandscale(False)
-                made.setncatts(_for_netcdf({**field.attributes, **packing.attributes()}))
+                made.setncatts(_attributes({**field.attributes, **packing.attributes()}, "_FillValue"))
                 if made.size and self._zlib_level is None:
                     made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now it gets its place in the file
-            file.setncatts(_for_netcdf(layout.attributes))
+            file.setncatts(_attributes(layout.attributes, "_FillValue"))
 
     def _create_hdf5(self) -> None:
         import h5py
@@ -82,7 +80,7 @@ class FlatOutput:
         with h5py.File(self._place.target, "w") as file:
             scales = {v.name for v in layout.variables if v.dims == (v.name,)}
             for each in layout.variables:
-                file.create_dataset(each.name, data=each.read()).attrs.update(_for_hdf5(each.attributes))
+                file.create_dataset(each.name, data=each.read()).attrs.update(_attributes(each.attributes))
             for dim, size in self._sizes().items():
                 if dim not in scales and dim not in file:  # a scale without values says the name
                     file.create_dataset(dim, shape=(size,), dtype="f4")
@@ -97,7 +95,7 @@ class FlatOutput:
                 for i, dim in enumerate(dims):
                     if dim in file and dim != name:
                         file[name].dims[i].attach_scale(file[dim])
-            file.attrs.update(_for_hdf5(layout.attributes))
+            file.attrs.update(_attributes(layout.attributes))
 
     def _make_array(self, file: Any, name: str, shape: tuple[int, ...], field: OutputField) -> None:
         """Make room for a field in an HDF5 file: contiguous, at once, and without filling it; or compressed."""
@@ -116,7 +114,7 @@ class FlatOutput:
         group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
         space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(packing.dtype)
         h5py.h5d.create(group.id, name.rpartition("/")[2].encode(), kind, space, created)
-        file[name].attrs.update(_for_hdf5({**field.attributes, **packing.attributes()}))
+        file[name].attrs.update(_attributes({**field.attributes, **packing.attributes()}))
 
     def _name_of(self, field: OutputField) -> str:
         return field.name
@@ -137,7 +135,7 @@ class FlatOutput:
         return sizes
 
     def resume(self) -> None:
-        """Do nothing: what a process that was killed had begun is written again, in the same place."""
+        """Do nothing: unfinished rows of a killed process are written again, in the same place."""
 
     def open(self, run: str) -> None:
         """Get ready to write. For each process, when the file is there."""
@@ -189,11 +187,7 @@ def _write_box(
             run, at = run[written:], at + written
 
 
-def _for_netcdf(attributes: Mapping[str, object]) -> dict[str, object]:
-    kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF and k != UNFINISHED}
-    return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}
-
-
-def _for_hdf5(attributes: Mapping[str, object]) -> dict[str, object]:
-    kept = {k: v for k, v in attributes.items() if k not in _NOT_IN_NETCDF - {"_FillValue"} and k != UNFINISHED}
-    return {k: v for k, v in kept.items() if not isinstance(v, dict) and v is not None}
+def _attributes(attributes: Mapping[str, object], *left_out: str) -> dict[str, object]:
+    """Return the attributes that a file can hold, without those that its format makes, and some others."""
+    kept = stored_attributes(attributes).items()
+    return {k: v for k, v in kept if k not in (*left_out, UNFINISHED) and not isinstance(v, dict) and v is not None}

@@ -1,4 +1,4 @@
-"""What is written of grids: their fields, coordinates and attributes as a data set that was opened has them."""
+"""Layouts of outputs like an opened grid: its fields, coordinates and attributes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GridLike:
         fields = {}
         for name, (packing, layout, dims, shape, attributes) in made.items():
             source = None
-            if layout is not None and layout.codecs:  # what is contiguous says nothing of chunks
+            if layout is not None and layout.codecs:  # a contiguous array suggests no chunks
                 by_dim = dict(zip(layout.dims, layout.chunks, strict=True))
                 source = [by_dim.get(dim, 0) for dim in dims]
             parts = chunks_of(dims, shape, packing.dtype.itemsize, chunk_sizes, source)
@@ -113,7 +113,7 @@ class GridLike:
         return kept_attributes(self._source.attributes)
 
     def variables(self, fields: Mapping[str, OutputField]) -> list[OutputVariable]:
-        """Return the coordinates of the fields' dims, and what those and the fields name, without steps."""
+        """Return the coordinates of the fields' dims, and the arrays that they and the fields name; none with steps."""
         arrays = self._source.arrays
         dims = list(dict.fromkeys(dim for each in fields.values() for dim in each.dims))
         wanted = [dim for dim in dims if dim in arrays and arrays[dim].dims == (dim,)]

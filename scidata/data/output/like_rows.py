@@ -1,4 +1,4 @@
-"""What is written of meshes, points and graphs: fields on rows, in the source's order or the store's."""
+"""Layouts of outputs like an opened mesh, cloud or graph: fields on rows, in the source's order or the store's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RowsLike:
     sample
         The sample whose rows are written: of a store of several meshes, one.
     topology
-        A file that has the mesh: what it holds besides fields of times is written, too.
+        A file that has the mesh: its arrays without times are written, too.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RowsLike:
         )  # fmt: skip
 
     def _counts(self) -> Mapping[str, int]:
-        """Return the rows of each entity in what is written."""
+        """Return the number of rows of each entity in the output."""
         described = getattr(self._reader, "sample_info", None)
         if described is None:
             return {entity: int(self._reader.counts(entity)[self._sample]) for entity in self._reader.entities}
@@ -176,7 +176,7 @@ class RowsLike:
         return found
 
     def geometry(self) -> Callable[[], Geometry]:
-        """Return what reads the mesh of the topology's file, in its order."""
+        """Return a function that reads the mesh of the topology's file, in its order."""
         if self._topology is None:
             raise ConfigError("create: VTKHDF holds the mesh; name the file that has it with topology=")
         path = self._topology.path

@@ -59,7 +59,7 @@ def _beat(run: str) -> str:
 
 
 def holder_of(place: Place) -> Holder | None:
-    """Return who has left its name at an output last."""
+    """Return the latest owner of an output."""
     text = place.get(_OWNER)
     try:
         return None if text is None else Holder(**json.loads(text))
@@ -74,7 +74,7 @@ def living(place: Place) -> Holder | None:
 
 
 def refusal(place: Place, holder: Holder) -> OutputError:
-    """Return the error for one who wants an output that another run writes."""
+    """Return the error for a run that wants an output which another run writes."""
     silence = holder.silence(place) or 0.0
     heard = f"; it was last heard of {silence:.0f} s ago, and counts as dead after {LEASE_S:.0f} s" if silence else ""
     return OutputError(
@@ -119,7 +119,7 @@ class Owner:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What :meth:`take` has written."""
+        """The files that :meth:`take` has written."""
         return _OWNER, _beat(self.run)
 
     def watch(self, lost: Callable[[OutputError], None]) -> None:
@@ -134,7 +134,7 @@ class Owner:
         beaten = time.monotonic()
         while not self._ends.wait(self._every):
             try:
-                if not self._finishes:  # which takes away what is looked at
+                if not self._finishes:  # finishing removes the file that is looked at
                     self.check()
                 if time.monotonic() - beaten >= BEAT_S:
                     self._place.put(_beat(self.run), str(time.time()))
@@ -143,7 +143,7 @@ class Owner:
                 if not self._finishes:
                     lost(e)
                     return
-            except Exception:  # a full disk, a server that is away: whoever writes will find out
+            except Exception:  # a full disk, a server that is away: the next write will find out
                 continue
 
     def look(self) -> None:
@@ -157,7 +157,7 @@ class Owner:
         Raises
         ------
         OutputError
-            It names who has taken it over.
+            It names the run that has taken it over.
         """
         found = holder_of(self._place)
         self._looked = time.monotonic()

@@ -118,7 +118,7 @@ class PackedFileOutput(FlatOutput):
         return found
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close all files."""
         super().close()
         if self._index >= 0:
             os.close(self._index)

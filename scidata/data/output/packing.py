@@ -1,4 +1,4 @@
-"""CF packing, the other way round: values to what is stored."""
+"""CF packing, the other way round: from values to stored numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Packing:
     scale, offset
         None for 1 and 0.
     fill
-        What stands for NaN; None where floats are stored as they are, or nothing does.
+        The stored number that stands for NaN; None if floats are stored as they are, or there is none.
     said
         ``scale_factor`` and ``add_offset`` as a source has them: their dtypes decide that of decoded values.
     is_packed
@@ -50,12 +50,12 @@ class Packing:
 
     @property
     def missing(self) -> npt.NDArray[np.generic]:
-        """What is stored where there is no value, ``()``."""
+        """The stored number where there is no value, ``()``."""
         default = np.nan if self.dtype.kind == "f" else 0
         return np.array(default if self.fill is None else self.fill, self.dtype)
 
     def attributes(self) -> dict[str, object]:
-        """Return what tells readers of it, in the dtypes that the conventions ask for."""
+        """Return the attributes that tell readers of it, in the dtypes that the conventions ask for."""
         found: dict[str, object] = {}
         if self.scale is not None:
             found["scale_factor"] = self.scale

@@ -26,7 +26,7 @@ class Output(Protocol):
         """Say that all is written."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close all files."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class _Block:
         self.values: dict[str, npt.NDArray[np.generic]] = {}
 
     def values_of(self, part: Part, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-        """Return memory for what is written of a field."""
+        """Return memory for this rank's rows of a field."""
         if part.field.name not in self.values:
             self.values[part.field.name] = np.empty((self.num, *part.route.shape), dtype)
         return self.values[part.field.name]
@@ -96,9 +96,9 @@ class PartWriter:
             self._output.write(part.field, step, box, values)
 
     def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, npt.NDArray[np.generic]]]:
-        """Yield what this rank writes of a field of a step, as it is stored: global boxes, and their values.
+        """Yield the global boxes of a field of a step that this rank writes, with their stored values.
 
-        What nobody else has a part in comes first, while the rest is on its way.
+        The box that needs no other rank's rows comes first, while these are on their way.
         """
         route, field = part.route, part.field
         packed = field.packing.pack(part.staged.values(), f"{self._path}: field {field.name!r} of step {step}")
@@ -122,7 +122,7 @@ class PartWriter:
             yield box, out[at]
 
     def _buffer(self, route: Route, field: OutputField) -> npt.NDArray[np.generic]:
-        """Return memory for what is put together of a field; used again for the next step."""
+        """Return memory in which rows of several ranks are put together; used again for the next step."""
         found = self._buffers.get(field.name)
         if found is None or found.shape != route.shape:
             missing = np.asarray(field.packing.missing)

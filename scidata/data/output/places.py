@@ -3,7 +3,7 @@
 A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there the name
 is its own, and an attribute says that it is unfinished. Where something finished has the name there, the new output is
 ``NAME.unfinished``, too, and copied to its place once it is whole. A run that takes over from a living one writes to a
-name of its own, ``NAME.RUN.unfinished``: what that one still writes is not mixed in.
+name of its own, ``NAME.RUN.unfinished``: so their files are not mixed.
 
 Beside the output lies the folder ``NAME.progress``: what it is (``layout.json``), who writes it
 (:mod:`scidata.data.output.owner`), and for each rank of each run the steps of which it has written its part. A step is
@@ -42,7 +42,7 @@ class LocalPlace:
     path
         Where it lies when it is finished.
     suffix
-        What its name ends in until then.
+        The end of its name until then.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,9 +72,9 @@ class LocalPlace:
         return is_ours and os.path.exists(self.beside(_LAYOUT)) and os.path.exists(self.target)
 
     def clear(self, takes_over: str | None, kept: Collection[str]) -> None:
-        """Remove what is unfinished, and files of the progress that are not kept.
+        """Remove the unfinished output, and files of the progress that are not kept.
 
-        Of what a living run writes, that ``takes_over`` takes over from, nothing: its like gets another name.
+        An output that a living run writes, and ``takes_over`` takes over, stays; the new one gets another name.
         """
         if takes_over is None:
             remove(self.target)
@@ -143,7 +143,7 @@ class LocalPlace:
         return found
 
     def finish(self) -> None:
-        """Let the finished output take its name; what lay there goes."""
+        """Rename the finished output to its path; an earlier one there is removed."""
         old = self.path + ".replaced"
         remove(old)
         if os.path.isdir(self.path) or os.path.isdir(self.target):  # else a rename replaces what is there
@@ -160,7 +160,7 @@ class LocalPlace:
         remove(self._folder)
 
     def sync(self) -> None:
-        """Wait until what was written is on disk."""
+        """Wait until all written data is on disk."""
         descriptor = os.open(os.path.dirname(self.path), os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):  # of this file system alone
@@ -277,7 +277,7 @@ class RemotePlace:
             self._fs.rm(self._folder, recursive=True)
 
     def sync(self) -> None:
-        """Do nothing: what an object store has taken, it has."""
+        """Do nothing: an object store has stored what it has acknowledged."""
 
 
 Place = LocalPlace | RemotePlace
@@ -314,12 +314,12 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What runs have said of an output that they began.
+    """The record of an output that runs have begun.
 
     Attributes
     ----------
     layout
-        What it is; None where a run was killed before it was made.
+        Digest of its layout; None if a run was killed before it was made.
     runs
         Those whose steps count, the latest last.
     """
@@ -329,18 +329,18 @@ class Begun:
 
 
 def say_begun(place: Place, begun: Begun) -> None:
-    """Say what the output is, so that another run can go on with it."""
+    """Record the output, so that another run can resume it."""
     said = {"layout": begun.layout, "suffix": place.suffix, "runs": begun.runs}
     place.put(_LAYOUT, json.dumps(said, indent=1))
 
 
 def begun_at(place: Place) -> Begun | None:
-    """Return what was begun, and turn the place to where that is written; None where nothing was.
+    """Return the record of what was begun, and set the place's suffix to its; None if nothing was.
 
     Raises
     ------
     OutputError
-        What was said of it cannot be read.
+        The record cannot be read.
     """
     text = place.get(_LAYOUT)
     if text is None:
@@ -369,7 +369,7 @@ def whole_steps(place: Place) -> dict[str, set[int]]:
     Raises
     ------
     CorruptDataError
-        What they have said is not what ranks say.
+        A file of the progress is damaged.
     """
     said: dict[str, list[set[int]]] = {}
     sizes: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""What the ranks that write say to each other: rows of chunks, that one has failed, that all have ended.
+"""The ranks that write one output: rows that they exchange, and messages that one has failed or all have ended.
 
 Rows go through a process group of their own, over gloo and from a thread, so that the loop's collectives do not wait
 for them. All else goes through the key-value store of the process group: words there outlast a group that was broken
-off, and who waits for them hears meanwhile of a rank that has failed, died or stopped
+off, and a rank that waits for them hears meanwhile of one that has failed, died or stopped
 (:mod:`scidata.device_mesh.board`). No clock runs for a rank that lives: it may have more to do than another, and take
 its time.
 """
@@ -84,7 +84,7 @@ class Ranks:
     part, parts
         Place of this rank in its domain, and the number of ranks along each axis of that.
     is_first
-        Of all ranks: what is done once, it does.
+        Whether this is the first of all ranks, which does what is done once.
     is_idle
         Whether another rank holds the same part: along axes that are neither dp nor domain, the first one writes.
     """
@@ -128,11 +128,11 @@ class Ranks:
 
     @property
     def _posts(self) -> Postings | None:
-        """What the ranks say to each other; not kept, since the process that keeps the store would go on with that."""
+        """The messages of the ranks; not kept in an attribute, as a reference keeps the store's server alive."""
         return None if self._board is None or not self._name else self._board.base.below(self._name)
 
     def share(self, value: object) -> list[Any]:
-        """Return what each rank gives, in the order of the ranks. Collective; JSON."""
+        """Return the value of each rank, in the order of the ranks. Collective; JSON."""
         if self._posts is None:
             return [value]
         self._num_shared += 1
@@ -205,7 +205,7 @@ class Ranks:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def send(self, values: npt.NDArray[np.generic], part: int) -> tuple[dist.Work | None, torch.Tensor]:
-        """Begin to send values to a part of the domain; returns the work, and what must live until that is done."""
+        """Begin to send values to a part of the domain; return the work, and a tensor to keep until its end."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
@@ -215,7 +215,7 @@ class Ranks:
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
 
     def exchange_rows(self, rows: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
-        """Send an array to each part of the domain, and return what comes from each. Collective over the domain."""
+        """Send an array to each part of the domain, and return the arrays received. Collective over the domain."""
         said = self.share([len(each) for each in rows])
         by_rank = dict(zip(self._all, said, strict=True))
         coming = [np.empty(by_rank[rank][self.part], np.int64) for rank in self._members]
@@ -235,7 +235,7 @@ class Ranks:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that this rank writes no more; of what another has failed with, they hear as it has."""
+        """Tell the others that this rank has failed; not of another rank's failure, which they hear of themselves."""
         self._failed = True
         posts = self._posts
         if posts is not None and not isinstance(error, RankFailedError):
@@ -243,7 +243,7 @@ class Ranks:
             call_with_timeout(_ASK_S, lambda: posts.append("failed", [self._rank, text]))
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank writes no more, and break off what they wait for from it."""
+        """Tell the others that this rank has failed, and end their waits for its rows."""
         if self._group is None:
             return
         self.tell(explained(error) or error)
@@ -266,7 +266,7 @@ class Ranks:
         return found
 
     def claim(self, what: str, said: str) -> str:
-        """Return who was the first to claim something: this group's own word, or another's."""
+        """Claim something, and return the first claim: this group's, or another's."""
         return said if self._posts is None else self._posts.claim(what, said)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Who sends which values of a part to whom, before they are written: boxes of grids, rows that go back to places."""
+"""Routes of values to the ranks that write them: boxes of grids, and rows that go back to their source's order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Index = tuple[slice | IntArray, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Route:
-    """What one rank sends and receives of a field of a step, and what it writes.
+    """The values of a field of a step that one rank sends, receives and writes.
 
     Attributes
     ----------
@@ -31,15 +31,15 @@ class Route:
     shape
         Of it.
     inner
-        The global box of it, of whole chunks, that is written as it is held, and its index in what is held.
+        The global box of whole chunks that is written from this rank's own part, and its index there.
     edges
-        The others, which are put together first: global boxes, and their indices in what is written.
+        The global boxes that are put together first, and their indices in the written box.
     own
-        Of what is put together, where this rank's values belong in what is written, and their index in what is held.
+        For these: the place of this rank's values in the written box, and their index in its part.
     sends
-        Another part, and the index of what it gets in what this rank holds.
+        Another part, and the index of its values in this rank's part.
     receives
-        Another part, and where what comes from it belongs in what this rank writes, and its shape.
+        Another part, and the place of its values in the written box, and their shape.
     """
 
     part: int
@@ -53,7 +53,7 @@ class Route:
 
 
 def route_of(exchange: Exchange, units: Sequence[int]) -> Route:
-    """Return the route of boxes; ``units`` of what is written whole."""
+    """Return the route of boxes; ``units`` is the shape that is written whole."""
     held, written, part = exchange.held, exchange.written, exchange.part
     if held is None or written is None:
         return Route(part=part, written=None)

@@ -1,4 +1,4 @@
-"""What the steps of an output are labelled with."""
+"""Labels of the steps of an output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OF_STORAGE |= {"_Netcdf4Coordinates", "_nc3_strict", "_NCProperties"}
 
 
 def stored_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return what a source says of an array whose values are written as they are stored there."""
+    """Return the attributes of a source's array whose values are copied as they are stored."""
     return {name: value for name, value in attributes.items() if name not in _OF_STORAGE}
 
 
 def kept_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Return what a source says of an array, without how that lies, or is packed, there."""
+    """Return the attributes of a source's array, without those of its storage and packing."""
     return {name: value for name, value in stored_attributes(attributes).items() if name not in OF_PACKING}
 
 
@@ -39,7 +39,7 @@ def given_steps(
     known
         Dims along which one step lies.
     attributes_of
-        Returns what is said of a dim's coordinate in the source.
+        Returns the attributes of a dim's coordinate in the source.
 
     Raises
     ------

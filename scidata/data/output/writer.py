@@ -42,7 +42,7 @@ from scidata.shard import ShardTensor
 _log = logging.getLogger("scidata")
 
 _open: weakref.WeakSet[Writer] = weakref.WeakSet()  # of this process, and not closed
-_JOURNAL_SECONDS = 1.0  # between two words on what is written
+_JOURNAL_SECONDS = 1.0  # between two updates of the journal
 _MAX_OPEN = 4  # chunks of several steps that wait for more of them
 _MAX_ROUTES = 64
 _SHOWN = 6
@@ -218,7 +218,7 @@ class Writer:
             self.close()
 
     def _lose(self, error: OutputError) -> None:
-        """Write no more into what is another run's now."""
+        """Stop writing an output that another run has taken over."""
         self._background.fail(error)
 
     def _let_go(self) -> None:

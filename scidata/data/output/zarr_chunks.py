@@ -57,7 +57,7 @@ class ChunkFiles:
 
 
 def _encoder(array: Any) -> Encode | None:
-    """Return what encodes a chunk in C order, but for the crc32c at its end; None where zarr-python is wanted."""
+    """Return the encoder of a chunk in C order, without the crc32c at its end; None if zarr-python must encode it."""
     import numcodecs
     from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
 

@@ -1,4 +1,4 @@
-"""Zarr v3 and v2: arrays made once, chunks written by whoever has them whole."""
+"""Zarr v3 and v2: arrays made once, each chunk written by one rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ZarrOutput:
         return LocalStore(target)
 
     def create(self) -> None:
-        """Make the group, its arrays and what is known beforehand. For one process."""
+        """Make the group, its arrays and coordinates. For one process."""
         import zarr
 
         group = zarr.create_group(self._store(), zarr_format=self._format)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ class ZarrOutput:
             array[...] = values
 
     def resume(self) -> None:
-        """Remove what a process that was killed had not come to the end of. For one process, while none writes."""
+        """Remove partial files of a killed process. For one process, while none writes."""
         if not isinstance(self._place.target, Url):
             for folder, _, names in os.walk(self._place.target):
                 for name in filter(_PARTIAL.search, names):
@@ -185,7 +185,7 @@ class ZarrOutput:
             zarr.consolidate_metadata(self._store(), zarr_format=self._format)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close all files."""
         self._arrays, self._files = {}, {}
         if self._threads is not None:
             self._threads.shutdown()

@@ -295,7 +295,7 @@ class Board(BoardState):
     # -- when a collective fails -------------------------------------------------------------------------------------
 
     def reason(self) -> Exception | None:
-        """Return what to raise in place of a collective's error; None where nothing has become of another rank."""
+        """Return the error to raise in place of a collective's; None if no other rank has failed."""
         event = self._recall.breaks
         if event is None and self.is_answered:
             event = call_with_timeout(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)

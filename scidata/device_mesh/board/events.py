@@ -51,7 +51,7 @@ class Event:
     number: int = -1
 
     def error(self) -> Exception:
-        """Return what to raise on the other ranks."""
+        """Return the error to raise on the other ranks."""
         return ConfigError(self.text) if self.kind == "disagree" else RankFailedError(self.text, self.rank)
 
     def is_due(self, loader: str, iteration: int, step: int, over: int) -> bool:
@@ -98,7 +98,7 @@ def failed(rank: int, loops: Loops, error: BaseException) -> Event:
 
 
 def left(rank: int, loops: Loops, last_error: str | None) -> Event:
-    """Return the event of a process that ends without an error: whoever goes on may wait for it in vain."""
+    """Return the event of a process that ends without an error: ranks that go on may wait for it in vain."""
     iteration, step, state = latest(loops)
     how = f"after iteration {iteration} of the loader"
     if state != "done":

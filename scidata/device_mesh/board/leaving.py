@@ -1,4 +1,4 @@
-"""What a board does when its process ends, or its process groups are destroyed."""
+"""The end of a board: its process ends, or its process groups are destroyed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank can find out about the others: their processes, the loops that they are in, and who is gone."""
+"""The state of other ranks as one rank sees it: their processes, their loops, and which are gone."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Session:
         self._reported.add(-1)
 
     def check(self, step: int) -> None:
-        """Raise what another rank has failed with, where it concerns this step.
+        """Raise the failure of another rank, if it concerns this step.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class Session:
     # -- the thread's ------------------------------------------------------------------------------------------------
 
     def alarm(self) -> Event | None:
-        """Have the loop raise what is due; return that, which the loop may not come to."""
+        """Have the loop raise the event that is due; return it, as the loop may not come to raise it."""
         if not self._board.events or self._state != "reading":
             return None
         self._alarmed = True
@@ -229,7 +229,7 @@ class Session:
         return event
 
     def tick(self) -> None:
-        """Say what this rank reads, and compare it. Called by the board's thread, several times a second."""
+        """Post this rank's reading, and compare it. Called by the board's thread, several times a second."""
         watch = self._watch
         if not watch.data[1]:
             try:

@@ -1,4 +1,4 @@
-"""What ranks that read together find out about each other, beside their work; the loop itself pays nothing.
+"""Ranks that read together compare their reading, beside their work; the loop itself pays nothing.
 
 The board (:mod:`scidata.device_mesh.board`) calls the loop's :class:`~scidata.loader.peers.session.Session` several
 times a second. Besides what the board has, below ``loader<n>/``, where n counts the loaders that a rank has iterated:
@@ -30,7 +30,7 @@ class Meeting:
 
 
 class Watch:
-    """What one loader knows of the other ranks that iterate it.
+    """State that one loader keeps of the other ranks that iterate it.
 
     Parameters
     ----------

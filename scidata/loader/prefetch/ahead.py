@@ -22,7 +22,7 @@ class SharedRead(Protocol):
 
     @property
     def pool(self) -> Any:
-        """Who keeps it. Its ``wanted`` takes the keys of blocks that are worth reading, from each of these."""
+        """The pool that keeps it. Its ``wanted`` takes the keys of blocks that are worth reading, by reader."""
 
     @property
     def key(self) -> Hashable:
@@ -71,7 +71,7 @@ class ReadAhead(Iterator[list[int]]):
     items
         Lists of sample indices.
     reads_of
-        Returns what a sample shares with others.
+        Returns the blocks that a sample shares with others.
     in_flight
         Items that may be read at once, or lie ready: what they share is kept for so long.
 
@@ -155,7 +155,7 @@ class ReadAhead(Iterator[list[int]]):
         return not self._coming or self._num_samples < _MAX_SAMPLES
 
     def _pull(self) -> bool:
-        """Look at one more item; say whether there was one, and room for what it shares."""
+        """Look at one more item; return whether there was one, and room for its shared blocks."""
         if self._next is None and self._end is None:
             try:
                 item = next(self._items)
@@ -180,7 +180,7 @@ class ReadAhead(Iterator[list[int]]):
     def _shared_by(self, index: int) -> Sequence[SharedRead]:
         try:
             return self._reads_of(index)
-        except Exception:  # no such sample: whoever reads it says so
+        except Exception:  # no such sample: its reader raises the error
             return ()
 
     def _fits(self, reads: _Reads) -> bool:

@@ -24,7 +24,7 @@ from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 
 Array: TypeAlias = npt.NDArray[np.generic]
-#: What is handed out for an item: tensors by field, or samples' parts, one after another.
+#: The result for an item: tensors by field, or samples' parts, one after another.
 Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
 
 
@@ -33,23 +33,23 @@ class PlaceSet(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what was read."""
+        """Bytes that were read."""
 
     def slot(self, row: int) -> object:
         """Return the place of one sample."""
 
     def host_tensors(self) -> list[torch.Tensor]:
-        """Return what is copied to a device."""
+        """Return the tensors that are copied to a device."""
 
     def batch_of(self, tensors: Sequence[torch.Tensor]) -> Batch:
-        """Return what is handed out, made of the copies of these."""
+        """Return the batch that is made of copies of these tensors."""
 
 
 SetT = TypeVar("SetT", bound=PlaceSet)
 
 
 class _Leased(np.ndarray[Any, np.dtype[np.generic]]):
-    """What a tensor for the user is made from: the tensor's storage keeps it, and so its lease, alive."""
+    """An array under a tensor for the user: the tensor's storage keeps it, and so its lease, alive."""
 
     lease: object = None
 
@@ -132,7 +132,7 @@ def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
 
 
 class Ring(ABC, Generic[SetT]):
-    """Bounds how many sets of places there are for batches, and lets whoever needs one wait.
+    """Bounds how many sets of places there are for batches; a thread that needs one waits.
 
     One thread at a time may call :meth:`acquire`; everything else may be called from anywhere.
     """
@@ -168,7 +168,7 @@ class Ring(ABC, Generic[SetT]):
 
     @abstractmethod
     def hand_out(self, buffers: SetT) -> Batch:
-        """Return what a set holds, to give away."""
+        """Return the contents of a set, to give away."""
 
     @abstractmethod
     def give_back(self, buffers: SetT, event: torch.cuda.Event | None = None) -> None:
@@ -180,7 +180,7 @@ class Ring(ABC, Generic[SetT]):
 
     @abstractmethod
     def make_room(self) -> None:
-        """Fit the limit to what the user keeps; called where the user asks for the next batch."""
+        """Fit the limit to the batches that the user keeps; called where the next one is asked for."""
 
 
 class BufferRing(Ring[BufferSet]):

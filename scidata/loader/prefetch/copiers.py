@@ -40,7 +40,7 @@ class HostCopier(Generic[SetT]):
         return buffers
 
     def finish(self, ticket: SetT) -> Batch:
-        """Hand out what was read itself."""
+        """Hand out the set's own memory."""
         return self._ring.hand_out(ticket)
 
     def abandon(self, ticket: SetT) -> None:

@@ -13,7 +13,7 @@ So a slow loop ends with 1 in flight, and a fast one with as many as its bytes a
 
 from __future__ import annotations
 
-_CALM = 16  # steps in a row without need for what was read furthest ahead
+_CALM = 16  # steps in a row in which the item read furthest ahead was not needed
 
 
 class Depth:

@@ -1,4 +1,4 @@
-"""Who reads small samples: threads ahead of the loop, or the loop itself, whichever turns out to be faster.
+"""Small samples are read by threads ahead of the loop, or by the loop itself, whichever turns out to be faster.
 
 Handing a sample from a thread to the loop takes some 0.1 ms, and more where both want Python's lock. A sample of a
 megabyte is read in 0.2. So where reading is quick, a loop that does nothing meanwhile, or computes in Python, is better
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import statistics
 
-_SMALL = 0.002  # s: what takes longer is left to threads, without a trial
-_MATTERS = 0.02  # of a step: what takes less is left as it is
+_SMALL = 0.002  # s: samples that take longer are left to threads, without a trial
+_MATTERS = 0.02  # of a step: reads that take less are not worth a trial
 _IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
 _BESIDE = 0.97  # ... and where it does: what steps differ by from trial to trial speaks for threads
 _TRIAL = 16  # steps
@@ -31,7 +31,7 @@ class OwnReads:
     def __init__(self) -> None:
         self.now = False
         self._steps: list[float] = []
-        self._loops: list[float] = []  # what the loop did in them
+        self._loops: list[float] = []  # seconds of the loop itself in them
         self._reads: list[float] = []
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED

@@ -137,7 +137,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         self._finalizer()
 
     def waker(self) -> Callable[[], None]:
-        """Return what makes a ``next()`` that waits ask its peers, from any thread; does not keep this alive."""
+        """Return a function that makes a waiting ``next()`` ask its peers, from any thread; this can die meanwhile."""
         results = self._readers.results
         return lambda: results.put(None)
 
@@ -238,7 +238,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         except queue.Empty:
             text = f"has waited {limit:g} s for sample {head.item} (step {head.number}), which is still being read"
             if warned:
-                self._readers.join_seconds = 0.0  # whoever hangs there does not hang this, too
+                self._readers.join_seconds = 0.0  # a thread that hangs there does not hang this one
                 error: Exception = ReadTimeoutError(f"the loader {text}: timeout={self._timeout:g}")
                 if self._peers is not None:
                     error = self._peers.timed_out(head.number, error)

@@ -1,4 +1,4 @@
-"""The threads that read ahead, and what they share with the consumer: the inside of ``prefetcher``."""
+"""The threads that read ahead, and the state that they share with the consumer: the inside of ``prefetcher``."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Peers(Protocol):
     """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""
 
     def check(self, step: int) -> None:
-        """Raise what another rank has failed with, where it concerns this item."""
+        """Raise the failure of another rank, if it concerns this item."""
 
     def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
         """Tell them that this item has failed, or will when it is its turn; any thread."""
 
     def timed_out(self, step: int, error: Exception) -> Exception:
-        """Tell them that this item did not come in time; return what to raise: theirs, where they are the reason."""
+        """Tell them that this item did not come in time; return the error to raise: theirs, if they are the reason."""
 
     def slow(self, step: int, text: str) -> None:
         """Warn that this item takes long."""
@@ -83,7 +83,7 @@ class Work:
     buffers: Any = None  # a BufferSet or a SlotSet
     ticket: Any = None
     filled: bool = False
-    started: bool = False  # the copy; whoever sets it does it
+    started: bool = False  # the copy; the thread that sets it does it
     arrived: bool = False  # the consumer knows
     own: bool = False  # the consumer reads it
     error: BaseException | None = None
@@ -97,7 +97,7 @@ class Work:
 
 
 class Readers(Generic[TicketT]):
-    """What the consumer and the reader threads share.
+    """State that the consumer and the reader threads share.
 
     Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
     """

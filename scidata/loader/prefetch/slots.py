@@ -1,6 +1,6 @@
-"""Places for samples whose size is known only once they are read: what stands in for a buffer ring then.
+"""Places for samples whose size is known only once they are read: they stand in for a buffer ring.
 
-A place holds whatever the reader made, which is the user's from then on; only how many there are at once is bounded.
+A place holds the part that the reader made, which is the user's from then on. The number of places is bounded.
 The memory of large arrays comes from a :class:`~scidata.core.memory.ArrayPool`.
 """
 
@@ -35,7 +35,7 @@ class Slot:
         self.nbytes = 0
 
     def put(self, part: Any) -> None:
-        """Hold what was read: fields by name, or what has ``fields``."""
+        """Hold a part: fields by name, or an object that has ``fields``."""
         self.part = part
         fields = part if isinstance(part, Mapping) else getattr(part, "fields", {})
         self.nbytes = sum(values.nbytes for values in fields.values())
@@ -51,7 +51,7 @@ class SlotSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what was read."""
+        """Bytes that were read."""
         return sum(slot.nbytes for slot in self.slots)
 
     def slot(self, row: int) -> Slot:
@@ -106,4 +106,4 @@ class SlotRing(Ring[SlotSet]):
         self.limit = prefetch
 
     def make_room(self) -> None:
-        """Nothing to fit: what the user keeps is not counted."""
+        """Do nothing: batches that the user keeps are not counted."""

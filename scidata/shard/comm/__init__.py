@@ -1,1 +1,1 @@
-"""Collectives with uneven parts, and what they stand on."""
+"""Collectives with uneven parts, and their foundations."""

@@ -24,7 +24,7 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     Parameters
     ----------
     subject
-        What the values belong to, for the message: ``"the sampler"``.
+        The owner of the values, for the message: ``"the sampler"``.
     values
         Anything with a ``str``, the same on the same kind of rank.
 

@@ -1,4 +1,4 @@
-"""What every collective asks of its arguments."""
+"""Checks of the arguments of every collective."""
 
 from __future__ import annotations
 

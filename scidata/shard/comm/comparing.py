@@ -59,12 +59,12 @@ class Comparison(Generic[ValueT]):
     def run(
         self, record: Record[ValueT], leaders: Mapping[str, int], wait: Callable[[str, Sequence[int]], None]
     ) -> list[Report]:
-        """Compare, and return what all ranks have found, the same on each.
+        """Compare, and return the reports of all ranks, the same on each.
 
         Parameters
         ----------
         record
-            What this rank has.
+            This rank's values.
         leaders
             By part: the rank that it is compared with, which has the same entry.
         wait
@@ -97,7 +97,7 @@ class Comparison(Generic[ValueT]):
         self._posts.post(f"{self._key}/{self._rank}", None)
 
     def withdraw(self) -> None:
-        """Leave nothing behind that others could take for what this rank has later."""
+        """Remove this rank's values, which others could take for those of a later comparison."""
         self._posts.remove(f"{self._key}/{self._rank}")
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
@@ -105,7 +105,7 @@ class Comparison(Generic[ValueT]):
         return [rank for rank in ranks if not self._posts.has(f"{self._key}/{rank}")] or list(ranks)
 
     def _vote(self, report: Report) -> None:
-        """Say that this rank has compared, and what it has found; the last rank to do so posts the result."""
+        """Vote with what this rank has found; the last voter posts the result."""
         reports = self._posts.vote(self._key, len(self._ranks), report or None, most=_MAX_REPORTS)
         self.has_voted, self.is_last = True, reports is not None
         if self.is_last:

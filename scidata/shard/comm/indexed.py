@@ -39,7 +39,7 @@ def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
 
 
 def compare(group: dist.ProcessGroup | None) -> None:
-    """Compare what was noted since the last time; every collective of scidata's calls it, before it begins.
+    """Compare the notes since the last time; every collective of scidata calls this before it begins.
 
     Raises
     ------

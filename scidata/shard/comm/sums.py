@@ -91,7 +91,7 @@ def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Ten
 
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
-    """Do as :func:`replicate_all`, but leave out what a parallelized model sums by itself."""
+    """Do as :func:`replicate_all`, without the values that a parallelized model sums by itself."""
     if len(values) == 1 or any(map(is_deferred, values)):
         return [replicate_to_shards(value, groups) for value in values]
     shared = [group for group in groups if group_size(group) > 1]

@@ -1,4 +1,4 @@
-"""Moving values between ranks, without autograd: what the differentiable collectives are made of.
+"""Moving values between ranks, without autograd: the parts of differentiable collectives.
 
 Values that are only moved travel as bytes, so every dtype works on every backend.
 """
@@ -79,7 +79,7 @@ def count_sent(num_bytes: int = 0) -> int:
 
 
 def exchange(parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group) -> list[Tensor]:
-    """Send ``parts[p]`` to rank p and return what each rank sent, of the given shapes. Collective, not differentiable.
+    """Send ``parts[p]`` to rank p and return the tensors received, of the given shapes. Collective, not differentiable.
 
     All parts are of one dtype and device. Empty parts are legal, and are not sent.
     """
@@ -113,7 +113,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
 
 
 def once(x: Tensor) -> Tensor:
-    """Return what there is of a tensor in memory, without a graph: of what was expanded, one row."""
+    """Return the values of a tensor that lie in memory, without a graph: one row of each expanded dim."""
     return x.detach()[tuple([slice(0, 1) if step == 0 else slice(None) for step in x.stride()])]
 
 

@@ -15,10 +15,11 @@ import xarray as xr
 import zarr
 
 import scidata
+from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import route_of
 from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError
 from scidata.plan.owners import exchange_of
-from scidata.testing import make_grid
+from scidata.testing import fake_group, make_grid
 from tests.unit._s3 import BUCKET, SECRET, serve
 
 
@@ -402,3 +403,8 @@ def test_fields_that_have_the_steps_dim(tmp_path: Path) -> None:
             writer[i] = {name: field[1] for name, field in pairs[i].items()}
     again: Any = scidata.open_dataset(tmp_path / "out.zarr")
     assert torch.equal(again[2]["u"], pairs[2]["u"][1])
+
+
+def test_ranks_without_a_common_store_are_refused() -> None:
+    with fake_group(2), pytest.raises(OutputError, match="no store to agree through"):
+        Ranks(scidata.init_mesh(domain=2), ["domain"], "dp")

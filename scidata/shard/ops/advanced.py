@@ -27,7 +27,7 @@ from scidata.shard.torch_internals import version_of
 
 
 def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
-    """Take what index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
+    """Take the rows that index tensors, or a mask, name; ``tensors`` is by the first dim that each stands for."""
     found = {d: t if is_sharded(t) else local_of(t) for d, t in tensors.items()}
     if not is_sharded(x):
         if any(map(is_sharded, found.values())):
@@ -74,7 +74,7 @@ def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
     if not isinstance(index, ShardTensor):
         return index
     if index.spec.exchange is not None:
-        raise unsupported(func, "ids of a graph's edges index what is not its nodes", x.spec, index.spec)
+        raise unsupported(func, "ids of a graph's edges index a tensor that is not of its nodes", x.spec, index.spec)
     return index.full_tensor()
 
 

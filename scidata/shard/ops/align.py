@@ -1,4 +1,4 @@
-"""What most handlers share: bring operands to one layout by the labels of their dims.
+"""Shared by most handlers: bring operands to one layout by the labels of their dims.
 
 Each operand's dims carry labels, as in an einsum: dims with the same label are the same index. A mesh axis shards one
 label. An operand that is not sharded on that axis is replicated along it, so it is sliced where it has the label's
@@ -169,11 +169,11 @@ def align(
     Raises
     ------
     UnsupportedShardOp
-        ShardTensors on different meshes, or edges of a graph beside what is split otherwise.
+        ShardTensors on different meshes, or edges of a graph beside tensors that are split otherwise.
     """
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])
-    # by identity: a spec carries more than what makes two equal
+    # by identity: two equal specs may differ in their graphs and past sizes
     key = (
         names,
         None if out is None else tuple(out),
@@ -204,13 +204,15 @@ def align(
     return locals_, plan.layout, plan.extents
 
 
+#: An entry, its mesh axis, and the dim that is sliced there, None where the operand has no such dim.
+Cut = tuple[Entry, int, int | None]
+
+
 class _Plan(NamedTuple):
     gathered: dict[int, ShardSpec]  # operands that are to be brought to other layouts first
     layout: Layout
     extents: dict[Hashable, int]
-    moved: list[
-        list[tuple[Entry, int, int | None]]
-    ]  # of each operand: entry, mesh axis and dim of what it is sliced on
+    moved: list[list[Cut]]  # of each operand
     specs: list[ShardSpec]  # held, so that their ids stay theirs
     edges: ShardSpec | None = None  # of edges that are not in the order of one process
     mixed: bool = False  # edges beside others in another order
@@ -330,7 +332,7 @@ def _without_single(x: Tensor, names: Labels, extents: Mapping[Hashable, int]) -
     return spec.derive(spec.global_shape, [None if a in single else d for a, d in enumerate(spec.dims)], spec.sizes)
 
 
-def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Entry, int, int | None]]:
+def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[Cut]:
     """Return along which mesh axes an operand is replicated that the result is not."""
     return [
         (entry, axis, names.index(entry[0]) if entry[0] in names else None)
@@ -340,7 +342,7 @@ def _moves(x: Tensor, names: list[Hashable], layout: Layout) -> list[tuple[Entry
 
 
 def to_axis(local: Tensor, names: Labels, entry: Entry, spec: ShardSpec, axis: int) -> Tensor:
-    """Bring what is replicated along a mesh axis to the label and sizes that the axis shards."""
+    """Bring a part that is replicated along a mesh axis to the label and sizes that the axis shards."""
     return _cut(local, names.index(entry[0]) if entry[0] in names else None, entry[1], spec, axis)
 
 
@@ -392,9 +394,9 @@ def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
 
 
 def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
-    """Run a function that writes to a plain tensor, which every rank holds whole: what is sharded is gathered.
+    """Run a function that writes to a plain tensor, which every rank holds whole; sharded operands are gathered.
 
-    Collective. The gradient of what is gathered is that of the plain tensor, the same on all ranks.
+    Collective. Gathered operands have the gradient of the plain tensor, the same on all ranks.
     """
     return func(*[_whole(func, x) for x in args], **{name: _whole(func, x) for name, x in kwargs.items()})
 

@@ -17,7 +17,7 @@ from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 
 Run = TypeVar("Run", bound=Callable[..., object])
 
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "axis0": "dim0", "axis1": "dim1"}
 _FIRST = ("input", "self")
 _SPACES = (torch, Tensor)
 
@@ -39,7 +39,7 @@ def handles(
     keeps_replicated, any_order
         As of :func:`~scidata.shard.op_table.register_op`.
     accepts_filled
-        It takes a FilledTensor as it is, and may decide what that becomes.
+        It takes a FilledTensor as it is, and may decide whether that is sharded by nodes.
     """
 
     def add(run: Run) -> Run:

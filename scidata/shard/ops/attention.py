@@ -210,7 +210,7 @@ def _sequence_axis(operands: dict[str, Tensor]) -> int | None:
 
 
 def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Options) -> str:
-    """Choose from what all ranks know."""
+    """Choose the algorithm by layouts and sizes, which all ranks know."""
     specs = [operands[name].spec for name in _NAMES[:3]]  # type: ignore[attr-defined]
     query, key, value = specs
     shapes = [spec.global_shape[:-2] for spec in specs]
@@ -282,7 +282,7 @@ def _align_axis(
     entries: dict[str, Entry | None],
     goes_round: bool,
 ) -> Entry | None:
-    """Bring all operands to one layout along one mesh axis, in ``parts``; return what the axis shards in the result."""
+    """Bring all operands to one layout along one mesh axis, in ``parts``; return the label and sizes of the result."""
     spec = specs[0]
     found = {entry[0] for entry in entries.values() if entry is not None}
     if not found:

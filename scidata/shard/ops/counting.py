@@ -116,7 +116,7 @@ def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
     return [ShardTensor(part.expand(spec.local_shape), spec) for part in parts]
 
 
-# -- what differs --------------------------------------------------------------------------------------------------
+# -- distinct values -----------------------------------------------------------------------------------------------
 
 
 def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:

@@ -1,6 +1,6 @@
 """Functions that torch defines by sums, slices and products of tensors, as compositions of those.
 
-What moves between ranks is what the parts of a composition move.
+A composition moves between ranks only what its parts move.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_place(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -
     """Write the result to the tensor itself."""
     result: Tensor = getattr(x.clone(), func.__name__.rstrip("_"))(*args, **kwargs)
     if result.shape != x.shape:  # torch resizes some
-        raise unsupported(func, "the shape of what is written to would change", *specs_of([x, *args]))
+        raise unsupported(func, "the shape of the tensor that is written to would change", *specs_of([x, *args]))
     return x.copy_(result)
 
 
@@ -57,7 +57,7 @@ _COPIES = "expand diagonal permute select split split_with_sizes squeeze t trans
 
 @handles(*[getattr(torch, f"{name}_copy") for name in _COPIES.split()])
 def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
-    """Do as a copy what is a view otherwise."""
+    """Return a copy where the function without ``_copy`` returns a view."""
     result: Tensor | Sequence[Tensor] = getattr(Tensor, func.__name__.removesuffix("_copy"))(x, *args, **kwargs)
     return result.clone() if isinstance(result, Tensor) else tuple(each.clone() for each in result)
 

@@ -84,7 +84,7 @@ def lies_beside(x: object, dim: int, mask: ShardTensor) -> bool:
 
 
 def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
-    """Return this rank's rows of ``x`` that the mask is about, and the layout of those where it is true."""
+    """Return this rank's rows of ``x`` beside the mask, and the layout of the rows where it is true."""
     spec = mask.spec
     (axis,) = spec.sharded.values()
     shape = tuple(x.shape)
@@ -119,7 +119,7 @@ def gather_by_ids(func: TorchFunction, x: Tensor, dim: int, index: RoutedIndex) 
 
 
 def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> FilledTensor | None:
-    """Put off what a new tensor made from one of edges will be: it may become one of nodes. None where it cannot.
+    """Leave open whether a new tensor made from one of edges is plain or of nodes. None where it can only be plain.
 
     ``make`` gets a size, and returns a tensor of one value.
     """

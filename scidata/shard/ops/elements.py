@@ -143,7 +143,7 @@ def scatter_along(
         spare = part.narrow(dim, 0, 0).new_ones([1 if d == dim else n for d, n in enumerate(part.shape)])
         result = function(torch.cat([part, spare], dim), dim, ids, *values, *rest, **named).narrow(dim, 0, size)
     else:
-        # autograd may keep what it reads, so that must not be what is written to below
+        # autograd may keep the tensor that it reads, so the copy below must not go into that one
         result = function(part.clone() if in_place else part, dim, ids, *values, *rest, **named)
     if not in_place:
         return finish(result, spec)

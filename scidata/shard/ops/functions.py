@@ -1,7 +1,7 @@
 """Custom autograd functions: forward and backward are run on ShardTensors, autograd sees the local parts.
 
-What a function computes then is what torch operations compute on shards, so its gradients are those of one process; one
-that is not made of torch operations (a kernel that takes addresses) raises.
+So a function of torch operations computes as these do on shards, and its gradients are those of one process. One that
+is not made of torch operations (a kernel that takes addresses) raises.
 """
 
 from __future__ import annotations

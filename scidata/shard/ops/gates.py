@@ -53,7 +53,7 @@ def rrelu(
 
 @handles(F.gumbel_softmax)
 def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Softmax of scores with drawn noise: that which one process draws."""
+    """Softmax of scores with drawn noise, the same as one process draws."""
     noise = torch.zeros_like(logits, memory_format=torch.contiguous_format, requires_grad=False).exponential_()
     soft = ((logits - noise.log()) / tau).softmax(dim)
     if not hard:

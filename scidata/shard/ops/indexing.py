@@ -76,7 +76,7 @@ def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
     if not plan.rows:
         return derived(x, part, plan.spec)
     part = _with_rows(part, plan)
-    # wrapped even where it is replicated: a view in torch, so what is written to this copy has to reach the original
+    # wrapped even where it is replicated: a view in torch, so writes to this copy have to reach the original
     if all(plan.spec.axes[axis].size == 1 for _, axis, _ in plan.rows):
         return ShardTensor(part, plan.spec, copied=x.copied)
     copied = Copy(
@@ -146,10 +146,10 @@ def _plan(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
 
 
 class _Index(NamedTuple):
-    """An index, one item for each dim and None; index tensors are taken from what the rest leaves."""
+    """An index, one item for each dim and None; index tensors apply after the other items."""
 
     basic: list[Basic]
-    tensors: dict[int, Tensor]  # by dim of what the basic index leaves; a mask stands at its first dim
+    tensors: dict[int, Tensor]  # by dim of the result of the basic index; a mask stands at its first dim
 
 
 def _items_of(index: object) -> tuple[object, ...]:
@@ -244,7 +244,7 @@ def _of_plain(func: TorchFunction, x: Tensor, items: tuple[object, ...]) -> Tens
 
 
 def _as_view(spec: ShardSpec, items: Sequence[Basic], value: T) -> tuple[list[Basic], T | Tensor]:
-    """Take single rows of sharded dims as slices of one, so that what is written to is a view."""
+    """Take single rows of sharded dims as slices of one, so that the target of a write is a view."""
     basic: list[Basic] = []
     old, behind = 0, sum(item is None or isinstance(item, slice) for item in items)
     new: T | Tensor = without_ones(value, behind)

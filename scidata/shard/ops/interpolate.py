@@ -33,7 +33,7 @@ _CUBIC = -0.75  # torch's
 def _nearest_rows(
     extent: int, num_out: int, scale: float | None, mode: str, count: int, device: torch.device
 ) -> Tensor:
-    """Ask torch's own kernel, whose rounding is in float32 and differs with the number of dims, what it copies."""
+    """Return the row that torch copies to each output row: its own kernel rounds in float32, by the number of dims."""
     rows = torch.arange(extent, dtype=torch.float64, device=device).view(1, 1, extent, *[1] * (count - 1))
     ones = [1] * (count - 1)
     factors = None if scale is None else [scale, *map(float, ones)]
@@ -69,7 +69,7 @@ def _taps(how: _Along, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
     extent, num_out, scale, mode, align, count = how
     if mode.startswith("nearest"):
         return _nearest_rows(extent, num_out, scale, mode, count, device), None
-    wide = torch.float64 if dtype == torch.float64 else torch.float32  # what torch's kernels compute places in
+    wide = torch.float64 if dtype == torch.float64 else torch.float32  # torch's kernels compute places in it
     rows = torch.arange(num_out, dtype=wide, device=device)
     if num_out == extent and mode != "bicubic":
         place = rows  # whatever the scale: so do torch's kernels
@@ -210,19 +210,10 @@ def _resample(
 # -- channels to pixels and back ------------------------------------------------------------------------------------
 
 
-@handles(F.pixel_shuffle)
-def pixel_shuffle(input: ShardTensor, upscale_factor: int) -> Tensor:
-    """Move groups of channels to blocks of pixels; where channels are sharded, another dim is instead."""
-    return _moved_pixels(F.pixel_shuffle, input, upscale_factor)
-
-
-@handles(F.pixel_unshuffle)
-def pixel_unshuffle(input: ShardTensor, downscale_factor: int) -> Tensor:
-    """Do it back."""
-    return _moved_pixels(F.pixel_unshuffle, input, downscale_factor)
-
-
-def _moved_pixels(func: TensorFunction, x: ShardTensor, factor: int) -> Tensor:
+@handles(F.pixel_shuffle, F.pixel_unshuffle)
+def move_pixels(func: TensorFunction, x: ShardTensor, *given: int, **named: int) -> Tensor:
+    """Move groups of channels to blocks of pixels, or back; where channels are sharded, another dim is instead."""
+    (factor,) = (*given, *named.values())
     up, channels = func is F.pixel_shuffle, x.spec.ndim - 3
     x = moved_off(x, [channels]) if channels in x.spec.sharded else x
     if not is_sharded(x):

@@ -1,7 +1,7 @@
 """Functions that join, repeat, pad and turn around, on any dim.
 
-Along a sharded dim rows change ranks, in one exchange: what is rolled or turned keeps its layout, what is joined,
-repeated or padded has on each rank as many rows as went in there.
+Along a sharded dim rows change ranks, in one exchange. Rolled and turned tensors keep their layout; of joined, repeated
+or padded ones each rank has as many rows as it put in.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def contract(
     result; if it shards k, each multiplies its columns by its rows, and these products are added up.
 
     Collective where operands are split differently. With ``apart``, parts are copied on all ranks where
-    one has less than two rows: what backward keeps there may be a view of an operand, and on others a copy, which may
-    be written to.
+    one has less than two rows: backward may keep a view of an operand there, and on others a copy, which may be written
+    to.
     """
     locals_, layout, extents = align(func, operands, labels, out)
     if apart and any(entry is not None and min(entry[1]) < 2 <= extents[entry[0]] for entry in layout):
@@ -121,7 +121,7 @@ def einsum(func: TensorFunction, given: str, *args: Tensor | Sequence[Tensor]) -
         if len(names) != len(x.shape):
             raise RuntimeError(f"einsum: {names!r} names {len(names)} dims, but the operand has {len(x.shape)}")
     lone = [{c for c in names if c not in out and letters.count(c) == 1} for names in inputs]
-    if any(lone):  # as torch does; and what backward keeps is then never a view of an operand on ranks with one row
+    if any(lone):  # as torch does; then backward never keeps a view of an operand on ranks with one row
         operands = [
             x.sum([names.index(c) for c in sorted(alone)]) if alone else x
             for x, names, alone in zip(operands, inputs, lone, strict=True)

@@ -122,7 +122,9 @@ def contiguous(
     if strides is UNKNOWN:  # it may be the tensor itself in one process
 
         def refuse() -> NoReturn:
-            raise unsupported(func, "whether it is what was written to is not known", x.spec, remedy="clone() it")
+            raise unsupported(
+                func, "whether it is the tensor that was written to is not known", x.spec, remedy="clone() it"
+            )
 
         part = x.local.clone(memory_format=torch.contiguous_format)
         copied = Copy(x, part, refuse)
@@ -211,7 +213,7 @@ def grad(
             raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
     for x in inputs:
         if isinstance(x, ShardTensor) and isinstance(x.copied, Copy) and x.copied.may_be_base:
-            reason = "whether what contiguous() gave is the tensor itself is not known"
+            reason = "whether the result of contiguous() is the tensor itself is not known"
             raise unsupported(func, reason, x.spec, remedy="differentiate with respect to that, or to a clone() of it")
     found = func([local_of(x) for x in outputs], [local_of(x) for x in inputs], [local_of(g) for g in given], **kwargs)
     pairs = list(zip(inputs, found, strict=True))

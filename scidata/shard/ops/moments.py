@@ -172,7 +172,7 @@ def deviations(
 
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:
-    """Return the mean square over ``dims``, these kept, as what each rank's part meets. Collective."""
+    """Return the mean square over ``dims``, these kept, as a replicated value that meets shards. Collective."""
     total, groups = local.square().sum(tuple(dims), keepdim=True), []
     for dim, axis in spec.sharded.items():
         if dim in dims:

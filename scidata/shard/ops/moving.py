@@ -89,7 +89,7 @@ def tied_to(result: Tensor, operands: Iterable[Tensor | None]) -> Tensor:
 
 
 def cut_to(local: Tensor, spec: ShardSpec) -> Tensor:
-    """Drop from a result what :func:`without_empty` added: rows beyond the shape of this rank's part."""
+    """Drop rows beyond the shape of this rank's part, which :func:`without_empty` added."""
     for d, size in enumerate(spec.local_shape):
         if local.shape[d] != size:
             local = local.narrow(d, 0, size)

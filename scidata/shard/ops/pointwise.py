@@ -159,7 +159,7 @@ def elementwise_in_place(
 
 
 def _apart(part: Tensor, target: Tensor) -> Tensor:
-    """Copy what overlaps with what is written to: torch refuses that on ranks where it sees it, by their rows."""
+    """Copy an operand that overlaps with the target: torch refuses these, but only on ranks whose rows show it."""
     same = part.data_ptr() == target.data_ptr() and part.stride() == target.stride()
     return part.clone() if shares_memory(part, target) and not same else part
 

@@ -200,7 +200,7 @@ def windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[i
 
 
 def adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
-    """Return what to fetch along a sharded dim, and where each own window lies in it."""
+    """Return the windows along a sharded dim, and where each own one lies in the fetched rows."""
     extent = x.spec.global_shape[dim]
     windows = Windows(x)
 
@@ -214,7 +214,7 @@ def adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, l
 
 
 def spread_windows(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
-    """Lay windows of different lengths side by side along a new dim after ``dim``; a mask says what is no row of them.
+    """Lay windows of different lengths side by side along a new dim after ``dim``; a mask marks filling rows.
 
     Rows that only fill a window up repeat its first.
     """

@@ -55,7 +55,7 @@ def _to_nodes(
 
 
 def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | None:
-    """Say what is wrong with a rank's ids, which may be right on the others. On a GPU, finding out would stop it."""
+    """Describe the fault of a rank's ids, which may be right on the others. On a GPU, finding out would stop it."""
     if ids.device.type != "cpu" or ids.numel() == 0 or group_size(group) == 1:
         return None
     once = ids[tuple(slice(1) if step == 0 else slice(None) for step in ids.stride())]  # each of an expanded index
@@ -107,7 +107,7 @@ def _extreme_over_ranks(
         return result
     hits = (plain == result.gather(dim, ids)).to(values.dtype)
     ties = all_reduce_sum(torch.zeros_like(rows).scatter_add_(dim, ids, hits), group)
-    ties = ties + (rows == result)  # torch counts what was there, too, although it is left out
+    ties = ties + (rows == result)  # torch also counts the old value, although that is left out
     # to all values that equal the extreme one, in equal shares
     share = hits / ties.gather(dim, ids)
     return known(values, result, lambda grad, ids, share: grad.gather(dim, ids) * share, ids, share)
@@ -146,7 +146,7 @@ def _scatter(
 ) -> Tensor:
     if not is_sharded(index):
         specs = specs_of([target, index, src])
-        raise unsupported(func, "the index is not sharded, but what it scatters is", *specs, remedy=REMEDY)
+        raise unsupported(func, "the index is not sharded, but its target or values are", *specs, remedy=REMEDY)
     refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(target.shape))
     if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:

@@ -3,7 +3,7 @@
 Of all elements, or of a line that is split, the value is found by counting, on any layout, and no element moves; but
 where equal elements decide which of them is taken, torch's own kernel does that on the whole (see ``sorting``). Of a
 sharded dim beside one that is long enough, that one is sharded for the time being. Results have the layout of other
-reductions: what shards a reduced dim replicates.
+reductions: the mesh axes of a reduced dim replicate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pair = tuple[Tensor, Tensor]  # values and their places
 
 
 def _count(x: ShardTensor, mine: Tensor) -> int:
-    """Count what is true on all ranks. Collective."""
+    """Count the true elements of all ranks. Collective."""
     total = mine.sum()
     for group in x.spec.shard_groups:
         total = sum_over(total, group)
@@ -197,7 +197,7 @@ def quantile(
     q = plain_of(q)
     if not is_sharded(x):
         return func(local_of(x), q, dim, keepdim, interpolation=interpolation)
-    func(x.local.detach().new_zeros(1), q, interpolation=interpolation)  # torch says what does not fit
+    func(x.local.detach().new_zeros(1), q, interpolation=interpolation)  # torch refuses what does not fit
     spec, many = x.spec, isinstance(q, Tensor) and q.ndim == 1
     if 0 in spec.global_shape:
         return func(x.full_tensor(), q, dim, keepdim, interpolation=interpolation)

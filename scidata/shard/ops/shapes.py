@@ -1,6 +1,6 @@
 """Functions that only rearrange dims: permutations, dims of extent 1, expansion.
 
-All follow one idea: say where each sharded dim goes and what its sizes become, then do the same to the local part.
+All follow one idea: find the new place and sizes of each sharded dim, then do the same to the local part.
 """
 
 from __future__ import annotations
@@ -56,24 +56,13 @@ def permute(x: ShardTensor, *order: int | Sequence[int], dims: Sequence[int] = (
     return _permute(x, new)
 
 
-def _swapped(x: ShardTensor, first: int, second: int) -> Tensor:
-    ndim = x.spec.ndim
-    order = list(range(ndim))
-    a, b = normal_dim(first, ndim), normal_dim(second, ndim)
-    order[a], order[b] = b, a
-    return _permute(x, order)
-
-
-@handles("transpose swapdims", any_order=True)
+@handles("transpose swapaxes swapdims", any_order=True)
 def transpose(x: ShardTensor, dim0: int, dim1: int) -> Tensor:
     """Swap two dims."""
-    return _swapped(x, dim0, dim1)
-
-
-@handles("swapaxes", any_order=True)
-def swapaxes(x: ShardTensor, axis0: int, axis1: int) -> Tensor:
-    """Do the same by NumPy's names."""
-    return _swapped(x, axis0, axis1)
+    order = list(range(x.spec.ndim))
+    a, b = normal_dim(dim0, len(order)), normal_dim(dim1, len(order))
+    order[a], order[b] = b, a
+    return _permute(x, order)
 
 
 @handles(torch.t, Tensor.t, *getters("T mT"), torch.adjoint, Tensor.adjoint, any_order=True)

@@ -122,7 +122,7 @@ def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float
         if held is not None:
             return held
     local = x.local
-    # what shrinks a part comes first, so that less is sent; all ranks sort alike
+    # dims that are not sharded first, which may shrink the part that is sent; all ranks sort alike
     for dim in sorted(wanted, key=lambda d: d in spec.sharded):
         sizes, _, group = spec.parts(dim)
         local = fetch_runs(local, sizes, dim, wanted[dim], group, fill=fill)

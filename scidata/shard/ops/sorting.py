@@ -2,7 +2,7 @@
 
 Along a dim that is not sharded this is torch's own function on the part. Along a sharded one another dim is sharded for
 the time being, where one is long enough to have rows for each rank; else each line is sorted where it lies, by a sample
-sort. What of a sorted dim is kept is split as the dim was, evenly where it is shorter.
+sort. A result is split as the sorted dim was, evenly where it is shorter.
 
 Which of equal elements are taken follows from torch's algorithm on the whole line. So a line that lies on several ranks
 is gathered for torch's own kernel where equal elements decide. Of lines longer than ``GATHERED`` the first are taken.
@@ -59,7 +59,7 @@ def is_short(x: ShardTensor) -> bool:
 
 
 def on_lines(x: ShardTensor, dim: int, function: Callable[[ShardTensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Call a function of one dim on each line along ``dim``, the only sharded one, and stack what it gives."""
+    """Call a function of one dim on each line along ``dim``, the only sharded one, and stack its results."""
     if x.spec.ndim == 1:
         return function(x)
     other = int(dim == 0)

@@ -57,7 +57,7 @@ def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Return a tensor just made as one of its own: no copy of what it was reshaped from."""
+    """Return a tensor just made as one of its own, without the link to the tensor that it was reshaped from."""
     return finish(x.local, x.spec) if isinstance(x, ShardTensor) else x
 
 

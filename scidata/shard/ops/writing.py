@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def fill_where(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Tensor], value: float | Tensor) -> bool:
-    """Write one value where a mask is true; return whether that is what was asked for."""
+    """Write one value where a mask is true; return whether the index asks for that."""
     (dim, mask), *rest = tensors.items()
     if rest or mask.dtype != torch.bool or (isinstance(value, Tensor) and value.ndim):
         return False
@@ -181,7 +181,9 @@ def _in_place(func: TorchFunction, x: Tensor) -> bool:
 
 def _check_dtypes(func: TorchFunction, x: Tensor, source: object) -> None:
     if not isinstance(source, Tensor) or source.dtype != x.dtype:
-        raise RuntimeError(f"{func.__name__}: values must have the dtype {x.dtype} of what they are written to")
+        raise RuntimeError(
+            f"{func.__name__}: values must have the dtype {x.dtype} of the tensor that they are written to"
+        )
 
 
 @handles("index_put index_put_")

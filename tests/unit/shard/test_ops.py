@@ -158,3 +158,17 @@ def test_entries_are_added_once_and_found_by_name():
         stack.callback(HANDLERS.pop, torch.nonzero_static)
         register_op(torch.nonzero_static)(lambda func, types, args, kwargs: "mine")
         assert torch.nonzero_static(sharded(), size=1) == "mine"
+
+
+def test_arguments_have_all_of_torchs_names_and_out_is_refused():
+    with fake_group(2):
+        x = sharded()
+        assert torch.softmax(x, axis=1).shape == torch.softmax(input=x, dim=1).shape == (4, 4)
+        assert x.sum(axis=1, keepdims=True).shape == (4, 1)
+        assert torch.cat([x, x], axis=1).shape == (4, 8)
+        assert torch.swapaxes(x, axis0=0, axis1=1).shape == torch.swapdims(x, dim0=0, dim1=1).shape
+        assert torch.topk(x, k=2, axis=1).values.shape == (4, 2)
+        with pytest.raises(UnsupportedShardOp, match="out= is not supported"):
+            torch.sum(x, 1, out=torch.empty(4))
+        with pytest.raises(UnsupportedShardOp, match="out= is not supported"):
+            torch.stack([x, x], out=torch.empty(2, 4, 4))

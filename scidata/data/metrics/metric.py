@@ -148,7 +148,7 @@ class Metric:
         if index is None:
             self._unnumbered += 1
 
-    def _dims_of(self, name: str, tensors: Sequence[Tensor], samples: Sequence[Sample[Any]]) -> tuple[str, ...]:
+    def _dims_of(self, name: str, tensors: Sequence[Tensor], samples: Sequence[Sample[Tensor]]) -> tuple[str, ...]:
         for sample in samples:
             if name in sample:
                 return sample.shown_dims()[name]
@@ -172,7 +172,7 @@ class Metric:
         words: Sequence[str],
         dims: tuple[str, ...],
         index: int | Sequence[int] | None,
-        samples: Sequence[Sample[Any]],
+        samples: Sequence[Sample[Tensor]],
     ) -> list[tuple[tuple[int, ...], list[tuple[Tensor, Layout]]]]:
         """Return the number of each sample of a batch, and the parts of its tensors."""
         numbers = None if index is None or is_int(index) else [int(i) for i in index]  # type: ignore[union-attr]

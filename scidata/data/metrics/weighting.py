@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +139,7 @@ def _digest(values: Tensor) -> str:
     return hashlib.sha256(array.tobytes()).hexdigest()[:16]
 
 
-def latitude_weights(latitude: Any, *, method: str = "area", dim: str = "latitude") -> Tensor:
+def latitude_weights(latitude: object, *, method: str = "area", dim: str = "latitude") -> Tensor:
     """Return the weight of each latitude of a regular grid, of mean 1.
 
     Parameters
@@ -198,7 +198,7 @@ def _edges(rising: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.concatenate([[first], middles, [last]])
 
 
-def level_weights(pressure: Any, *, method: str = "pressure", dim: str = "level") -> Tensor:
+def level_weights(pressure: object, *, method: str = "pressure", dim: str = "level") -> Tensor:
     """Return the weight of each pressure level, of mean 1.
 
     Parameters

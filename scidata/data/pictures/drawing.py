@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ class Drawing:
     def __init__(self, places: Places, shapes: Shapes | None) -> None:
         self.places = places
         self.polygons: list[npt.NDArray[np.float64]] = []
-        self.corners: Any = ()  # nodes of each polygon
+        self.corners: IntArray | Sequence[IntArray] = ()  # nodes of each polygon
         self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
         self.left_out = ""  # why no cells are drawn
         self.cut_away = False  # whether the octant nearest the viewer is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,18 @@ from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.hetero import JOINT, is_relation
+from scidata.store.reading.reader import StoreReader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from scidata.store.raw_points.reader import PointsReader
     from scidata.store.reading.part import LocalPart, SamplePart
 
 
-def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: str | None) -> Figure:
+def draw_mesh(
+    reader: StoreReader | PointsReader, index: int, field: str | None, *, parts: bool, path: str | None
+) -> Figure:
     """Draw a field of one whole sample, which this process reads part by part; return the figure.
 
     Of fields with several components the first is drawn.
@@ -41,7 +45,7 @@ def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: 
         raise ConfigError("plot: the rows are drawn anew in each epoch; open the data without subsample to see all")
     name = _chosen(reader, field)
     cut = reader.partition_of(index)
-    if cut.entity == JOINT:
+    if cut.entity == JOINT and isinstance(reader, StoreReader):
         return _draw_sets(reader, cut, index, name, parts=parts, path=path)
     read = [reader.read(index, part) for part in range(cut.num_parts)]
     entity = reader.info(name).entity
@@ -74,7 +78,7 @@ def draw_mesh(reader: Any, index: int, field: str | None, *, parts: bool, path: 
     return figure
 
 
-def _draw_sets(reader: Any, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Figure:
+def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Figure:
     """Draw a field of one node set, and beside it who has which part of each set."""
     entity = reader.info(name).entity
     places = places_of_sets(reader.store, cut.index)
@@ -95,12 +99,12 @@ def _draw_sets(reader: Any, cut: SamplePart, index: int, name: str, *, parts: bo
     return panels.figure
 
 
-def _label(reader: Any, name: str) -> str:
+def _label(reader: StoreReader | PointsReader, name: str) -> str:
     unit = reader.info(name).units
     return f"{name} ({unit})" if unit else name
 
 
-def _chosen(reader: Any, field: str | None) -> str:
+def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
     names: list[str] = [name for name in reader.fields if name.rpartition("/")[2] != "pos"]
     if field is not None:
         if field not in reader.fields:
@@ -113,7 +117,7 @@ def _chosen(reader: Any, field: str | None) -> str:
     return next(iter([*of_rows, *of_sets, *names]))
 
 
-def _column(reader: Any, read: list[LocalPart], name: str) -> npt.NDArray[np.float64]:
+def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str) -> npt.NDArray[np.float64]:
     """Return one value of a field for each row, all ranks' after each other."""
     entity, dim = reader.info(name).entity, reader.entity_dim(name)
     owned = [np.moveaxis(p.fields[name], dim, 0)[: p.index_maps[entity].num_owned] for p in read]
@@ -122,7 +126,9 @@ def _column(reader: Any, read: list[LocalPart], name: str) -> npt.NDArray[np.flo
     return column
 
 
-def _positions(reader: Any, read: list[LocalPart], cut: Any) -> tuple[Places, Shapes | None]:
+def _positions(
+    reader: StoreReader | PointsReader, read: list[LocalPart], cut: SamplePart
+) -> tuple[Places, Shapes | None]:
     """Return where rows lie, and the cells of a mesh whose rows are nodes."""
     store = getattr(reader, "store", None)
     if store is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from scidata.core.types import Source
 from scidata.meshes.formats.base import Options, read_values
@@ -39,9 +38,9 @@ def find_graph_values(source: Source, wanted: Sequence[str] | None) -> tuple[tup
     return tuple(found), left_out
 
 
-def read_graph_values(source: Source, names: Sequence[str], options: Options) -> dict[str, Any]:
+def read_graph_values(source: Source, names: Sequence[str], options: Options) -> dict[str, object]:
     """Read values: arrays, or what JSON has."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in names:
         values = read_values(source, f"{_GROUP}{name}", options)
         is_json = source.arrays[f"{_GROUP}{name}"].attributes.get("json")

@@ -134,7 +134,7 @@ class MeshioSource:
             return "vtu" if _is_vtk_xml(self.path) else "meshio"
         return "vtp points" if self.mesh.cells is None else "vtp"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +145,7 @@ def open_topology(source: Source, options: Options) -> UGridTopology:
         bare = ugrid_connectivity(source)
         if len(bare) > 1:
             raise ConfigError(f"{source.path}: has several connectivities {bare} and no mesh variable that chooses one")
-        attributes: Mapping[str, Any] = {"topology_dimension": 2, "face_node_connectivity": bare[0]}
+        attributes: Mapping[str, object] = {"topology_dimension": 2, "face_node_connectivity": bare[0]}
         name = ""
     else:
         name = _choose(source, meshes, options.topology)
@@ -154,7 +153,7 @@ def open_topology(source: Source, options: Options) -> UGridTopology:
     return _describe(source, options, name, attributes)
 
 
-def _choose(source: Source, meshes: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
+def _choose(source: Source, meshes: Mapping[str, Mapping[str, object]], wanted: str | None) -> str:
     if wanted is not None:
         if wanted not in meshes:
             raise UnknownNameError(f"{source.path}: no mesh variable {wanted!r}{near_matches(wanted, meshes)}")
@@ -166,7 +165,7 @@ def _choose(source: Source, meshes: Mapping[str, Mapping[str, Any]], wanted: str
     return highest[0]
 
 
-def _dimension(attributes: Mapping[str, Any]) -> int:
+def _dimension(attributes: Mapping[str, object]) -> int:
     """Return the topological dimension: as said, else the highest that there is a connectivity for."""
     said = attributes.get("topology_dimension")
     first = "".join(map(str, array_of(said).reshape(-1)[:1].tolist()))
@@ -175,7 +174,7 @@ def _dimension(attributes: Mapping[str, Any]) -> int:
     return max((d for d, what in _CELLS.items() if f"{what}_node_connectivity" in attributes), default=2)
 
 
-def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[str, Any]) -> UGridTopology:
+def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[str, object]) -> UGridTopology:
     dimension = _dimension(attributes)
     what = _CELLS[dimension]
     connectivity = _named(source, mesh, attributes, f"{what}_node_connectivity")
@@ -200,8 +199,8 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
         entity_of_dim[source.arrays[edges].dims[0 if edge_rows else 1]] = "edge"
     meshes = ugrid_meshes(source)
     structure = _structure(source, mesh, attributes).union(*(_structure(source, n, a) for n, a in meshes.items()))
-    shapes = attributes.get("volume_shape_type")
-    if dimension == 3 and shapes is not None:
+    shapes = None
+    if dimension == 3 and attributes.get("volume_shape_type") is not None:
         shapes = _named(source, mesh, attributes, "volume_shape_type")
     return UGridTopology(
         source=source,
@@ -224,7 +223,7 @@ def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[s
     )
 
 
-def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, Any], *, wanted: bool) -> str | None:
+def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, object], *, wanted: bool) -> str | None:
     """Return the array of the mesh's edges; None where there is none and the user does not ask for it."""
     try:
         name = _named(source, mesh, attributes, "edge_node_connectivity")
@@ -236,7 +235,7 @@ def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, Any],
     return name if wanted or (len(layout.shape) == 2 and 2 in layout.shape) else None
 
 
-def _named(source: Source, mesh: str, attributes: Mapping[str, Any], key: str) -> str:
+def _named(source: Source, mesh: str, attributes: Mapping[str, object], key: str) -> str:
     """Return the array that an attribute of the mesh variable names."""
     if key not in attributes:
         raise UnknownNameError(
@@ -253,7 +252,7 @@ def _named(source: Source, mesh: str, attributes: Mapping[str, Any], key: str) -
     )
 
 
-def _rows_first(layout: ArrayLayout, said: Any) -> bool:
+def _rows_first(layout: ArrayLayout, said: object) -> bool:
     """Say whether the first dimension counts the cells. The mesh variable's word holds; without it, UGRID's order."""
     if said is None or layout.dims[0] == said:
         return True
@@ -267,7 +266,7 @@ def _rows_first(layout: ArrayLayout, said: Any) -> bool:
     )
 
 
-def _coordinates(source: Source, mesh: str, attributes: Mapping[str, Any], options: Options) -> list[str]:
+def _coordinates(source: Source, mesh: str, attributes: Mapping[str, object], options: Options) -> list[str]:
     """Return the names of the nodes' coordinates: as asked, as named, else by CF's units and standard names."""
     if options.points is not None:
         return [layout.name for layout in named_arrays(source, options.points)]
@@ -296,7 +295,7 @@ def _coordinates(source: Source, mesh: str, attributes: Mapping[str, Any], optio
     return [found[0]["X"], found[0]["Y"]]
 
 
-def _entity_dims(source: Source, attributes: Mapping[str, Any], dimension: int) -> dict[str, str]:
+def _entity_dims(source: Source, attributes: Mapping[str, object], dimension: int) -> dict[str, str]:
     """Return the entity of each dimension that the mesh variable names or that its connectivities have."""
     entity_of_dim: dict[str, str] = {}
     for what, entity in _entities(dimension).items():
@@ -309,7 +308,7 @@ def _entity_dims(source: Source, attributes: Mapping[str, Any], dimension: int) 
     return entity_of_dim
 
 
-def _structure(source: Source, mesh: str, attributes: Mapping[str, Any]) -> frozenset[str]:
+def _structure(source: Source, mesh: str, attributes: Mapping[str, object]) -> frozenset[str]:
     """Return the arrays that describe the mesh."""
     names = {mesh}
     group = mesh.rpartition("/")[0]

@@ -10,9 +10,6 @@ import scidata
 
 TOP = Path(scidata.__file__).parent
 
-#: Imports that close a circle and are left for now, with the helper who mends them. To be emptied.
-LEFT: set[tuple[str, str]] = set()
-
 
 def imports_of(module: str, path: Path, modules: set[str]) -> set[str]:
     """Return the modules that a file imports anywhere; a package counts where something of it is imported by name."""
@@ -36,13 +33,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_circles() -> None:
-    imports = {name: {other for other in others if (name, other) not in LEFT} for name, others in graph().items()}
     try:
-        graphlib.TopologicalSorter(imports).prepare()
+        graphlib.TopologicalSorter(graph()).prepare()
     except graphlib.CycleError as e:
         raise AssertionError("a circle of imports: " + " <- ".join(e.args[1])) from None
-
-
-def test_what_is_left_is_there() -> None:
-    imports = graph()
-    assert {(name, other) for name, other in LEFT if other not in imports.get(name, ())} == set()

@@ -27,7 +27,7 @@ from scidata.sources.zarr import walk
 from scidata.sources.zarr.metadata import parse_v3
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.tree import open_tree
-from tests.unit.sources.test_zarr import ODD, V3, _places, _replaced
+from tests.unit.sources._zarr import ODD, V3, _places, _replaced
 
 
 def _regular(*shape: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from scidata.shard.op_table import HANDLERS, op_name
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process
 from tests.dist._conformance import EXTENT, LAYOUTS, cases
-from tests.dist.test_ops_pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
+from tests.dist._pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 #: Modules of the table whose entries have tests of their own.
 ELSEWHERE = (

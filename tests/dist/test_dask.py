@@ -33,7 +33,7 @@ from scidata.errors import (
 from scidata.store.partitioning.output import claim_output, marked_run
 from scidata.store.partitioning.partition import partition
 from scidata.store.partitioning.remote import check_folders
-from tests.unit.store.test_partition import assert_same_tree, mesh_arrays, mesh_files
+from tests.unit.store._partition import assert_same_tree, mesh_arrays, mesh_files
 from tests.writers import write_hdf5
 
 distributed = pytest.importorskip("distributed", reason="needs the extra 'dask'")

@@ -11,19 +11,9 @@ from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.ops import pointwise
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
+from tests.dist._pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
-TWO_ARGUMENTS = {
-    "threshold": (0.1, 2.0),
-    "clamp_min": (0.3,),
-    "clamp_max": (0.3,),
-    "clamp": (-0.2, 0.3),
-    "clip": (0.1,),
-    "polygamma": (1,),
-    "mvlgamma": (1,),
-    "multigammaln": (1,),
-}
-INTEGER = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
 INTEGER |= {
     "__rlshift__",
     "__rrshift__",
@@ -38,7 +28,6 @@ INTEGER |= {
     "__rshift__",
 }
 INTEGER |= {"gcd", "lcm"}
-NO_DERIVATIVE = {"floor_divide", "__floordiv__", "__rfloordiv__", "heaviside", "nextafter", "airy_ai", "zeta"}
 NO_DERIVATIVE |= {"igamma", "igammac", "gammainc", "gammaincc"}  # but with respect to one operand
 NO_DERIVATIVE |= {
     name for name in f"{pointwise._UNARY} {pointwise._BINARY}".split() if "bessel" in name or "polynomial" in name
@@ -55,28 +44,6 @@ def grid_mesh():
 
 def uniform(*shape, low=0.1, high=0.9, grad=True):
     return (torch.rand(shape, dtype=torch.float64) * (high - low) + low).requires_grad_(grad)
-
-
-def forms(name):
-    """Every callable form of a name: functions and methods."""
-    for space in (torch.Tensor,) if name.startswith("__") else (torch, torch.Tensor, F, torch.special):
-        function = getattr(space, name, None)
-        if callable(function):
-            yield function
-
-
-def one_and_two_operands():
-    """Yield (name, function, number of tensors, integer?) for the whole table of unary and binary names."""
-    for name in pointwise._UNARY.split():
-        for function in forms(name):
-            extra = TWO_ARGUMENTS.get(name, ())
-            if name == "polygamma" and function is not torch.Tensor.polygamma:
-                yield name, lambda x, f=function: f(1, x), 1
-            else:
-                yield name, lambda x, f=function, e=extra: f(x, *e), 1
-    for name in pointwise._BINARY.split():
-        for function in forms(name):
-            yield name, function, 2
 
 
 def check_table(rank, num_ranks):

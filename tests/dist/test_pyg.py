@@ -11,12 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError, UnsupportedShardOp
-from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import call_on_parts
-from scidata.shard.rows.relayout import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._pyg import _close, _inputs, _parts
 
 #: For what runs every layer: even, one node, none; each but the first has ghosts.
 CHOSEN = {1: [(11,)], 2: [(6, 5), (10, 1)], 3: [(5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}
@@ -98,31 +97,6 @@ class Net(nn.Module):
         x = x + self.message(x, edge_index, edge_attr)
         pooled = [g.global_mean_pool(x, batch), g.global_add_pool(x, batch), g.global_max_pool(x, batch)]
         return self.head(torch.cat(pooled, -1))
-
-
-def _close(found, expected, what):
-    full = gather_full(found.local, found.spec) if isinstance(found, ShardTensor) else found
-    assert full.shape == expected.shape, f"{what}: {tuple(full.shape)} is not {tuple(expected.shape)}"
-    torch.testing.assert_close(full, expected, rtol=1e-12, atol=1e-12, msg=lambda m: f"{what}: {m}")
-
-
-def _inputs(dtype=torch.float64):
-    torch.manual_seed(3)
-    edges = whole_edges()
-    x = torch.rand(NUM_NODES, 4, dtype=dtype) + 0.1
-    attr = torch.randn(edges.shape[1], 2, dtype=dtype)
-    weight = torch.rand(edges.shape[1], dtype=dtype) + 0.5
-    return edges, x, attr, weight
-
-
-def _parts(mesh, sizes, rank, **node):
-    from scidata.interop.pyg import to_pyg
-
-    edges, x, attr, weight = _inputs()
-    part = part_of(edges, sizes, rank)
-    fields = {name: values[part.nodes].clone() for name, values in {"x": x, **node}.items()}
-    own = {"edge_attr": attr[part.edges].clone(), "edge_weight": weight[part.edges].clone()}
-    return to_pyg(part.edge_index, part.index_map, mesh, node=fields, edge=own)
 
 
 def _arguments(names, x, edge_index, attr, weight):

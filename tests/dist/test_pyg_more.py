@@ -13,7 +13,7 @@ from scidata.shard import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 from scidata.testing import run_ranks
 from tests.dist._graphs import NUM_NODES
-from tests.dist.test_pyg import _close, _inputs, _parts
+from tests.dist._pyg import _close, _inputs, _parts
 
 SIZES = (5, 1, 5)
 BATCH = torch.tensor([0] * 4 + [1] * 5 + [2] * 2)

@@ -27,14 +27,14 @@ from scidata.grids.reader import GridReader
 from scidata.sources.access import mounts, object_stores, retry, validators
 from scidata.sources.access.files import files
 from tests.unit._s3 import BUCKET, SECRET, serve
-from tests.unit.grids.test_pool import BIG, OPTIONS, read, stores  # noqa: F401 - a fixture
-from tests.unit.sources.test_changed_objects import VERSIONED, Handler
+from tests.unit.grids._pool import BIG, OPTIONS, read
+from tests.unit.sources._changed_objects import VERSIONED, Handler
 
 SHAPE = (12, 10, 8)
 
 
 @pytest.fixture(scope="module")
-def old(stores: dict[str, Any]) -> dict[str, Any]:  # noqa: F811
+def old(stores: dict[str, Any]) -> dict[str, Any]:
     for path in stores.values():
         for each in [path] if isinstance(path, str) else path:
             settle(Path(each))

@@ -22,7 +22,7 @@ from scidata.grids.staging import Staging
 from scidata.sources.access.files import files
 from scidata.sources.references.kerchunk import JsonSet
 from tests.unit._s3 import serve
-from tests.unit.sources.test_references import PLAIN, ROWS, parquet_set, plain_refs, save
+from tests.unit.sources._references import PLAIN, ROWS, parquet_set, plain_refs, save
 
 
 def opened(path: Any, cache: Path, axis_sizes: Any = None, **options: Any) -> GridReader:

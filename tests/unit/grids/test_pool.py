@@ -14,66 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
 
 from scidata.core.options import ReadOptions
 from scidata.grids.blocks import pool
 from scidata.grids.reader import GridReader
 from scidata.plan.family import PlanFamily
-
-ROWS, STEPS = 11, 37
-BIG = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: Any) -> dict[str, Any]:
-    """The same numbers with several steps a chunk: banded, tiled, sharded, packed; files that follow each other."""
-    folder = tmp_path_factory.mktemp("pool")
-    numbers = np.random.default_rng(0).normal(size=(2, STEPS, 3, ROWS, 8)).astype(np.float32)
-    for name, chunks, more in (
-        ("lz4", (8, 3, ROWS, 8), {"compressors": zarr.codecs.BloscCodec(cname="lz4")}),
-        ("banded", (8, 1, 4, 8), {"compressors": zarr.codecs.ZstdCodec()}),
-        ("sharded", (5, 3, ROWS, 4), {"shards": (10, 3, ROWS, 8)}),
-        ("raw", (8, 3, ROWS, 8), {"compressors": None}),
-    ):
-        group = zarr.open_group(folder / name, mode="w")
-        for field, data in zip("uv", numbers, strict=True):
-            array = group.create_array(
-                field,
-                shape=data.shape,
-                dtype=data.dtype,
-                chunks=chunks,
-                dimension_names=("time", "level", "y", "x"),
-                **more,
-            )
-            array[:] = data
-    ds = xr.Dataset(
-        {name: (("time", "level", "y", "x"), data) for name, data in zip("uv", numbers, strict=True)},
-        {"time": np.arange(STEPS)},
-    )
-    paths = []
-    for i, (start, stop) in enumerate([(0, 10), (10, 21), (21, STEPS)]):
-        paths.append(str(folder / f"part{i}.nc"))
-        packed = {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -9999, "zlib": True}
-        encoding = {name: packed | {"chunksizes": (4, 3, 5, 8)} for name in "uv"}
-        ds.isel(time=slice(start, stop)).to_netcdf(paths[-1], engine="netcdf4", encoding=encoding)
-    return {name: str(folder / name) for name in ("lz4", "banded", "sharded", "raw")} | {"files": paths}
-
-
-def read(reader: GridReader, index: int, rank: int) -> tuple[dict[str, np.ndarray], Any]:
-    coordinate = reader.partition.coordinate(rank)
-    out = {n: np.full(s.shape, 1e30, s.dtype) for n, s in reader.buffer_specs(coordinate).items()}
-    return out, reader.read_into(index, out, coordinate)
-
-
-OPTIONS = [
-    {},
-    {"steps": (0, 1, 9)},
-    {"steps": (-2, 0, 3), "isel": {"time": slice(30, 2, -1)}},
-    {"isel": {"time": slice(1, None, 3), "level": 1}},
-    {"fields": ["v"], "halo": {"y": 2}, "periodic": ["y"]},
-]
+from tests.unit.grids._pool import BIG, OPTIONS, ROWS, STEPS, read
 
 
 @pytest.mark.parametrize("name", ["lz4", "banded", "sharded", "raw", "files"])

@@ -17,8 +17,8 @@ from scidata.data.order import Order
 from scidata.errors import ConfigError
 from scidata.grids.plan import plan_grid
 from scidata.loader.waiting import WaitWatch
-from tests.unit.loader.test_resume import place
-from tests.unit.loader.test_resume_orders import Readable
+from tests.unit.loader._orders import Readable
+from tests.unit.loader._resume import place
 
 
 def order(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,24 +18,10 @@ import scidata
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.sampler import DistributedSampler
-from tests.unit.loader.test_resume import Numbers, numbers, place, run_all, through_json
+from tests.unit.loader._orders import Readable
+from tests.unit.loader._resume import numbers, place, run_all, through_json
 
 EPOCH = 1
-
-
-class Readable(Numbers):
-    """As the data sets that can be combined."""
-
-    fields = ("x",)
-
-    def read_local(self, index: int) -> dict[str, torch.Tensor]:
-        return {"x": torch.tensor([index])}
-
-    def blocks(self) -> np.ndarray:
-        return np.arange(len(self)) // 3
-
-    def stretches(self) -> np.ndarray:
-        return np.arange(len(self)) // 6
 
 
 def make(kind: str, mesh: Any, *, drop_last: bool = False) -> tuple[Any, DistributedSampler]:

@@ -17,7 +17,7 @@ from scidata.errors import ConfigError
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sets.gaussian import reduced_gaussian
 from scidata.testing import make_grid
-from tests.unit.meshes.sets.test_node_sets import N32
+from tests.unit.meshes.sets._node_sets import N32
 
 WHOLE = N32 + N32[::-1]
 

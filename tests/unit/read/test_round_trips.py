@@ -21,7 +21,7 @@ TRIANGLES, TETS = Delaunay(XY).simplices.astype("i4"), Delaunay(XYZ).simplices.a
 
 def plain(kind, format):
     def write(path):
-        from tests.unit.meshes.test_plain import write as write_plain
+        from tests.writers import write_arrays as write_plain
 
         arrays, dims = {"points": XY, "u": RNG.random((60, 3)).astype("f4")}, {"points": ["n", "xy"], "u": ["n", "k"]}
         if kind == "mesh":
@@ -36,25 +36,25 @@ def plain(kind, format):
 
 
 def ugrid(path):
-    from tests.unit.meshes.test_ugrid import write_mesh
+    from tests.unit.meshes._ugrid import write_mesh
 
     return write_mesh(path / "raw.nc", cells=TRIANGLES.tolist(), points=XY, start=1)
 
 
 def mpas(path):
-    from tests.unit.meshes.test_mpas import write_plane
+    from tests.writers import write_mpas as write_plane
 
     return write_plane(path / "raw.nc")
 
 
 def exodus(path):
-    from tests.unit.meshes.test_exodus import write as write_exodus
+    from tests.unit.meshes._exodus import write as write_exodus
 
     return write_exodus(path / "raw.exo", "NETCDF4")[0]
 
 
 def vtkhdf(path):
-    from tests.unit.meshes.test_vtkhdf import write as write_vtkhdf
+    from tests.unit.meshes._vtkhdf import write as write_vtkhdf
 
     half = len(TETS) // 2
     pieces = [(rows.tolist(), [10] * len(rows), 40) for rows in (TETS[:half], TETS[half:])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import http.server
 import itertools
@@ -44,6 +43,7 @@ from scidata.sources.zarr import tree as _zarr_tree
 from scidata.sources.zarr.metadata import parse_v2, parse_v3
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.values import cf_fill_value, fill_value_of
+from tests.unit.sources._zarr import ODD, V3, _places, _replaced
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -556,18 +556,6 @@ def test_metadata_that_makes_no_sense(tmp_path, change):
         source.arrays["u"]
 
 
-V3 = {
-    "zarr_format": 3, "node_type": "array", "shape": [8, 8], "data_type": "float32", "fill_value": "NaN",
-    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
-    "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-    "codecs": [{"name": "sharding_indexed", "configuration": {
-        "chunk_shape": [2, 2], "index_location": "end",
-        "codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}},
-                   {"name": "bytes", "configuration": {"endian": "little"}},
-                   {"name": "blosc", "configuration": {"cname": "lz4", "shuffle": "shuffle"}}],
-        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}],
-    "attributes": {"_FillValue": "AAAAAAAA+H8="}, "dimension_names": ["y", None], "storage_transformers": [],
-}  # fmt: skip
 V2 = {
     "zarr_format": 2, "shape": [8, 8], "chunks": [4, 4], "dtype": "<f4", "fill_value": "NaN", "order": "C",
     "dimension_separator": "/", "filters": [{"id": "shuffle", "elementsize": 4}],
@@ -575,12 +563,6 @@ V2 = {
 }  # fmt: skip
 
 
-def _places(value: object, path: tuple = ()) -> list[tuple]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(p for key, v in inner for p in _places(v, (*path, key)))]
-
-
-ODD = [None, True, False, 0, -1, 1, 2**70, 1.5, float("nan"), "", "x", "C", "bytes", "0x", "<M8[s]", "|O"]
 ODD += [
     [],
     {},
@@ -594,13 +576,6 @@ ODD += [
     {"name": None},
     [{"name": "bytes"}],
 ]
-
-
-def _replaced(good: dict, place: tuple, value: object) -> dict:
-    meta = copy.deepcopy(good)
-    holder = functools.reduce(lambda node, key: node[key], place[:-1], meta)
-    holder[place[-1]] = value
-    return meta
 
 
 @pytest.mark.parametrize(("good", "parse"), [(V2, parse_v2), (V3, parse_v3)])

@@ -33,7 +33,7 @@ from scidata.sources.access.kept_urls import KeptUrl
 from scidata.store.format.blocks import BLOCK
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import SECRET, serve
-from tests.unit.store.test_objects import Handler
+from tests.unit.store._objects import Handler
 from tests.writers import triangulation, write_hdf5
 
 ROOT = Path(__file__).parents[3]

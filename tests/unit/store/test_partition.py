@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 import random
 import shutil
@@ -35,24 +34,10 @@ from scidata.store.format.store import Store, open_store, verify
 from scidata.store.partitioning.output import Part, claim_output, finished_samples
 from scidata.store.partitioning.partition import finalize, partition
 from tests.unit._children import interrupted
-from tests.writers import triangulation, write_hdf5
+from tests.unit.store._partition import assert_same_tree, mesh_arrays, mesh_files, write
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT.parent / "shared" / "data"
-
-
-def write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> Path:
-    return Path(write_hdf5(path, arrays))
-
-
-def mesh_arrays(num_nodes: int = 300, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    rng = np.random.default_rng(seed)
-    mesh = triangulation(rng.random((num_nodes, 2)))
-    return mesh | {
-        "node/u": rng.standard_normal(num_nodes).astype(np.float32),
-        "node/wind": rng.standard_normal((num_nodes, 2)),
-        "cell/area": rng.random(len(mesh["cells"])),
-    }
 
 
 def graph_arrays(num_nodes: int = 200, num_edges: int = 900, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
@@ -65,22 +50,6 @@ def graph_arrays(num_nodes: int = 200, num_edges: int = 900, seed: int = 0) -> d
         "node/x": rng.random((num_nodes, 4)),
         "edge/length": rng.random(len(pairs)),
     }
-
-
-def mesh_files(folder: Path, num: int, num_nodes: int = 300) -> list[Path]:
-    folder.mkdir(exist_ok=True)
-    return [write(folder / f"case{i}.h5", mesh_arrays(num_nodes + 7 * i, seed=i)) for i in range(num)]
-
-
-def tree(top: str | Path) -> dict[str, Path]:
-    return {str(p.relative_to(top)): p for p in sorted(Path(top).rglob("*")) if p.is_file()}
-
-
-def assert_same_tree(left: str | Path, right: str | Path) -> None:
-    a, b = tree(left), tree(right)
-    assert a.keys() == b.keys()
-    for name in a:
-        assert filecmp.cmp(a[name], b[name], shallow=False), name
 
 
 def edges_of(store: Store, index: int = 0) -> set[tuple[int, int]]:

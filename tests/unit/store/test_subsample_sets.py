@@ -12,7 +12,7 @@ import scidata
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.store.reading.reader import StoreReader
-from tests.dist.test_hetero_samples import RELATIONS, write_graph
+from tests.dist._hetero import RELATIONS, write_graph
 
 SIZES = ({"grid": 50, "mesh": 17}, {"grid": 31, "mesh": 2})
 

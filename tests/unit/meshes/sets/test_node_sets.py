@@ -19,6 +19,7 @@ from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge
 from scidata.meshes.sets.node_set import NodeSet
 from scidata.meshes.sets.sphere import degrees_of, sin_cos, unit_vectors
+from tests.unit.meshes.sets._node_sets import N32
 
 
 def pairs_of(edge_index):
@@ -188,9 +189,6 @@ def test_gaussian_latitudes_and_weights(num):
 def test_latitudes_of_n32_are_those_that_ecmwf_publishes():
     lats = np.rad2deg(np.arcsin(gaussian_latitudes(64)[0]))
     assert np.allclose(lats[:4], [87.8638, 85.0965, 82.3129, 79.5256], atol=5e-5)
-
-
-N32 = [20, 27, 36, 40, 45, 50, 60, 64, 72, 75, 80, 90, 90, 96, 100, 108, 108, 120, 120, 120] + [128] * 12
 
 
 def test_a_classical_grid_through_its_list():

@@ -115,19 +115,24 @@ def register_op(
     """
 
     def add(handler: _Handler) -> _Handler:
-        if keeps_replicated:
-            KEEPS_REPLICATED.add(handler)
-        if any_order:
-            ANY_ORDER.add(handler)
-        for function in functions:
-            is_operator = isinstance(function, str) and "." in function
-            if not callable(function) and not is_operator:
-                raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
-            if HANDLERS.setdefault(function, handler) is not handler:
-                raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
+        enter(handler, functions, keeps_replicated=keeps_replicated, any_order=any_order)
         return handler
 
     return add
+
+
+def enter(handler: Handler, functions: Iterable[object], *, keeps_replicated: bool, any_order: bool) -> None:
+    """Do as :func:`register_op`, in one call: an import of scidata makes it for each handler."""
+    if keeps_replicated:
+        KEEPS_REPLICATED.add(handler)
+    if any_order:
+        ANY_ORDER.add(handler)
+    for function in functions:
+        is_operator = isinstance(function, str) and "." in function
+        if not callable(function) and not is_operator:
+            raise TypeError(f"register_op takes torch's functions, such as torch.sin, not {function!r}")
+        if HANDLERS.setdefault(function, handler) is not handler:
+            raise ValueError(f"{op_name(function)} already has a handler: {HANDLERS[function].__qualname__}")
 
 
 def find(

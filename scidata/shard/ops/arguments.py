@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.graphs import targets
-from scidata.shard.op_table import TorchFunction, find, register_op
+from scidata.shard.op_table import TorchFunction, enter, find
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 
 Run = TypeVar("Run", bound=Callable[..., object])
@@ -53,10 +52,10 @@ def handles(
                 args, kwargs = _renamed(func, args, kwargs, unusual)
             return run(func, *args, **kwargs) if takes_function else run(*args, **kwargs)
 
-        named = [find(f, namespaces=_SPACES) if isinstance(f, str) and "." not in f else [f] for f in functions]
-        register_op(*itertools.chain.from_iterable(named), keeps_replicated=keeps_replicated, any_order=any_order)(
-            handler
-        )
+        named: list[object] = []
+        for f in functions:
+            named += find(f, namespaces=_SPACES) if isinstance(f, str) and "." not in f else [f]
+        enter(handler, named, keeps_replicated=keeps_replicated, any_order=any_order)
         if accepts_filled:
             targets.accepts_filled(handler)
         return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.types import BufferSpec, Empty
 from scidata.data.sample import Sample
+
+if TYPE_CHECKING:
+    from scidata.grids.blocks.pool import BlockRead
 
 _ABILITIES = (
     *("__len__", "mesh", "assemble", "buffer_specs", "read_into", "read_local"),
@@ -39,7 +42,7 @@ class BufferedDataset(_Described, Protocol[SampleT]):
     def buffer_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and dtype of this rank's part of one sample, by field."""
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> Any:
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[np.generic]]) -> object:
         """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
 
     def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> SampleT:
@@ -49,7 +52,7 @@ class BufferedDataset(_Described, Protocol[SampleT]):
 class PartDataset(_Described, Protocol[SampleT]):
     """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
 
-    def read_local(self, index: int) -> Any:
+    def read_local(self, index: int) -> object:
         """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
 
     def assemble(self, local: Any, *, index: int) -> SampleT:
@@ -81,7 +84,7 @@ class DatasetAdapter:
         return [name for name in names if name not in self._abilities]
 
     @property
-    def epoch(self) -> Any:
+    def epoch(self) -> object:
         """The epoch that samples are read of, None where they depend on none."""
         return getattr(self.dataset, "epoch", None)
 
@@ -100,7 +103,7 @@ class DatasetAdapter:
         if "set_epoch" in self._abilities:
             self.dataset.set_epoch(epoch)
 
-    def reader(self, epoch: Any = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
+    def reader(self, epoch: object = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
         """Return what reads this rank's part of a sample in ``epoch``, default the present one, whatever is set later.
 
         ``empty`` makes the arrays that are read into, where samples differ in size.
@@ -109,8 +112,8 @@ class DatasetAdapter:
             return self.dataset.epoch_reader(epoch, empty=empty)  # type: ignore[no-any-return]
         return self.dataset.read_local  # type: ignore[no-any-return]
 
-    def shared_reads(self, index: int) -> Sequence[Any]:
-        """Return the blocks that a sample shares with others, see :class:`scidata.grids.blocks.pool.BlockRead`."""
+    def shared_reads(self, index: int) -> Sequence[BlockRead]:
+        """Return the blocks that a sample shares with others."""
         if "shared_reads" not in self._abilities:
             return ()
         return self.dataset.shared_reads(index)  # type: ignore[no-any-return]

@@ -149,10 +149,10 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         mesh = None if self.mesh is None else sizes(self.mesh.mesh_dim_names or (), self.mesh.shape)
         facts = {"samples": len(self), "mesh": mesh, "transform": getattr(self.transform, "__name__", self.transform)}
         title, more, columns, rows = self._described()
-        return card(title, more | facts, columns, rows)
+        return card(title, {**more, **facts}, columns, rows)
 
     @abstractmethod
-    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+    def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
         """Return what a notebook shows of this kind: a title, facts by name, columns and rows of a table of fields."""
 
     @checked_keywords
@@ -279,7 +279,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """Return which of the whole field's rows this rank holds, halo included, along dims that are split."""
         return {}
 
-    def _normalise_locally(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _normalise_locally(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
         for name, scale in self._local_scales.items():
             if name in arrays:
                 scale.apply(arrays[name])
@@ -304,5 +304,5 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """End the reading threads and close the files; the next read starts them again."""
         self.reader.close()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"mesh": None, "_domain": None, "_detached": self._detached or self.mesh is not None}

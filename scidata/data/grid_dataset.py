@@ -69,7 +69,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return the shape of a field of one whole sample."""
         return self.reader.global_shape(name)
 
-    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+    def coordinate(self, dim: str) -> npt.NDArray[np.generic] | None:
         """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
         return self.reader.coordinate(dim)
 
@@ -114,7 +114,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)
         return f"ShardedDataset({self._path!r}, {len(self)} samples, {shapes})"
 
-    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+    def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
         reader, partition, specs = self.reader, self.reader.partition, self._specs
         cut = "; ".join(
             f"{dim} over {axis}: {list(map(int, np.diff(partition.bounds[dim])))[:16]}"
@@ -184,7 +184,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         every = {name: self.dims(name) for name in self.fields}
         return channels_of(every, {name: self.global_shape(name) for name in every}, fields, dims, self.labels_of)
 
-    def labels_of(self, name: str, dim: str) -> Sequence[Any] | None:
+    def labels_of(self, name: str, dim: str) -> Sequence[object] | None:
         """Return the labels of a field's rows along one of its dims: the offsets of its steps, or the coordinate."""
         reader = self.reader
         if dim == reader.sample_dim:
@@ -208,11 +208,11 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             found[dim] = self._sharded(tensor, (dim,), (reader.partition.sizes[dim],)) if is_split else tensor
         return found
 
-    def own_coords(self, index: int) -> dict[str, npt.NDArray[Any]]:
+    def own_coords(self, index: int) -> dict[str, npt.NDArray[np.generic]]:
         """Return those of one sample, by dim."""
         return self.reader.sample_labels(index)
 
-    def attributes(self, name: str) -> dict[str, Any]:
+    def attributes(self, name: str) -> dict[str, object]:
         """Return the attributes that a field, or a coordinate, has in the source."""
         source = self.reader.sources[0]
         return dict(source.arrays[name].attributes) if name in source.arrays else {}
@@ -236,7 +236,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         names = self.static_fields if self.local_transform is None else ()
         return StaticFields({name: self._specs[name] for name in names}, self._read_static, self._cast)
 
-    def _read_static(self, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
+    def _read_static(self, out: Mapping[str, npt.NDArray[np.generic]]) -> ReadStats:
         stats = self.reader.read_into(0, out, self._coordinate, once=True)
         self._normalise_locally(out)
         return stats
@@ -244,10 +244,10 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def _forget(self) -> None:
         self.__dict__.pop("_static", None)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> ReadStats:
+    def read_into(self, index: int, out: Mapping[str, npt.NDArray[np.generic]]) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
         if self._static.specs and get_worker_info() is None:  # its parent adds static fields

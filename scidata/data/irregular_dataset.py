@@ -128,7 +128,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         fields = ", ".join(self.fields)
         return f"IrregularDataset({self.reader.path!r}, {self.kind}, {len(self)} samples, {fields})"
 
-    def _described(self) -> tuple[str, dict[str, Any], Sequence[str], Sequence[Sequence[Any]]]:
+    def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
         reader = self.reader
         counts = {entity: self.counts(entity) for entity in self.entities}
         rows_of = {rows_named(e): _range_text(n) for e, n in counts.items()}
@@ -264,7 +264,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
         return self.reader.original_id(index, self._rank, entity, rows=None if rows is None else rows[entity])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return super().__getstate__() | {"_tensors": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

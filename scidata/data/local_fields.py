@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
@@ -49,8 +48,8 @@ class LocalFields(dict[str, torch.Tensor]):
     @property
     def index(self) -> int | list[int]:
         """The sample's number, or those of a batch."""
-        found: Any = dict.__getitem__(self, _INDEX).tolist()
-        return found  # type: ignore[no-any-return]
+        found: int | list[int] = dict.__getitem__(self, _INDEX).tolist()
+        return found
 
 
 def stacked(parts: Sequence[LocalFields]) -> LocalFields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from scidata.errors import ConfigError, UnknownNameError, near_matches
 LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
-def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
     """Change the arrays as the function says.
 
     Raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from scidata.core.types import BufferSpec
 from scidata.read.context import ReadStats
 
 #: Reads fields into arrays; returns what that took.
-Read: TypeAlias = Callable[[Mapping[str, npt.NDArray[Any]]], ReadStats]
+Read: TypeAlias = Callable[[Mapping[str, npt.NDArray[np.generic]]], ReadStats]
 
 
 class StaticFields:

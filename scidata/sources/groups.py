@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
@@ -127,7 +128,7 @@ class GroupSource:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
         return self.file.locate(self._whole(layout), chunks)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with the format's own library into ``out``."""
         self.file.read_box(self._whole(layout), box, out)
 

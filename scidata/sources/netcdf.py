@@ -190,7 +190,7 @@ class NetCDF3Source:
             nbytes=np.full(len(chunks), nbytes, np.int64),
         )
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out``, by the span of bytes that it lies in."""
         header, _, _ = self._read()
         variable = self._variable(layout)
@@ -202,7 +202,7 @@ class NetCDF3Source:
         first = variable.begin + rows[0] * step
         nbytes = (rows[-1] - rows[0]) * step + row.itemsize
         raw = files().read(self.path, first, nbytes)  # a memory map ends the process where the file is cut off
-        span: npt.NDArray[Any] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw, strides=(step,))
+        span: npt.NDArray[np.generic] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw, strides=(step,))
         out[...] = span[(slice(None, None, rows.step), *box[1:])] if box else span[0]
 
     def _read(self) -> tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]:

@@ -32,7 +32,7 @@ class Variable:
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     begin: int
     is_record: bool
     attributes: dict[str, Any]

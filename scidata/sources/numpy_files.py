@@ -68,7 +68,7 @@ class NumpySource:
         self.allow_external = allow_external
         self._versions = Versions()
         self._members: dict[str, _Member] | None = None
-        self._whole: Cache[npt.NDArray[Any]] = Cache(_KEPT, "lru")
+        self._whole: Cache[npt.NDArray[np.generic]] = Cache(_KEPT, "lru")
         self.skipped: dict[str, str] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,13 +100,13 @@ class NumpySource:
         places = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(str(self.path),), path_index=places, offset=places + begin, nbytes=places + nbytes)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with NumPy into ``out``."""
 
-        def load() -> npt.NDArray[Any]:
+        def load() -> npt.NDArray[np.generic]:
             with _Stream(self.path) as stream:
                 found = np.load(stream, allow_pickle=False)
-                values: npt.NDArray[Any] = found if isinstance(found, np.ndarray) else found[layout.name]
+                values: npt.NDArray[np.generic] = found if isinstance(found, np.ndarray) else found[layout.name]
                 return values
 
         try:
@@ -117,7 +117,7 @@ class NumpySource:
         except (ValueError, zipfile.BadZipFile, EOFError, zlib.error) as e:
             raise CorruptDataError(f"{self.path}: field {layout.name!r} cannot be decompressed: {e}") from e
 
-    def _read_packed(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def _read_packed(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Decompress all of an array, for its checksum, and keep some rows of its slowest dim at a time."""
         order = layout.axis_order
         shape = [layout.shape[i] for i in order]

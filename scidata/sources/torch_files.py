@@ -37,7 +37,7 @@ ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 class _Contents:
     """What was read: values, names of their dims, attributes, by array; and why others are left out."""
 
-    values: dict[str, npt.NDArray[Any]]
+    values: dict[str, npt.NDArray[np.generic]]
     dims: dict[str, tuple[str, ...]]
     attributes: dict[str, dict[str, Any]]
     left_out: dict[str, str]
@@ -96,7 +96,7 @@ class TorchSource:
         """Why some of what the file holds is not among the arrays, by name."""
         return self._read().left_out
 
-    def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
+    def _layout(self, name: str, values: npt.NDArray[np.generic]) -> ArrayLayout:
         return ArrayLayout(
             store=self.path,
             name=name,
@@ -114,7 +114,7 @@ class TorchSource:
         nowhere = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Copy a box into ``out``."""
         values = self._read().values
         if layout.name not in values:

@@ -77,7 +77,7 @@ class ChunkIndex:
         return self.number[rows] == numbers, rows
 
 
-def stored_dtype(dset: Any) -> tuple[np.dtype[Any], bool]:
+def stored_dtype(dset: Any) -> tuple[np.dtype[np.generic], bool]:
     """Return the dtype, byte order included, and whether the stored bytes are exactly that dtype.
 
     An enum is its integers, h5py's boolean enum is bool. Types that NumPy only approximates (odd precisions, other
@@ -166,7 +166,7 @@ def describe(
     return layout, Storage(path=dset.name or name, shape=dset.shape, chunked=chunked, offset=offset)
 
 
-def _fill_value(dset: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _fill_value(dset: Any, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     if dset.id.get_create_plist().fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)  # what HDF5 itself gives
     try:

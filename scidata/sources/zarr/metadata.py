@@ -144,7 +144,7 @@ def _sizes(value: object, what: str, where: str, *, least: int, ndim: int | None
     return tuple(value)
 
 
-def _check_chunk(chunks: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+def _check_chunk(chunks: tuple[int, ...], dtype: np.dtype[np.generic], where: str) -> None:
     nbytes = math.prod(chunks) * dtype.itemsize
     if nbytes > _MAX_CHUNK_BYTES:
         raise UnsupportedFormatError(
@@ -360,7 +360,7 @@ def _checked_index(num_chunks: int, where: str) -> int:
 
 
 def _sharded(
-    entries: Sequence[object], outer: tuple[int, ...], dtype: np.dtype[Any], where: str
+    entries: Sequence[object], outer: tuple[int, ...], dtype: np.dtype[np.generic], where: str
 ) -> tuple[_Chain, tuple[int, ...], ShardIndex | None]:
     """Read the codecs of a sharded array: inner chain, inner chunk shape and index; odd where not plain sharding."""
     names = [_named(e, "codec", where)[0] for e in entries]

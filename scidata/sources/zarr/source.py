@@ -270,7 +270,7 @@ class ZarrSource:
         state = self._open()
         return state.chunks.locate(self._record(state, layout.name), chunks)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
 
         zarr-python gives the fill value for chunks that are absent: whoever must know asks :meth:`locate` first.

@@ -1,6 +1,7 @@
 """Raw point clouds without a store: in file order, each part its own rows."""
 
 import pickle
+from dataclasses import replace
 
 import h5py
 import netCDF4
@@ -16,7 +17,6 @@ from scidata.loader.data_loader import DataLoader
 from scidata.store.partitioning.partition import partition
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.subsample import make_subsample
 from tests.writers import write_hdf5
 
 COUNT = 5003
@@ -128,11 +128,8 @@ def test_parts_make_up_the_draw_of_one_process(cloud, num_parts, block):
     rng = np.random.default_rng(num_parts)
     bounds = np.sort(np.r_[0, 0, rng.integers(0, COUNT, 5), COUNT][-(num_parts + 1) :])
     bounds[0] = 0
-    drawn = make_subsample({"point": 600}, block=block, seed=4)
-    one, many = (
-        PointsReader(cloud, ReadOptions(subsample=drawn)),
-        PointsReader(cloud, ReadOptions(bounds=bounds, subsample=drawn), num_parts=num_parts),
-    )
+    drawn = ReadOptions(subsample={"point": 600}, subsample_block=block, subsample_seed=4)
+    one, many = PointsReader(cloud, drawn), PointsReader(cloud, replace(drawn, bounds=bounds), num_parts=num_parts)
     seen = []
     for epoch in (0, 1, 2):
         whole = one.read(0, 0, epoch=epoch)

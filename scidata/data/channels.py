@@ -47,11 +47,11 @@ class Channels:
     dims
         Those that fields keep, last: latitude and longitude, say.
     slices
-        Of each field its channels.
+        The channels of each field.
     shapes
-        Of each field the extents of its other dims, which its channels go through, the last one fastest.
+        The extents of the other dims of each field; its channels go through them, the last dim fastest.
     names
-        Of each channel: the field, with the labels of levels and the offsets of steps, or their numbers.
+        A name for each channel: the field, with the labels of levels and the offsets of steps, or their numbers.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class Channels:
     def stack(self, sample: NamedFields[TensorT]) -> TensorT:
         """Return the fields of a sample, or of a batch, as channels of one tensor, in the dtype that they promote to.
 
-        Of ShardTensors one that lies as they do, with the halo that was read, unless a field requires grad.
+        ShardTensors give a ShardTensor of the same parts, with the halo that was read unless a field requires grad.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Channels:
         return field, _flattened(field, batch, len(lead))
 
     def unstack(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what a tensor of these channels has, by field, in the fields' shapes: what a model gives, say.
+        """Split a tensor of these channels, a model's result for one, into fields of their own shapes.
 
         Parameters
         ----------
@@ -158,12 +158,12 @@ def channels_of(
     kept: Sequence[str] | None,
     labels: LabelsOf,
 ) -> Channels:
-    """Say which channels fields are.
+    """Lay out fields as channels of one tensor.
 
     Parameters
     ----------
     dims, shapes
-        Of each field of a sample, without a batch's.
+        Dims and shape of each field of a sample, without a batch's.
     fields
         Those to stack, in this order; None for all.
     kept

@@ -34,7 +34,7 @@ def collate(samples: Sequence[Sample]) -> Sample:
     Parameters
     ----------
     samples
-        Of one data set, or of data sets alike: at least one.
+        At least one sample, all of one data set or of data sets alike.
 
     Raises
     ------

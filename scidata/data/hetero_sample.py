@@ -72,7 +72,7 @@ class HeteroSample(IrregularSample[TensorT]):
             owned ones, then ghosts, and of all edges among them that it has. ``y`` and ``batch``, which losses and
             pooling take, are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
         by_hop
-            Of graphs of one node set alone.
+            Only graphs of one node set have this order.
 
         Raises
         ------

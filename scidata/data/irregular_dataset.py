@@ -89,7 +89,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample, or of what is drawn of it; samples differ in it."""
+        """Return the shape of a field of one whole sample, or of the rows drawn from it. Samples differ in it."""
         return self.reader.global_shape(name, index, epoch=self.epoch)
 
     def statistics(self, name: str) -> StoredMoments | None:
@@ -141,7 +141,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @checked_keywords
     def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
-        """Draw a field of one sample as it is stored, before transforms, and beside it who has which part.
+        """Draw a field of one sample as stored, before transforms, and beside it the part of each rank.
 
         Reads the whole sample on the rank that calls it, without communication. Cells of flat meshes are filled; of
         solid ones the surface is, with the octant nearest the viewer cut away. Needs matplotlib (extra ``plot``).
@@ -181,7 +181,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_local(self, index: int, *, epoch: int | None = None, empty: Empty = np.empty) -> LocalPart:
-        """Read this rank's part, of what an epoch draws (default: the one set). Thread-safe, no collectives.
+        """Read this rank's part of the rows that an epoch draws, by default the present one. Thread-safe, no collectives.
 
         ``empty`` makes the arrays that are read into.
         """
@@ -195,7 +195,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
-        """Wrap what was read as a sample of ShardTensors. No communication.
+        """Wrap a part as a sample of ShardTensors. No communication.
 
         Raises
         ------
@@ -279,7 +279,7 @@ def _range_text(counts: IntArray) -> str:
 
 
 def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
-    """Return what was read as tensors."""
+    """Return the edges and cells of a part as tensors."""
     pairs: dict[str, tuple[IntArray, IntArray]]
     pairs = {name: (own, local.far_relations[name]) for name, own in local.relations.items()}
     if local.edge_index is not None and local.far_edge_index is not None:
@@ -298,5 +298,5 @@ def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | Non
 
 
 def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
-    """Return what was read as a tensor; the loader has copied it to a device already, maybe."""
+    """Return an array that was read as a tensor; the loader may have copied it to a device already."""
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

@@ -103,7 +103,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def entity(self) -> str:
-        """``"node"``, ``"point"`` for clouds, ``"cell"`` where cells are the rows: what edges and cells refer to."""
+        """The entity of the rows: ``"node"``, ``"point"`` of clouds, or ``"cell"``. Edges and cells hold its local ids."""
         return self._topology.entity
 
     @property
@@ -150,8 +150,8 @@ class IrregularSample(Sample[TensorT]):
     def edge_index_with_ghosts(self) -> Tensor | None:
         """The same, followed by the edges that end at ghosts less than ``halo`` hops away.
 
-        What ``halo`` layers need to give the right result on owned nodes without any exchange; see
-        :meth:`call_on_parts`. The rows of ``with_ghosts(name)`` of a field of edges.
+        With these, ``halo`` layers give the right result on owned nodes without exchange; see :meth:`call_on_parts`.
+        A field of edges has them as the rows of ``with_ghosts(name)``.
         """
         relation = self._topology.relations.get("edge")
         return None if relation is None else relation.every
@@ -207,14 +207,14 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def graph_values(self) -> Mapping[str, Any]:
-        """What belongs to the whole sample, as a target of the graph does: plain tensors, numbers and text.
+        """Values of the whole sample, such as a target of the graph: plain tensors, numbers and text.
 
         The same on every rank. A batch has tensors and numbers joined along dim 0, lists of what is neither.
         """
         return self._graph_values
 
     def entity_of(self, name: str) -> str:
-        """Return what a field has one row of."""
+        """Return the entity that a field has a row for each of."""
         return self._place(name).entity
 
     def index_map(self, entity: str) -> IndexMap:
@@ -262,13 +262,13 @@ class IrregularSample(Sample[TensorT]):
         return halo_exchange(_local(x).movedim(place.dim, 0), rows, mesh.get_group()).movedim(0, place.dim)
 
     def _place(self, name: str) -> Place:
-        _ = self[name]  # names what is near where there is no such field
+        _ = self[name]  # raises, with near names, where there is no such field
         if name not in self._places:
             raise ConfigError(f"field {name!r} lives on no entity: {self.dims[name]} {tuple(self[name].shape)}")
         return self._places[name]
 
     def _facts(self) -> dict[str, object]:
-        """What else a notebook shows: rows of each entity, owned, of others, and of all."""
+        """Facts that a notebook shows: rows of each entity, owned, ghosts, and of all ranks."""
         maps = self._topology.index_maps.items()
         return {
             rows_named(entity): f"{rows.num_owned} owned and {rows.num_ghost} ghosts here, {rows.num_global} in all"
@@ -314,7 +314,7 @@ class IrregularSample(Sample[TensorT]):
         )
         held = {name: x.to(*args, **kwargs) for name, x in self._held.items()}
         fields = {
-            # the owned rows of what is held stay a view of it
+            # the owned rows of a held tensor stay a view of it
             name: self._wrap(held[name], name) if name in held else x.to(*args, **kwargs)
             for name, x in self.items()
         }
@@ -413,7 +413,7 @@ class IrregularSample(Sample[TensorT]):
         Parameters
         ----------
         args, kwargs
-            Of several node sets: tensors by set and by relation, as ``x_dict`` and ``edge_index_dict``, or the
+            Tensors; with several node sets by set and by relation, as ``x_dict`` and ``edge_index_dict``, or the
             ``HeteroData``.
         rows_of
             The set whose rows the result has, where there are several and it is not a dict by set.

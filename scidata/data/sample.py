@@ -1,4 +1,4 @@
-"""What a data set hands out: the named fields of one sample, or of a batch of them."""
+"""Samples, which data sets hand out: the named fields of one sample, or of a batch of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sample(Mapping[str, TensorT]):
     index
         The sample's number in the data set; a list of them for a batch.
     origin
-        What knows its coordinates.
+        The data set, which knows its coordinates.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class Sample(Mapping[str, TensorT]):
         return self._generator
 
     def seed_generator(self, seed: int, epoch: int) -> None:
-        """Say what :attr:`generator` is made from; for loaders."""
+        """Set the seed and epoch of :attr:`generator`; for loaders."""
         self._draws, self._generator = (seed, epoch), None
 
     def _go_on_with(self, other: Sample) -> None:
@@ -192,8 +192,8 @@ class Sample(Mapping[str, TensorT]):
     def stack(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> TensorT:
         """Return fields of different rank as channels of one tensor, ``(channel, lat, lon)``; of a batch, after it.
 
-        What of it is which field: :meth:`channels`, with the same arguments, which also takes it apart again. Of
-        ShardTensors a ShardTensor, with the halo that was read; no communication.
+        Call :meth:`channels` with the same arguments to know which channel is which field, and to take the tensor apart
+        again. ShardTensors give a ShardTensor with the halo that was read; no communication.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Sample(Mapping[str, TensorT]):
         return self.dims
 
     def to_xarray(self) -> Any:
-        """Return what this rank owns as an ``xarray.Dataset``, on the host: of grids with coordinates and attributes.
+        """Return the rows that this rank owns as an ``xarray.Dataset`` on the host; grids have coordinates and attributes.
 
         Halos and ghosts are left behind, so that the parts of all ranks, put together, are the sample.
 
@@ -280,7 +280,7 @@ class Sample(Mapping[str, TensorT]):
         return card(type(self).__name__, {"index": self.index} | self._facts(), columns, rows)
 
     def _facts(self) -> dict[str, object]:
-        """What else a notebook shows."""
+        """Facts that a notebook shows."""
         return {}
 
     def __repr__(self) -> str:

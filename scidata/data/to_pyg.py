@@ -112,9 +112,9 @@ def _values(sample: Fields) -> dict[tuple[Entity | None, str], object]:
 
 
 def _groups(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:
-    """Say what becomes of the fields of each set and relation, by PyG's names.
+    """Group the fields of each set and relation under PyG's names.
 
-    What was asked for goes before a field of its name, and a field that it takes is not there under its own.
+    A group that was asked for replaces a field of its name, and the fields in it do not come under their own names.
     """
     topology = sample.topology
     chosen: dict[str, dict[str, _Group]] = {name: {} for name in (*topology.node_sets, *topology.relations)}

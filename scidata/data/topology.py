@@ -69,7 +69,7 @@ class Relation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topology:
-    """What a sample has besides fields.
+    """A sample without its fields.
 
     Attributes
     ----------

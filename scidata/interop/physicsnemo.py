@@ -22,7 +22,7 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
     Parameters
     ----------
     tensor
-        Of any layout.
+        A tensor of any layout.
 
     Raises
     ------

@@ -27,7 +27,7 @@ OfRelations: TypeAlias = Mapping[Relation, Mapping[str, Tensor]]
 
 
 class Container(Protocol):
-    """A ``Data`` or a ``HeteroData``, to be filled: what PyG's own types do not say."""
+    """A ``Data`` or a ``HeteroData`` that is filled: PyG has no types for it."""
 
     def __getitem__(self, key: Entity, /) -> Container:
         """Return the store of a set or relation."""
@@ -109,7 +109,7 @@ def hetero_to_pyg(
         By relation ``(2, num_local_edges)`` int64 in local numbering: sources among the owned nodes and ghosts of
         their set, targets owned nodes of theirs. The same relations on all ranks; a rank may have no edges.
     index_maps
-        Of each set of nodes.
+        The index map of each node set.
     device_mesh
         One axis, the domain.
     node

@@ -57,7 +57,7 @@ def _allow_geometric() -> Any:
 
 
 class _Array(NamedTuple):
-    """A tensor, which of its dims counts what, and whether it is the bytes of JSON."""
+    """A tensor, the entity that it has a row for each of and along which dim, and whether it is the bytes of JSON."""
 
     tensor: torch.Tensor
     entity: str | None = None
@@ -86,7 +86,7 @@ def _is_number(value: object) -> bool:
 
 
 def _arrays(sample: Any) -> dict[str, _Array | str]:
-    """Return the tensors of one sample, a graph's by entity; of what is left out, the reason."""
+    """Return the tensors of one sample, a graph's by entity; for attributes left out, the reason."""
     if isinstance(sample, torch.Tensor):
         return {"data": _Array(sample)}
     if isinstance(sample, Mapping):
@@ -114,7 +114,7 @@ def _arrays(sample: Any) -> dict[str, _Array | str]:
 def _of_store(
     store: Any, whole: Any, groups: tuple[str, str, str], given: Sequence[str]
 ) -> Iterator[tuple[str, _Array | str]]:
-    """Yield what a ``Data`` or a set or relation has, in a group for nodes, edges, and what PyG has for neither."""
+    """Yield the attributes of a ``Data``, a set or a relation, in three groups: nodes, edges, neither in PyG's eyes."""
     for name in store.keys():  # noqa: SIM118 - it is no mapping
         value = store[name]
         if name in given or name == "num_nodes" or value is None:
@@ -159,7 +159,7 @@ def _arrays_of_sets(sample: Any) -> dict[str, _Array | str]:
 
 
 def _reason(error: Exception) -> str:
-    """Say in one line what was wrong: torch's own text has many, on how to load the file all the same."""
+    """Return an error's message in one line; torch's own has many, on how to load the file all the same."""
     unknown = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
     if unknown is not None:
         return f"it holds a {unknown.group(1)}"

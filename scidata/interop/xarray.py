@@ -1,4 +1,4 @@
-"""xarray: data sets that are still what a file holds, as what to open; samples as data sets of xarray."""
+"""xarray: opens its data sets by the file behind them, where nothing was computed; samples as data sets of xarray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsig
 _STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "coordinates", "grid_mapping"}
 #: Rows of a dim, as ``isel`` of ``open_dataset`` takes them.
 Rows: TypeAlias = int | slice | list[int]
-_FROM_FILE = 2  # layers of a dask array that reads a file: what is read, and its chunks
+_FROM_FILE = 2  # layers of a dask array that reads a file: the array that is read, and its chunks
 
 
 def dataset_of(
@@ -31,7 +31,7 @@ def dataset_of(
     coords: Mapping[str, torch.Tensor | npt.NDArray[np.generic]],
     attributes: Mapping[str, Mapping[str, object]],
 ) -> Any:
-    """Return fields, of ShardTensors what this rank owns, as an ``xarray.Dataset`` on the host.
+    """Return fields as an ``xarray.Dataset`` on the host; ShardTensors give the rows that this rank owns.
 
     Coordinates whose rows are not as many as those of their dim (a transform changed it) are left out.
     """
@@ -75,16 +75,16 @@ def _plain(attributes: Mapping[str, object], without: set[str]) -> dict[str, obj
 
 @dataclass(frozen=True, kw_only=True)
 class Lazy:
-    """What an object of xarray would read.
+    """The file, fields and rows that an object of xarray would read.
 
     Attributes
     ----------
     path
-        Of the file or store.
+        The file or store.
     fields
         Names of its data variables.
     isel
-        What it has of their dims.
+        Rows of their dims.
     decodes
         Whether packed values are unpacked.
     """
@@ -102,7 +102,7 @@ def is_xarray(obj: object) -> TypeGuard[Any]:
 
 
 def lazy_of(obj: Any) -> Lazy:
-    """Say what an ``xarray.Dataset`` or ``DataArray`` that nobody has computed with reads.
+    """Find the file and rows that an ``xarray.Dataset`` or ``DataArray`` reads, where nothing was computed with it.
 
     Raises
     ------
@@ -179,7 +179,7 @@ class _Variable:
 
     @staticmethod
     def _under_dask(name: str, array: Any) -> Any:
-        """Return what a dask array that was made of a file reads."""
+        """Return the array that a dask array made of a file reads."""
         graph = dict(array.dask)
         originals = [value for key, value in graph.items() if str(key).startswith("original-")]
         if len(array.dask.layers) != _FROM_FILE or len(originals) != 1:
@@ -187,7 +187,7 @@ class _Variable:
         return originals[0]
 
     def rows_of(self, layout: ArrayLayout) -> dict[str, Rows]:
-        """Return what it has of each dim of the array in the file."""
+        """Return the rows that it has along each dim of the array in the file."""
         key = self._keys[0] if self._keys else (slice(None),) * len(layout.dims)
         rows: dict[str, Rows] = {}
         left: list[str] = []
@@ -204,7 +204,7 @@ class _Variable:
 
 
 def _unwrapped(data: object) -> Iterator[Any]:
-    """Yield what an array of xarray reads from, and what that reads from, down to the file."""
+    """Yield an array of xarray, the array that it wraps, and so on down to the file."""
     while data is not None:
         yield data
         data = getattr(data, "array", None)

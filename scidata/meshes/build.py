@@ -65,7 +65,7 @@ _WITH_NUMBER = ("knn", "radius", "spacing")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """What is built: how each node set, and each relation, comes about.
+    """A graph to be built: the rule of each node set and of each relation.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class Build:
 
 
 def as_build(nodes: Any, edges: Any) -> Build | None:
-    """Return what is to be built; None where ``nodes`` is."""
+    """Return the graph to be built; None where ``nodes`` is."""
     if nodes is None:
         return None
     if not isinstance(nodes, Mapping) or not isinstance(edges, Mapping) or not edges:

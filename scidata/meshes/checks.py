@@ -22,7 +22,7 @@ Kept: TypeAlias = Mapping[str, IntArray | None]
 def findings_of(raw: RawSample) -> list[Finding]:
     """Look for everything that is wrong with a raw sample, as :func:`scidata.meshes.order.faults.check_sample`.
 
-    Of several node sets, findings name their set or relation.
+    With several node sets, each finding names its set or relation.
     """
     if not raw.sets:
         return check_sample(raw, raw.num_nodes)
@@ -41,7 +41,7 @@ def _edge_findings(raw: RawSample, relation: str, pairs: IntArray) -> list[Findi
     total = int(sizes.sum())
     if source == target:
         return check_sample(Geometry(points=None, edge_index=pairs), int(sizes[0, 0]))
-    # both sets in one numbering, where no edge leads to itself; what is outside of its set is outside of both
+    # both sets in one numbering, where no edge leads to itself; an id outside of its set is outside of both
     numbered = pairs + np.array([[0], [int(sizes[0, 0])]])
     numbered[(pairs >= sizes)] = total
     numbered[pairs < 0] = pairs[pairs < 0]

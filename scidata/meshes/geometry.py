@@ -1,4 +1,4 @@
-"""Points, cells and edges of a mesh, cloud or graph, in memory: what formats give, what orders and checks take."""
+"""Points, cells and edges of a mesh, cloud or graph in memory: formats return them, orders and checks take them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[^/\\\0]+")
 
 
 def relation_name(source: str, name: str, target: str) -> str:
-    """Return what a relation is called, ``source__name__target``.
+    """Return the name of a relation, ``source__name__target``.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def relation_name(source: str, name: str, target: str) -> str:
 
 
 def relation_parts(relation: str) -> tuple[str, str, str] | None:
-    """Return source set, name and target set of a relation; None where that is no relation's name."""
+    """Return source set, name and target set of a relation; None for other names."""
     parts = relation.split(SEPARATOR)
     if len(parts) != 3 or not all(parts) or any(part[0] == "_" or part[-1] == "_" for part in parts):
         return None
@@ -58,7 +58,7 @@ def is_relation(entity: str) -> bool:
 
 
 def rows_named(entity: str) -> str:
-    """Return what several rows of an entity are called: ``"nodes"``, but a set's or relation's own name."""
+    """Return the plural of an entity, ``"nodes"``; sets and relations keep their names."""
     if entity == JOINT:
         return "rows"
     return f"{entity}s" if entity in ("node", "point", "cell", "edge") else entity

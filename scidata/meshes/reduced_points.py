@@ -51,7 +51,7 @@ def resolved_nodes(nodes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def gaussian_of_rule(text: str) -> NodeSet:
-    """Return the grid of what follows ``"gaussian:"``: its name, or its points a latitude."""
+    """Return the grid of the text after ``"gaussian:"``: its name, or its points a latitude."""
     if not _NUMBERS.fullmatch(text):
         return reduced_gaussian(text)
     counts = [int(each) for each in text.split(",")]
@@ -64,7 +64,7 @@ def _is_path(text: str) -> bool:
 
 
 def _as_rule(given: npt.NDArray[Any], where: str, grid: str | None) -> str:
-    """Return the rule of a table, made whole: what is the same from both ends is, else it is a half."""
+    """Return the rule of a table: a table that is the same from both ends is whole, another is the northern half."""
     if given.ndim != 1 or given.dtype.kind not in "iu" or len(given) < 2 or int(given.min()) < 1:
         raise ConfigError(
             f"{where}: points on each latitude are positive whole numbers in one dimension, not {given.dtype} of shape "

@@ -46,7 +46,7 @@ class RawSample(Geometry):
         ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none or where
         ``edges`` says how they are made. Fields of edges are in this order.
     entity
-        What a sample's rows are: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
+        The rows of a sample: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
         ``"joint"`` of several sets.
     edges
         ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come
@@ -248,7 +248,7 @@ class HeteroHeader:
 
 
 def row_entity(kind: str) -> str:
-    """Return what the rows of a sample of some kind are, where they are not its cells."""
+    """Return the entity of the rows of a sample of some kind, where these are not its cells."""
     return "point" if kind == "points" else "node"
 
 

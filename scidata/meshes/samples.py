@@ -1,4 +1,4 @@
-"""Raw meshes, point clouds and graphs, of any format, as samples: what ``scidata partition`` starts from.
+"""Raw meshes, point clouds and graphs of any format as samples, which ``scidata partition`` starts from.
 
 :func:`read_samples` looks at metadata alone; ``samples[i]`` reads the points, cells and edges of one; its fields are
 read by ranges of rows when asked for. What the formats are: the modules of ``scidata.meshes.formats``. The layout to
@@ -142,7 +142,7 @@ class _Reading:
                     f"{source.path}: has no field of the topology in {topology.source.path}: {shown}"
                 )
             found.append((source, fields))
-        # files beside the topology's own continue each other; what they have replaces what the topology's file has
+        # files beside the topology's own continue each other; their fields replace those in the topology's file
         every = {name for source in sources[1:] for name in source.arrays}
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
@@ -262,7 +262,7 @@ class _Reading:
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
             return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
-        # none detects it: the last adapter's own message says what it looks for
+        # none detects it: the last adapter's message names the arrays that it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             _, module = self._formats()[-1]
             named: RawTopology = module.open_topology(source, self.options)

@@ -1,1 +1,1 @@
-"""Ghosts of meshes and graphs: who sends which, and how far a layer reaches."""
+"""Ghosts of meshes and graphs: which rank sends which rows, and how far a layer reaches."""

@@ -37,7 +37,7 @@ from scidata.shard.torch_internals import version_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GhostExchange:
-    """What moves between ranks to fill the ghosts of one index map.
+    """Rows that move between ranks to fill the ghosts of one index map.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
         )
     if len(set(table[:, 2].tolist())) > 1 or counts[rank]:
         raise ShardLayoutError("the ranks' index maps have different bounds; make them from one set of bounds")
-    # on the CPU and a device: what is sent, and the id of each local row; the map itself
+    # indices of sent rows and ids of local rows, on the CPU and a device; the map itself
     received, sent = table[:, 3:].sum(axis=1), table[:, 3:].sum(axis=0)
     rows_held = int((2 * np.diff(bounds) + 2 * sent + 4 * received).max()) + 2 * len(bounds)
     ghosts = torch.from_numpy(np.asarray(index_map.ghosts, dtype=np.int64)).to(device)
@@ -196,7 +196,7 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     Parameters
     ----------
     index_map
-        Of the rows, as ``sample.index_map("node")`` has it.
+        The map of the rows: ``sample.index_map("node")``.
     x
         The owned part, ``(num_owned, ...)``, or a ShardTensor sharded along dim 0.
     group
@@ -248,7 +248,7 @@ class _Flight:
         return received
 
     def land(self) -> Tensor | None:
-        """Wait, and return what was received; None where nothing is under way."""
+        """Wait, and return the received rows; None where nothing is under way."""
         if self.work is None or self.rows is None:
             return None
         with explaining():
@@ -274,7 +274,7 @@ class PendingHalo:
 
 
 class _FlightContext(Protocol):
-    """What autograd hands :class:`_Start` and :class:`_Finish` as ``ctx``."""
+    """The ``ctx`` that autograd hands :class:`_Start` and :class:`_Finish`."""
 
     flight: _Flight
     num_owned: int
@@ -306,7 +306,7 @@ class _Finish(Function):
     @staticmethod
     def backward(ctx: _FlightContext, grad: Tensor) -> tuple[Tensor, None]:
         ctx.flight.send(grad.contiguous(), back=True)
-        return grad.new_zeros(()).expand(grad.shape), None  # _Start takes what comes back instead
+        return grad.new_zeros(()).expand(grad.shape), None  # _Start takes the rows that come back instead
 
 
 # -- tensors of nodes ----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
 
 
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
-    """Return what must be the same for ghosts that were fetched to be still good."""
+    """Return a key that is the same as long as fetched ghosts are good."""
     local = x.local
     return id(exchange), dim, id(local), version_of(local), int(torch.is_grad_enabled() and local.requires_grad)
 

@@ -1,4 +1,4 @@
-"""Finding out whether a module on a rank's plain rows looks at what is not there: further hops, or all the rows.
+"""Check that a module on a rank's plain rows looks at no rows that the rank lacks: further hops, or all rows.
 
 A node is added whose values are NaN, with an edge from it to every row whose incoming edges are not all here, and one
 to it from every row. A module that stays within the halo gives the same owned rows with it and without it, whatever
@@ -50,7 +50,7 @@ def check_halo_depth(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
 ) -> None:
-    """Raise on every rank where owned rows of the result depend on what a rank does not hold. Collective.
+    """Raise on every rank where owned rows of a result depend on rows that a rank lacks. Collective.
 
     Does nothing once a module has passed; before that it costs two passes of a copy without gradients.
 
@@ -103,7 +103,7 @@ def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[object, ..
             if not same(run(into=False, outof=False)):
                 return 4
             return 3 if same(run(into=True, outof=False)) else 2
-    except Exception:  # what the module cannot take, or how it is called, hides what it looks at; its own call raises
+    except Exception:  # the module refuses its arguments, so that nothing can be found out; its own call raises
         return _NOTHING_SEEN
 
 

@@ -1,4 +1,4 @@
-"""How many hops away ghosts are, and rows and edges in that order, so that what later layers do not need comes last."""
+"""Hops between ghosts and owned rows, and rows and edges in that order: those that only early layers need come last."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class LocalGraph:
 
         return self._mapped(wrap, result, self._result_set)
 
-    # -- what the check of the halo's depth asks -----------------------------------------------------------------------
+    # -- for the check of the halo's depth -----------------------------------------------------------------------------
 
     @property
     def key(self) -> Hashable:
@@ -157,7 +157,7 @@ class LocalGraph:
         found: list[Tensor | None] = []
 
         def take(x: Tensor, entity: Entity | None) -> Tensor:
-            if entity in self.index_maps:  # else owned() says what is missing
+            if entity in self.index_maps:  # else owned() raises
                 rows = self.index_maps[str(entity)]
                 fits = _has_rows(x, rows, trimmed=trimmed, num_more=int(extended))
                 found.append(x[: rows.num_owned] if fits else None)

@@ -102,11 +102,11 @@ class RoutedIndex(ShardTensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether the ids were written to, so that there are no routes for what they are now."""
+        """Whether the ids were written to, so that the routes are not theirs any more."""
         return version_of(self.local) != self._ids_version
 
     def as_written(self) -> ShardTensor:
-        """Return the index itself, or where its ids were written to what it is now: sharded numbers without routes."""
+        """Return the index itself; where its ids were written to, sharded numbers without routes."""
         return ShardTensor(self.local, self.spec, copied=self.copied) if self.is_written else self
 
     @property
@@ -178,7 +178,7 @@ def _any_written(values: Iterable[object]) -> bool:
 def _rows_stay(
     func: TorchFunction, x: RoutedIndex, args: tuple[object, ...], kwargs: dict[str, object], result: object
 ) -> bool:
-    """Whether ids stay with their ranks: another rank has other numbers for what it does not own."""
+    """Whether ids stay with their ranks: another rank numbers its ghosts otherwise."""
     if func in _KEEPS_ROWS:
         return True
     parts = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, ShardTensor)]
@@ -210,7 +210,7 @@ def _keeps_rows(item: object, place: int, dim: int, spec: ShardSpec) -> bool:
 
 
 def _rewrap(result: object, twin: object, rows: Sequence[tuple[GhostExchange, bool]], known: bool = True) -> object:
-    """Give a result the routes of these rows; where they are not ``known`` by row, what holds for each of them.
+    """Give a result the routes of these rows; where they are not ``known`` by row, the routes that all rows share.
 
     Ids of two sets without rows have no routes: they are sharded numbers, whose values are right.
     """
@@ -263,7 +263,7 @@ def node_spec(like: ShardSpec, exchange: GhostExchange, shape: Sequence[int], di
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BetweenSets:
-    """The ghosts of the two sets of nodes between which edges run: what their tensors carry as ``spec.exchange``."""
+    """The ghosts of the two node sets between which edges run; tensors of these edges have it as ``spec.exchange``."""
 
     source: GhostExchange
     target: GhostExchange
@@ -289,7 +289,7 @@ def route_relations(
         ``(2, num_local_edges)`` integers in local numbering by relation: sources among the owned nodes and ghosts of
         their set, targets owned nodes of theirs. The same relations on all ranks.
     index_maps
-        Who owns which nodes of each set. One map has the ghosts of all relations that start at its set, so that a
+        The index map of each set. One map has the ghosts of all relations that start at its set, so that a
         tensor is exchanged once for all.
     device_mesh
         One axis, the domain.
@@ -362,7 +362,7 @@ _FAULTS = {
 
 
 def edge_fault(edge_index: Tensor, source_map: IndexMap, target_map: IndexMap) -> int:
-    """Return what is wrong with this rank's edges, a key of ``_FAULTS``; 0 where nothing is."""
+    """Return the fault of this rank's edges, a key of ``_FAULTS``; 0 for none."""
     integers = not (edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not integers:
         return 1
@@ -411,7 +411,7 @@ def check_nodes(func: TorchFunction, x: ShardTensor, dim: int, index: RoutedInde
 def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     """Start to fetch the rows of ``x`` that gathers along ``edge_index`` will need; they wait for it. Collective.
 
-    What is computed between this and the first gather from ``x`` overlaps with the exchange, and so does its backward.
+    Work between this call and the first gather from ``x`` overlaps with the exchange, and so does its backward.
     Nothing happens where there is nothing to exchange: for plain tensors, or where the rows are here already. So a
     model may call it and still run in one process. Second derivatives are not available; leave the call out for them.
 
@@ -420,7 +420,7 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     x
         ``(num_nodes, ...)``.
     edge_index
-        Of ``sample.to_pyg()``, or a row of it; between two sets of nodes, ``x`` is of that of the sources.
+        ``edge_index`` of ``sample.to_pyg()``, or a row of it. Between two node sets, ``x`` is of the source set.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What messages are scattered into before it is known whose rows it has: a constant, or a plain tensor written to."""
+"""Targets of scattered messages before their layout is known: a constant, or a plain tensor that is written to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scidata.shard.torch_internals import tree_leaves, tree_map_only
 class FilledTensor(ShardTensor):
     """A constant of global shape that takes no memory until it is used.
 
-    What ``messages.new_zeros(shape)`` gives: whether it is to be sharded by nodes or whole on each rank shows only
-    when something is scattered into it. In everything else it is a plain tensor.
+    ``messages.new_zeros(shape)`` returns one. Whether it is sharded by nodes or whole on each rank shows only when
+    something is scattered into it. For all other functions it is a plain tensor.
     """
 
     __slots__ = ()
@@ -65,13 +65,13 @@ _ACCEPT_FILLED: set[Handler] = set()
 
 
 def accepts_filled(handler: Handler) -> Handler:
-    """Say of a handler that it takes a FilledTensor as it is: it may decide what that becomes."""
+    """Mark a handler that takes a FilledTensor as it is and may decide its layout."""
     _ACCEPT_FILLED.add(handler)
     return handler
 
 
 class MovedTensor(Tensor):
-    """What becomes of a plain tensor that messages were scattered into in place: it stands for the sharded result."""
+    """The class of a plain tensor once messages were scattered into it in place: it stands for the sharded result."""
 
     _result: Tensor
 

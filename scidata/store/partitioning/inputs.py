@@ -1,4 +1,4 @@
-"""What a sample was made of: sizes and digests of its files, by which a resumed run finds that one has changed.
+"""Files that a sample was made of: their sizes and digests, by which a resumed run finds that one has changed.
 
 Times are not recorded: copying a file gives it another, and a store would differ from the one made from the copy.
 """
@@ -20,7 +20,7 @@ from scidata.store.format.manifest import InputInfo
 
 
 def describe_input(path: str) -> InputInfo:
-    """Read a file, or all files below a folder, and describe what is in it.
+    """Read a file, or all files below a folder, and describe the content.
 
     It costs one read in sequence, and 2 s of CPU for each GB. Of a URL only the name is described.
 
@@ -39,7 +39,7 @@ def describe_input(path: str) -> InputInfo:
 
 @functools.lru_cache(maxsize=4)
 def _describe_file(path: str, version: object) -> InputInfo:
-    """Describe a file of whose groups each is a sample, once for as long as it is the same."""
+    """Describe a file whose groups are samples, once as long as it does not change."""
     return _describe(path)
 
 
@@ -53,7 +53,7 @@ def _describe(path: str) -> InputInfo:
 
 
 def difference(path: str, recorded: InputInfo) -> str | None:
-    """Say how a file differs from what was recorded of it, or None where it does not; content decides, after size."""
+    """Return how a file differs from its record; None where it does not. Its content decides, after its size."""
     if is_url(path) or recorded.digest is None:
         return None
     file, _ = split_group(path) or (path, "")
@@ -82,7 +82,7 @@ def _files_of(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _regular(path: str) -> str:
-    """Refuse what may have no end, or block whoever opens it."""
+    """Refuse files that may have no end, or block their reader."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise RefusedError(f"{path}: not a regular file (a pipe, socket or device); remove it from the inputs")
     return path

@@ -71,7 +71,7 @@ def order_sample(
     raw
         As read.
     head
-        What is said of it; what there is to say of its order is added to the notes.
+        Its description; remarks on its order are added to the notes.
     findings
         Faults, whose rows are left out.
 
@@ -204,7 +204,7 @@ def _edges_of(raw: RawSample) -> dict[str, IntArray]:
 def _order_of(
     raw: RawSample, sets: Mapping[str, RawSet], pairs: Mapping[str, IntArray], order: str
 ) -> tuple[IntArray, list[str]]:
-    """Return the order of the rows of all sets, one set after the other, and what there is to say of it."""
+    """Return the order of the rows of all sets, numbered one set after the other, and remarks on it."""
     sizes = [each.num_nodes for each in sets.values()]
     if order == "rows":  # each set evenly along the others
         keys = [(np.arange(num) + 0.5) / max(num, 1) for num in sizes]

@@ -1,4 +1,4 @@
-"""The output folder of a run: what may be in it, and locks, so that two runs on one folder do not mix.
+"""The output folder of a run: files that may be in it, and locks, so that two runs on one folder do not mix.
 
 A whole run, or the one that finishes the parts of an array, holds ``.lock`` alone; the parts of a SLURM array share it
 and hold one lock each. The kernel lets go of a lock when its process ends, however that ends.
@@ -206,7 +206,7 @@ def let_succeed(out: str) -> None:
 
 
 def forget(out: str) -> None:
-    """Have what lies there pass for a finished store no more."""
+    """Remove the manifest, so that the folder is no finished store any more."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(os.path.join(out, MANIFEST))
 
@@ -232,7 +232,7 @@ def remove_samples(out: str, indices: Iterable[int]) -> None:
 
 
 def remove_temporaries(out: str, indices: Iterable[int] | None) -> None:
-    """Remove what interrupted runs left of some samples, or of all."""
+    """Remove the leavings of interrupted runs: of some samples, or of all."""
     wanted = None if indices is None else set(indices)
     for name in os.listdir(out):
         match = _TEMPORARY.fullmatch(name)

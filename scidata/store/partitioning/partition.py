@@ -35,12 +35,12 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionReport:
-    """What a run did.
+    """The result of a run.
 
     Attributes
     ----------
     num_samples
-        Of the whole store; this run had ``written`` and ``kept`` ones.
+        Samples of the whole store; this run had ``written`` and ``kept`` ones.
     finished
         True where the manifest was written: the store opens.
     counts, nbytes
@@ -48,7 +48,7 @@ class PartitionReport:
     notes
         By sample: fallbacks of the order, repairs.
     planned
-        Of a dry run, else empty.
+        The samples of a dry run, else empty.
     """
 
     out: str
@@ -120,7 +120,7 @@ def partition(
     order
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
     weights
-        What the store's prefix sums count: None rows, ``"edges"`` edges by destination, else a field's values.
+        Costs that the store's prefix sums count: None for rows, ``"edges"`` for edges by destination, else a field.
     repair
         Kinds of faults that may be left out of the store, or ``"all"``; see ``scidata.meshes.order.faults.REMEDIES``.
     keep
@@ -351,7 +351,7 @@ def _whole_samples(task: Task, out: str, there: Iterable[int]) -> list[int]:
 
 
 def _check_origin(task: Task, out: str, info: SampleInfo) -> None:
-    """Refuse a sample that this run would not have made: cheap comparisons first, then what is in the inputs."""
+    """Refuse a sample that this run would not have made: cheap comparisons first, then the content of its inputs."""
     where = f"{out}: sample {info.index} ({info.name})"
     same = info.recipe == task.recipe and treat_alike(info.settings, task.settings)
     if not same or info.num_samples != len(task.samples):

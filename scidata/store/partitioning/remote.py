@@ -1,4 +1,4 @@
-"""Samples of a run written by processes of other machines, of which nobody here knows when they end.
+"""Samples of a run that processes of other machines write; this machine cannot see when these end.
 
 Such a process may do a sample that another is doing too, or still be at it when the run is over and the next one has
 begun. So each try writes into a folder of its own, and moves the sample to its place only while the run still holds the
@@ -26,7 +26,7 @@ from scidata.store.partitioning.output import is_current
 from scidata.store.partitioning.sample import Task, process_sample
 
 _LOOK_S = 1.0  # between looks at whether the run still holds the output
-_SEEN_S = 90.0  # NFS remembers for up to 60 s what is in a folder
+_SEEN_S = 90.0  # NFS remembers the content of a folder for up to 60 s
 
 
 def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
                 f"it does not see {path}; inputs must be on a file system that workers and client share, under the "
                 "same path"
             )
-    files().close()  # what an earlier run had open may have been replaced since
+    files().close()  # files that an earlier run opened may have been replaced since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class RemoteSamples:
                 os.rename(os.path.join(own, folder), final)
             sync(self.out)
         except OSError as e:
-            if e.filename == own:  # of which nobody has heard
+            if e.filename == own:  # a name that no user knows
                 e.filename = self.out
             raise
         finally:

@@ -36,7 +36,7 @@ _MOST_NAMED = 4  # arrays that are not in the store
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSample:
-    """What a dry run says of a sample: rows of each entity (None: known only once edges are made) and bytes."""
+    """A sample of a dry run: rows of each entity (None: known only once edges are made) and bytes."""
 
     index: int
     name: str
@@ -56,7 +56,7 @@ class Task:
     samples
         The raw samples; metadata is read when they are asked.
     choice
-        What was said of what to take of them: arguments of :func:`scidata.meshes.samples.read_samples`, in its order.
+        The arguments of :func:`scidata.meshes.samples.read_samples` that choose what is read, in its order.
     """
 
     samples: RawSamples
@@ -89,9 +89,9 @@ class Task:
 
     @functools.cached_property
     def recipe(self) -> str:
-        """Digest of options and names of inputs: what resumed and partial runs must agree in.
+        """Digest of options and names of inputs, which resumed and partial runs must have in common.
 
-        What is done about faults is left out: samples that are there have none but those that were dealt with.
+        Options about faults are left out: all faults of finished samples were dealt with.
         """
         names = [os.path.basename(path.rstrip("/")) for path in self.samples.files]
         settings = {name: value for name, value in self.settings.items() if name not in TREATMENTS}
@@ -115,7 +115,7 @@ def process_sample(task: Task, out: str, index: int, tick: Callable[[float], Non
 
 def _ordered(task: Task, index: int) -> OrderedSample:
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
-    raw = task.samples[index]  # opened first: what is no sample is refused, before all below a folder is read
+    raw = task.samples[index]  # opened first: a folder that is no sample is refused before all files below it are read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
     findings = _findings(raw, task)
     notes = (*map(_repaired, findings), *_lost(raw.left_out))
@@ -137,7 +137,7 @@ def _ordered(task: Task, index: int) -> OrderedSample:
 
 
 def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
-    """Say which arrays of the source are not in the store."""
+    """Yield a note on the arrays of the source that are not in the store."""
     if left_out:
         named = [f"{name} ({reason})" for name, reason in list(left_out.items())[:_MOST_NAMED]]
         more = f" and {len(left_out) - len(named)} more, which --dry-run lists" if len(left_out) > len(named) else ""

@@ -181,7 +181,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_local(self, index: int, *, epoch: int | None = None, empty: Empty = np.empty) -> LocalPart:
-        """Read this rank's part of the rows that an epoch draws, by default the present one. Thread-safe, no collectives.
+        """Read this rank's part of the rows of an epoch, by default the present one. Thread-safe, no collectives.
 
         ``empty`` makes the arrays that are read into.
         """

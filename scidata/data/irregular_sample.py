@@ -103,7 +103,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def entity(self) -> str:
-        """The entity of the rows: ``"node"``, ``"point"`` of clouds, or ``"cell"``. Edges and cells hold its local ids."""
+        """The entity of rows: ``"node"``, ``"point"`` of clouds, or ``"cell"``. Edges and cells hold local ids of it."""
         return self._topology.entity
 
     @property

@@ -216,7 +216,7 @@ class Sample(Mapping[str, TensorT]):
         return self.dims
 
     def to_xarray(self) -> Any:
-        """Return the rows that this rank owns as an ``xarray.Dataset`` on the host; grids have coordinates and attributes.
+        """Return the owned rows as an ``xarray.Dataset`` on the host; grids have coordinates and attributes.
 
         Halos and ghosts are left behind, so that the parts of all ranks, put together, are the sample.
 

@@ -103,7 +103,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def entity(self) -> str:
-        """The entity of rows: ``"node"``, ``"point"`` of clouds, or ``"cell"``. Edges and cells hold local ids of it."""
+        """The entity that is cut first: ``"node"``, ``"point"`` of clouds, or ``"cell"``; edges and cells hold its ids."""
         return self._topology.entity
 
     @property

@@ -103,7 +103,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def entity(self) -> str:
-        """The entity that is cut first: ``"node"``, ``"point"`` of clouds, or ``"cell"``; edges and cells hold its ids."""
+        """The entity of rows, whose ids edges and cells hold: ``"node"``, ``"point"`` of clouds, or ``"cell"``."""
         return self._topology.entity
 
     @property

@@ -277,7 +277,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def _of_worker(self, local: Any, index: int) -> Any:
         if get_worker_info() is None:  # a copy that was pickled for something else
             return local
-        return LocalFields.of(local, index, is_int=self.reader.partition.num_parts == 1)
+        return LocalFields.of(local, index, is_whole=self.reader.partition.num_parts == 1)
 
     def assemble(
         self,

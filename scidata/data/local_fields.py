@@ -19,14 +19,14 @@ class LocalFields(dict[str, torch.Tensor]):
     from rank to rank, and none of them is the field. ``items()`` gives all that is there.
     """
 
-    is_int: bool
+    is_whole: bool
 
     @classmethod
-    def of(cls, fields: Mapping[str, torch.Tensor], index: int, *, is_int: bool) -> LocalFields:
-        """Make one of a sample; ``is_int`` where one rank holds all of it."""
+    def of(cls, fields: Mapping[str, torch.Tensor], index: int, *, is_whole: bool) -> LocalFields:
+        """Make one of a sample; ``is_whole`` where one rank holds all of it."""
         made = cls(fields)
         made.number(index)
-        made.is_int = is_int
+        made.is_whole = is_whole
         return made
 
     def number(self, index: int | list[int]) -> None:
@@ -34,7 +34,7 @@ class LocalFields(dict[str, torch.Tensor]):
         self[_INDEX] = torch.tensor(index)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if get_worker_info() is None and not self.is_int:
+        if get_worker_info() is None and not self.is_whole:
             raise ConfigError(
                 f"{name!r}: a worker process of torch's DataLoader has read this rank's part of the sample, with its "
                 "halo; sample = ds.assemble(part) makes ShardTensors of it. Or use scidata.DataLoader"
@@ -55,5 +55,5 @@ class LocalFields(dict[str, torch.Tensor]):
 def stacked(parts: Sequence[LocalFields]) -> LocalFields:
     """Return the part of a batch."""
     made = LocalFields({name: torch.stack([dict(part)[name] for part in parts]) for name in parts[0]})
-    made.is_int = parts[0].is_int
+    made.is_whole = parts[0].is_whole
     return made

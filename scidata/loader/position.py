@@ -46,7 +46,7 @@ class DealtPosition:
                 f"scidata.DataLoader: epoch {self._sampler.epoch} again, in the same shuffled order: call "
                 "loader.set_epoch(epoch) before each epoch for a new one (this is said once)",
                 UserWarning,
-                stacklevel=3,  # the line of the loop
+                stacklevel=4,  # the line of the loop
             )
         self.begun, self._epoch, self._consumed = True, self._sampler.epoch, self._sampler.start
         return _batched(self._sampler, self._index_sampler)

@@ -41,7 +41,7 @@ def told(ds, first, *, part=False):
     """Take samples from one on, by each rank's own number, and use them; return what is said."""
     indices = [first, (first + 1) % len(ds)]
     if part:  # as worker processes of torch's loader hand them out, one by one
-        samples = [ds.assemble(LocalFields.of(ds.read_local(i), i, is_int=False)) for i in indices]
+        samples = [ds.assemble(LocalFields.of(ds.read_local(i), i, is_whole=False)) for i in indices]
     else:
         samples = next(iter(torch.utils.data.DataLoader(ds, 2, sampler=indices, collate_fn=list)))
     x = torch.stack([sample["u"] * 2 for sample in samples])

@@ -82,8 +82,8 @@ def test_units_that_nobody_else_has_a_part_in(rows: IntArray, columns: IntArray,
         for box in (*others, *([] if inner is None else [inner])):
             times[box] += 1
             for cut, unit, size in zip(box, units, shape, strict=True):
-                is_int = cut.start % unit == 0 and (cut.stop % unit == 0 or cut.stop == size)
-                assert is_int or not times[box].size
+                is_whole = cut.start % unit == 0 and (cut.stop % unit == 0 or cut.stop == size)
+                assert is_whole or not times[box].size
         assert (times == wanted).all()
         assert inner is None or held[inner].all()
         for i in range(0, shape[0], high):  # and of those that lie in what is held none is among the others

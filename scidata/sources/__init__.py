@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Mapping
-from typing import Any
 
 from scidata.core.types import Source
 from scidata.core.urls import Url, is_url, url_of
@@ -25,7 +24,7 @@ def open_source(
     path: str | os.PathLike[str],
     *,
     allow_external: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Source:
     """Open a raw store of any known format, detected by its content.
 

@@ -265,7 +265,7 @@ class Versions:
     def __init__(self) -> None:
         self._seen: dict[str, Version] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"_seen": self._seen.copy()}  # other threads add to it
 
     def note(self, path: str, found: Version) -> None:

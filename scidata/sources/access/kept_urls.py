@@ -48,7 +48,7 @@ class KeptUrl(Url):
         self.keeper, self.key, self.plain = keeper, key, plain
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return KeptUrl, (self.plain, self.keeper, self.key)
 
     def at(self, key: str) -> Url:

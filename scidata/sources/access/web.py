@@ -91,7 +91,7 @@ class _Answer:
         self._answer = await self._request
         return self._answer
 
-    async def __aexit__(self, *of_error: Any) -> None:
+    async def __aexit__(self, *of_error: object) -> None:
         await self._answer.__aexit__(*of_error)
 
 

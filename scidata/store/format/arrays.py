@@ -28,7 +28,7 @@ _SHARD_BYTES = 32 << 20
 Slices = tuple[slice, ...]
 
 
-def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[np.generic]:
     """Return the little-endian dtype in which values are stored."""
     return np.dtype(dtype).newbyteorder("<")
 
@@ -36,11 +36,11 @@ def stored_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 class ArrayDigest:
     """BLAKE2b of an array's dtype, shape and values (little-endian, C order), fed block by block."""
 
-    def __init__(self, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+    def __init__(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> None:
         self._dtype = stored_dtype(dtype)
         self._hash = hashlib.blake2b(f"{self._dtype.str}{tuple(shape)}".encode(), digest_size=16)
 
-    def update(self, block: npt.NDArray[Any]) -> None:
+    def update(self, block: npt.NDArray[np.generic]) -> None:
         """Take in the next values in C order."""
         self._hash.update(np.ascontiguousarray(block, self._dtype).reshape(-1).view(np.uint8).data)
 
@@ -86,7 +86,7 @@ def new_array(
     path: str,
     *,
     shape: Sequence[int],
-    dtype: np.dtype[Any],
+    dtype: np.dtype[np.generic],
     chunks: Sequence[int],
     shards: Sequence[int] | None = None,
     dims: Sequence[str],
@@ -111,7 +111,7 @@ def new_array(
 def write_array(
     group: Any,
     path: str,
-    read: Callable[[Slices], npt.NDArray[Any]],
+    read: Callable[[Slices], npt.NDArray[np.generic]],
     *,
     shape: Sequence[int],
     dtype: npt.DTypeLike,
@@ -178,11 +178,11 @@ class Reordered:
 
     def __init__(
         self,
-        read: Callable[[Slices], npt.NDArray[Any]],
+        read: Callable[[Slices], npt.NDArray[np.generic]],
         order: IntArray,
         *,
         source_shape: Sequence[int],
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         entity_dim: int,
         scratch: str,
         max_bytes: int,
@@ -190,10 +190,10 @@ class Reordered:
         self._read, self._order, self._shape, self._dim = read, order, tuple(source_shape), entity_dim
         self._dtype, self._scratch, self._max_bytes = dtype, scratch, max_bytes
         self._lead: tuple[tuple[int, int], ...] | None = None  # steps that are held
-        self._whole: npt.NDArray[Any] | None = None  # their values in the source's order
+        self._whole: npt.NDArray[np.generic] | None = None  # their values in the source's order
         self._block_rows = 0  # of the scratch file, where they are in that
 
-    def __call__(self, box: Slices) -> npt.NDArray[Any]:
+    def __call__(self, box: Slices) -> npt.NDArray[np.generic]:
         """Return the values of a box of the new order."""
         rows, tail = box[self._dim], box[self._dim + 1 :]
         assert all(s == slice(0, n) for s, n in zip(tail, self._shape[self._dim + 1 :], strict=True))
@@ -203,7 +203,7 @@ class Reordered:
             self._load(box)
             self._lead = lead
         if self._whole is not None:
-            taken: npt.NDArray[Any] = np.take(self._whole, self._order[rows], axis=self._dim)
+            taken: npt.NDArray[np.generic] = np.take(self._whole, self._order[rows], axis=self._dim)
             return taken
         return self._from_scratch(rows, [s.stop - s.start for s in box[: self._dim]])
 
@@ -234,7 +234,7 @@ class Reordered:
                         file.write(np.ascontiguousarray(values[rows[a:b] - first], self._dtype).data.cast("B"))
                         filled[block] += b - a
 
-    def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> npt.NDArray[Any]:
+    def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> npt.NDArray[np.generic]:
         shape = (rows.stop - rows.start, *lead_sizes, *self._shape[self._dim + 1 :])
         row_bytes = math.prod(shape[1:]) * self._dtype.itemsize
         with open(open_own(self._scratch, os.O_RDONLY), "rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from scidata.errors import CorruptDataError
 
@@ -62,7 +62,7 @@ class Entry:
         """Say that a key has another value than was expected."""
         self.fail(key, f"is {shown(self.data[key])}, but {expected} was expected")
 
-    def _checked(self, key: str, fits: Callable[[Any], bool], expected: str) -> Any:
+    def _checked(self, key: str, fits: Callable[[object], bool], expected: str) -> Any:
         value = self.data[key]
         if not fits(value):
             self.wrong(key, expected)
@@ -72,7 +72,7 @@ class Entry:
         found: dict[str, Any] = self._checked(key, lambda value: isinstance(value, dict), "a JSON object")
         return found
 
-    def _list(self, key: str, fits: Callable[[Any], bool], expected: str) -> tuple[Any, ...]:
+    def _list(self, key: str, fits: Callable[[object], bool], expected: str) -> tuple[Any, ...]:
         value = self.data[key]
         if not isinstance(value, list) or not all(map(fits, value)):
             self.wrong(key, expected)
@@ -127,13 +127,13 @@ class Entry:
             self.fail(key, f"is nested more than {_DEEPEST} deep")
         return value
 
-    def each(self, key: str, read: Callable[[Any, str, str], T]) -> dict[str, T]:
+    def each(self, key: str, read: Callable[[object, str, str], T]) -> dict[str, T]:
         """Return an object's entries, read by ``read(entry, where, key)``; its keys name arrays or entities."""
         found = self._object(key).items()
         return {name: read(item, self.where, f"{key!r}[{ascii(name)[:80]}]") for name, item in found}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Show what was found, without what could be harmful to show."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
@@ -142,20 +142,20 @@ def shown(value: Any) -> str:
     return ascii(value[:40] if isinstance(value, str) else value)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Whether it is a number of things."""
     return type(value) is int and 0 <= value <= MOST
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number."""
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= MOST)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _is_shallow(value: Any, depth: int) -> bool:
+def _is_shallow(value: object, depth: int) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return all(depth > 0 and _is_shallow(item, depth - 1) for item in items)

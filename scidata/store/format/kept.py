@@ -71,7 +71,7 @@ class KeptFiles:
         self.use: Use | None = None
         self._claims: dict[tuple[int, bytes], Future[None]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return KeptFiles, (self._path, self._manifest, self.disk)
 
     def url(self) -> KeptUrl:

@@ -64,18 +64,18 @@ def _dtype(entry: Entry) -> str:
     return text
 
 
-def _array(data: Any, where: str, key: str) -> ArrayInfo:
+def _array(data: object, where: str, key: str) -> ArrayInfo:
     entry = Entry(data, where, key, _ARRAY_KEYS, frozenset(["chunks", "shards"]))
     shape, dtype = entry.counts("shape"), _dtype(entry)
     if math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize > MOST:
         entry.wrong("shape", f"a shape of less than 2**63 bytes of {dtype}")
     chunks = None
-    if "chunks" in data:
+    if "chunks" in entry.data:
         chunks = entry.counts("chunks")
         if len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * np.dtype(dtype).itemsize > MOST:
             entry.wrong("chunks", f"the shape of chunks of {shape}")
     shards = None
-    if "shards" in data:
+    if "shards" in entry.data:
         shards = entry.counts("shards")
         fits = len(shards) == len(chunks or ()) and 0 not in shards
         if shards and not (fits and all(n % c == 0 for n, c in zip(shards, chunks or (), strict=True))):
@@ -83,7 +83,7 @@ def _array(data: Any, where: str, key: str) -> ArrayInfo:
     return ArrayInfo(shape=shape, dtype=dtype, digest=entry.text("digest"), chunks=chunks, shards=shards)
 
 
-def _field(data: Any, where: str, key: str) -> FieldInfo:
+def _field(data: object, where: str, key: str) -> FieldInfo:
     entry = Entry(data, where, key, _FIELD_KEYS)
     dims, entity_dim = entry.texts("dims"), entry.count("entity_dim")
     if entity_dim >= len(dims):
@@ -99,12 +99,12 @@ def _field(data: Any, where: str, key: str) -> FieldInfo:
     )
 
 
-def _figures(data: Any, where: str, key: str) -> StoredMoments:
+def _figures(data: object, where: str, key: str) -> StoredMoments:
     entry = Entry(data, where, key, frozenset(_FIGURES))
-    several = isinstance(data["count"], list)
+    several = isinstance(entry.data["count"], list)
     values: dict[str, Any] = {"count": entry.counts("count") if several else entry.count("count")}
     for name in _FIGURES[1:]:
-        found = data[name] if several else [data[name]]
+        found = entry.data[name] if several else [entry.data[name]]
         if not isinstance(found, list) or not all(x is None or is_number(x) for x in found):
             entry.wrong(name, "numbers" if several else "a number")
         if several and len(found) != len(values["count"]):
@@ -128,15 +128,15 @@ def _period(entry: Entry) -> tuple[float, ...] | None:
     return None if entry.data["period"] is None else entry.numbers("period")
 
 
-def _count(value: Any, where: str, key: str) -> int:
+def _count(value: object, where: str, key: str) -> int:
     if not is_count(value):
         raise damaged(where, f"{key} is {shown(value)}, but a number of rows was expected")
     return int(value)
 
 
-def _input(data: Any, where: str, key: str) -> InputInfo:
+def _input(data: object, where: str, key: str) -> InputInfo:
     entry = Entry(data, where, key, _INPUT_KEYS)
-    size = None if data["size"] is None else entry.count("size")
+    size = None if entry.data["size"] is None else entry.count("size")
     return InputInfo(name=entry.text("name"), size=size, digest=entry.optional_text("digest"))
 
 
@@ -290,7 +290,7 @@ def _check_fields(entry: Entry, info: SampleInfo) -> None:
             entry.fail("statistics", f"has figures of {ascii(path)[:80]} that are not one for each component")
 
 
-def load_sample(data: Any, where: str) -> SampleInfo:
+def load_sample(data: object, where: str) -> SampleInfo:
     """Rebuild a sample's description from the plain data of :func:`scidata.store.format.manifest.sealed`.
 
     Raises
@@ -352,7 +352,7 @@ def _too_deep(where: str) -> CorruptDataError:
     return CorruptDataError(f"{where}: is nested too deep; it is damaged, or made to do harm: copy the store again")
 
 
-def _unsealed(data: Any, where: str, raw: bytes = b"") -> dict[str, Any]:
+def _unsealed(data: object, where: str, raw: bytes = b"") -> dict[str, Any]:
     """Return what has a digest of itself, without it, if they agree; ``raw`` is its JSON, if it is a document."""
     if not isinstance(data, dict) or "digest" not in data:
         raise CorruptDataError(f"{where}: holds no description of a scidata store; write the store again")

@@ -55,7 +55,7 @@ class FieldInfo:
     dims: tuple[str, ...]
     entity_dim: int
     units: str | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -128,10 +128,10 @@ class SampleHead:
     on_sphere: bool
     recipe: str
     period: tuple[float, ...] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     inputs: tuple[InputInfo, ...] = ()
     notes: tuple[str, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
         """Return these entries alone, of what has more."""
@@ -193,7 +193,7 @@ class Manifest:
     on_sphere: bool
     period: tuple[float, ...] | None
     recipe: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     entities: tuple[str, ...]
     counts: Mapping[str, int]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
@@ -217,7 +217,7 @@ class RunningStatistics:
         self._min = np.full(size, np.inf)
         self._max = np.full(size, -np.inf)
 
-    def add(self, block: npt.NDArray[Any]) -> None:
+    def add(self, block: npt.NDArray[np.generic]) -> None:
         """Take in values whose last dims are the components (``block`` has ``rows * components`` values)."""
         values = block.reshape(-1, len(self._mean)).astype(np.float64)
         finite = np.isfinite(values)
@@ -258,18 +258,18 @@ class RunningStatistics:
         return statistics_of([x.reshape(()) for x in columns] if self._plain else columns)
 
 
-def statistics_of(figures: Sequence[npt.NDArray[Any]]) -> StoredMoments:
+def statistics_of(figures: Sequence[npt.NDArray[np.generic]]) -> StoredMoments:
     """Return statistics of five arrays: plain numbers where these have no dims."""
     values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in figures]
     return StoredMoments(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])
 
 
-def dump_json(data: Mapping[str, Any]) -> str:
+def dump_json(data: Mapping[str, object]) -> str:
     """Return JSON without NaN (null instead), the same for the same data."""
     return json.dumps(_plain(data), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {_text(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -283,7 +283,7 @@ def _plain(value: Any) -> Any:
     return _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return text that has bytes: lone surrogates, of attributes that are no UTF-8, are written out."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ _ABSENT = 2**64 - 1
 
 def write_shard(
     path: str | os.PathLike[str],
-    values: npt.NDArray[Any],
+    values: npt.NDArray[np.generic],
     *,
     chunk: Sequence[int],
     shard: Sequence[int],
@@ -72,8 +71,8 @@ def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], sh
 
 
 def _chunks(
-    values: npt.NDArray[Any], chunk: Sequence[int], grid: Sequence[int]
-) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    values: npt.NDArray[np.generic], chunk: Sequence[int], grid: Sequence[int]
+) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
     """Yield the number in the shard of each chunk that has values, and these, C-contiguous and filled up."""
     for corner in np.ndindex(*chunks_held(values.shape, chunk)):
         box = tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))

@@ -82,7 +82,7 @@ class FieldData:
 
     info: FieldInfo
     shape: tuple[int, ...]
-    read: Callable[[tuple[slice, ...]], npt.NDArray[Any]]
+    read: Callable[[tuple[slice, ...]], npt.NDArray[np.generic]]
     rows: IntArray | None = None
 
 
@@ -179,7 +179,7 @@ class OrderedSample(SampleHead):
         raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
 
 
-def search_space(pos: npt.NDArray[Any], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def search_space(pos: npt.NDArray[np.generic], *, on_sphere: bool) -> npt.NDArray[np.float64]:
     """Return positions in which distances are Euclidean: longitude, latitude (, height) in degrees go to the unit
     sphere, without the height."""
     return unit_sphere(pos[:, :2]) if on_sphere else np.asarray(pos, np.float64)
@@ -323,14 +323,16 @@ class _SampleWriter:
             self._done += share
             self._tick(share)
 
-    def _put(self, path: str, values: npt.NDArray[Any], dims: tuple[str, ...], *, lists: bool = False) -> None:
+    def _put(self, path: str, values: npt.NDArray[np.generic], dims: tuple[str, ...], *, lists: bool = False) -> None:
         """Write an array that is in memory in its final order."""
         chunk_rows = _LIST_CHUNK_ROWS if lists else CHUNK_ROWS
         self._write_array(
             path, values.__getitem__, shape=values.shape, dtype=values.dtype, dims=dims, chunk_rows=chunk_rows
         )
 
-    def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], npt.NDArray[Any]], **layout: Any) -> None:
+    def _write_array(
+        self, path: str, read: Callable[[tuple[slice, ...]], npt.NDArray[np.generic]], **layout: Any
+    ) -> None:
         self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
 
     def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -415,7 +417,7 @@ class _SampleWriter:
         remove(self._scratch)
 
 
-def _block_boxes(pos: npt.NDArray[Any], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def _block_boxes(pos: npt.NDArray[np.generic], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:
     """Return ``(num_blocks, 2, ndim)`` lower and upper corners of runs of ``BLOCK_ROWS`` rows, in search space."""
     num_blocks = -(-len(order) // BLOCK_ROWS)
     ndim = 3 if on_sphere else pos.shape[1]

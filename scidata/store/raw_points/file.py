@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +52,7 @@ class PointsFile:
         first = self.coordinates[0]
         return first.shape if len(first.shape) == 2 else (self.num_rows, len(self.coordinates))
 
-    def positions(self, parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def positions(self, parts: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return rows of the coordinates as ``(num, 2 or 3)``, angles in degrees."""
         points = parts[0] if parts[0].ndim == 2 else np.stack(parts, axis=1)
         if self.on_sphere:
@@ -85,7 +84,7 @@ class FileAccess(RowAccess):
         """Return an array's layout."""
         return self._file.layouts[path]
 
-    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[np.generic]:
         """Read what a plan of this object says, decoded."""
         return self.run_each([(self.job(plan, dtype), None)])[0]
 
@@ -96,7 +95,7 @@ class FileAccess(RowAccess):
         return Job(plan, self.source, decoding, allow_missing=self._allow_missing)
 
 
-def described_file(header: SampleHeader, *, dtype: np.dtype[Any] | None, decode: bool) -> PointsFile:
+def described_file(header: SampleHeader, *, dtype: np.dtype[np.generic] | None, decode: bool) -> PointsFile:
     """Return what is in a file; ``dtype`` and ``decode`` say how its values are read."""
     topology = header.topology
     assert isinstance(topology, PointsTopology)

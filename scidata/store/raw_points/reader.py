@@ -127,7 +127,7 @@ class PointsReader(PartReader):
         """Return which of them counts the points."""
         return self.info(name).entity_dim
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def dtype(self, name: str) -> np.dtype[np.generic]:
         """Return the dtype in which a field is read."""
         return np.dtype(self.info(name).dtype)
 
@@ -269,7 +269,7 @@ class PointsReader(PartReader):
         arrays = [(name, path) for name in self.fields for path in cloud.paths(name)]
         own = [self._access(cloud, empty) for _ in arrays]
 
-        def read(access: RowAccess, name: str, path: str) -> npt.NDArray[Any]:
+        def read(access: RowAccess, name: str, path: str) -> npt.NDArray[np.generic]:
             if rows is None:
                 return access.run_each([(self._job(access, index, name, path, start, stop), None)])[0]
             gather = self._gather(access, path, rows)
@@ -335,7 +335,7 @@ class PointsReader(PartReader):
     def _dim(self, path: str) -> int:
         return self._infos[path].entity_dim if path in self._infos else 0
 
-    def _dtype_of(self, name: str) -> np.dtype[Any] | None:
+    def _dtype_of(self, name: str) -> np.dtype[np.generic] | None:
         return None if name == "pos" else self._dtype
 
     def _map(self, index: int, part: int, bounds: IntArray, *, drawn: bool) -> IndexMap:
@@ -390,7 +390,7 @@ class PointsPass:
         self.bounds = np.arange(len(self._files) + 1, dtype=np.int64)
         self.is_step = np.zeros(len(self._files), np.bool_)
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[np.generic]:
         """Read a file's own rows, ``(1, *row)``."""
         return self._reader.read(int(self._files[start]), self._part).fields[self.name][None]
 

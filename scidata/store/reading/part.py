@@ -90,7 +90,7 @@ class LocalPart:
     index: int
     part: SamplePart
     index_maps: Mapping[str, IndexMap]
-    fields: Mapping[str, npt.NDArray[Any]]
+    fields: Mapping[str, npt.NDArray[np.generic]]
     edge_index: IntArray | None
     far_edge_index: IntArray | None
     cells: LocalCells | None
@@ -100,7 +100,7 @@ class LocalPart:
     relations: Mapping[str, IntArray] = field(default_factory=dict)
     far_relations: Mapping[str, IntArray] = field(default_factory=dict)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
         found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}

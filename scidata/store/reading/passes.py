@@ -38,7 +38,7 @@ class StorePass:
         self,
         name: str,
         info: FieldInfo,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
         *,
         numbering: Numbering,
         samples: IntArray,
@@ -84,7 +84,7 @@ class StorePass:
         others = math.prod(n for k, n in enumerate(shape) if k != self._axis)
         return -(-others // self._num_parts) * self._dtype.itemsize
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[np.generic]:
         """Read rows of a block, ``(stop - start, *row)``."""
         stored, info = int(self._stored[start]), self._info
         first, end = self._cut(stored).owned(info.entity, self._part)

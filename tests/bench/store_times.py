@@ -59,7 +59,7 @@ def main() -> None:
                 if turn:  # the first read brings the edges
                     found[name].append(1e3 * (time.process_time() - start))
         kept, anew = (statistics.median(found[name]) for name in ("kept", "anew"))
-        size = readers["kept"].topologies.nbytes / 2**20
+        size = readers["kept"].topologies.size / 2**20
         print(
             f"kept {kept:.1f} ms, anew {anew:.1f} ms, ratio {anew / kept:.1f}; {size:.0f} MiB of edges and cells kept"
         )

@@ -36,14 +36,12 @@ from scidata.loader.arguments import (
 from scidata.loader.base import BaseLoader, BatchT
 from scidata.loader.batches import Announced, Batches, facts_of_data, items_of
 from scidata.loader.peers.agreement import Agreement
-from scidata.loader.peers.ballot import CommonBallot, OwnBallot
+from scidata.loader.peers.ballot import Ballot, CommonBallot, OwnBallot
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position, position_of
 from scidata.loader.prefetch.ahead import ReadAhead
-from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.own_reads import OwnReads
-from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.read_paths import ReadPaths
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
@@ -275,22 +273,10 @@ class DataLoader(BaseLoader[BatchT]):
                 facts_of_data, self._source.dataset, self._watch, self._draws(), position, announced, num_batches
             )
             agreement = Agreement(self._watch, session, of_loader, of_data)
-        path = self._read_paths.of(self, self._prefetch, device)
-        prefetcher = Prefetcher(
-            items,
-            path.fill,
-            path.ring,
-            num_workers=self.num_workers,
-            prefetch=Depth(self._prefetch, self.max_prefetch_bytes, path.nbytes),
-            copier=path.copier,
-            on_close=path.on_close,
-            stats=self._stats,
-            timeout=self.timeout,
-            peers=session,
-            ballot=self._ballot(session),
-            ahead=ahead,
-            own_reads=self._own_reads if self._may_read(device) else None,
-        )
+        prefetcher = self._read_paths.prefetcher(
+            self, items, self._prefetch, device, stats=self._stats, peers=session, ballot=self._ballot(session),
+            ahead=ahead, own_reads=self._own_reads if self._may_read(device) else None,
+        )  # fmt: skip
         return Batches(
             prefetcher,
             position,
@@ -344,7 +330,7 @@ class DataLoader(BaseLoader[BatchT]):
             return None
         return Session(self._watch, lambda: (fingerprint_of(dataset), repr(dataset)), self.timeout)
 
-    def _ballot(self, session: Session | None) -> CommonBallot | OwnBallot | None:
+    def _ballot(self, session: Session | None) -> Ballot | None:
         if self.on_error == "raise":
             return None
         return OwnBallot() if session is None or self._watch is None else CommonBallot(self._watch, session)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,36 +14,22 @@ from scidata.data.adapter import DatasetAdapter
 from scidata.data.side_stream import SideStream
 from scidata.loader.base import BaseLoader
 from scidata.loader.batches import part_reader
-from scidata.loader.prefetch.buffers import BufferRing, Ring
-from scidata.loader.prefetch.copiers import DeviceCopier, HostCopier, Staging
-from scidata.loader.prefetch.readers import Copier, Fill
+from scidata.loader.peers.ballot import Ballot
+from scidata.loader.peers.session import Session
+from scidata.loader.prefetch.ahead import ReadAhead
+from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.copiers import Copier, DeviceCopier, HostCopier, Staging
+from scidata.loader.prefetch.depth import Depth
+from scidata.loader.prefetch.own_reads import OwnReads
+from scidata.loader.prefetch.prefetcher import Prefetcher
+from scidata.loader.prefetch.readers import Fill
 from scidata.loader.prefetch.slots import SlotRing
+from scidata.loader.stats import PrefetchStats
 from scidata.loader.workers import WorkerPool, WorkerReader
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadPath:
-    """How the samples of an epoch are read.
-
-    Attributes
-    ----------
-    ring, fill, copier
-        Where samples are read to, what reads them, and what makes tensors of them.
-    nbytes
-        Bytes of a batch; 0 where samples differ.
-    on_close
-        Called when the epoch's threads have ended.
-    """
-
-    ring: Ring[Any]
-    fill: Fill
-    copier: Copier[Any]
-    nbytes: int = 0
-    on_close: Callable[[], None] = lambda: None
-
-
 class ReadPaths:
-    """Makes the read path of each epoch from what earlier ones have left: buffers, pinned memory, blocks, processes.
+    """Makes the prefetcher of each epoch from what earlier ones have left: buffers, pinned memory, blocks, processes.
 
     Pickles without these, but for the blocks' limits.
 
@@ -64,31 +49,33 @@ class ReadPaths:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"idle_rings": deque(maxlen=1), "staging": None, "_pool": None}
 
-    def of(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
-        """Return the path of an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
-        make = self._into_buffers if self._source.has_buffers else self._into_slots
-        return make(loader, max(1, prefetch), device)
-
-    def _into_buffers(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
-        ring = self._ring(prefetch + 1, pin_memory=loader.pin_memory and torch.cuda.is_available())
-        idle = self.idle_rings
-        return ReadPath(
-            ring=ring,
-            fill=self._worker_reader(loader) or self._source.dataset.read_into,
-            copier=HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device)),
-            nbytes=(loader.batch_size or 1) * sum(spec.nbytes for spec in ring.specs.values()),
-            on_close=lambda: idle.append(ring),
-        )
-
-    def _into_slots(self, loader: BaseLoader[Any], prefetch: int, device: torch.device | None) -> ReadPath:
-        ring = SlotRing(prefetch)
-        if device is not None and loader.pin_memory and self.staging is None:
-            self.staging = Staging()
-        return ReadPath(
-            ring=ring,
-            fill=self._worker_reader(loader) or part_reader(self._source, self.memory, ring),
-            copier=HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device), self.staging),
-        )
+    def prefetcher(
+        self, loader: BaseLoader[Any], items: Iterator[list[int]], prefetch: int, device: torch.device | None, *,
+        stats: PrefetchStats, peers: Session | None, ballot: Ballot | None, ahead: ReadAhead | None,
+        own_reads: OwnReads | None,
+    ) -> Prefetcher:  # fmt: skip
+        """Begin to read an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
+        ring: BufferRing | SlotRing
+        fill: Fill | None = self._worker_reader(loader)
+        nbytes, on_close, idle = 0, lambda: None, self.idle_rings
+        if self._source.has_buffers:
+            ring = buffers = self._ring(
+                max(1, prefetch) + 1, pin_memory=loader.pin_memory and torch.cuda.is_available()
+            )
+            fill = fill or self._source.dataset.read_into
+            nbytes = (loader.batch_size or 1) * sum(spec.nbytes for spec in buffers.specs.values())
+            on_close = lambda: idle.append(buffers)  # noqa: E731
+        else:
+            ring = SlotRing(max(1, prefetch))
+            fill = fill or part_reader(self._source, self.memory, ring)
+            if device is not None and loader.pin_memory and self.staging is None:
+                self.staging = Staging()
+        copier: Copier = HostCopier(ring) if device is None else DeviceCopier(ring, SideStream(device), self.staging)
+        return Prefetcher(
+            items, fill, ring, num_workers=loader.num_workers,
+            prefetch=Depth(prefetch, loader.max_prefetch_bytes, nbytes), copier=copier, stats=stats,
+            on_close=on_close, timeout=loader.timeout, peers=peers, ballot=ballot, ahead=ahead, own_reads=own_reads,
+        )  # fmt: skip
 
     def _ring(self, capacity: int, *, pin_memory: bool) -> BufferRing:
         specs = dict(self._source.dataset.buffer_specs())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -70,6 +70,9 @@ class CommonBallot:
             if self._first or rank == self._rank:
                 _log.warning("left out on all ranks: rank %d: %s", rank, text)
         return frozenset(range(size) if result["whole"] else result["places"].get(str(self._dp_rank), []))
+
+
+Ballot: TypeAlias = OwnBallot | CommonBallot
 
 
 class _Report(TypedDict):

@@ -10,55 +10,17 @@ from __future__ import annotations
 import queue
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from scidata.grids.blocks.key import BlockKey
+from scidata.grids.blocks.pool import BlockPool, BlockRead
 
 _MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
 _EARLY = 4  # times the blocks of one item are read before the first that needs them: new ones come in turns
 
-
-class SharedRead(Protocol):
-    """A block that several samples need; :class:`scidata.grids.blocks.pool.BlockRead` is one."""
-
-    @property
-    def pool(self) -> Any:
-        """The pool that keeps it. Its ``wanted`` takes the keys of blocks that are worth reading, by reader."""
-
-    @property
-    def key(self) -> Hashable:
-        """Of the block, in its pool."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of the block."""
-
-    @property
-    def room(self) -> int:
-        """Bytes that the pool keeps."""
-
-    @property
-    def samples_nbytes(self) -> int:
-        """Bytes of all that a block of samples shares, in this pool."""
-
-    @property
-    def enough(self) -> int:
-        """Samples that must need it for it to be worth reading."""
-
-    def is_kept(self) -> bool:
-        """Whether it is there; it is the last to go then."""
-
-    def give_up(self) -> None:
-        """Say that no use of it is in sight."""
-
-    def load(self, *, wait: bool = True) -> bool:
-        """Read it, unless it is kept. Does not raise.
-
-        Return false, where ``wait`` is, and others make it right now.
-        """
-
-
-_Place: TypeAlias = tuple[int, Hashable]  # of a block: its pool, and its key there
-_Reads: TypeAlias = list[tuple[_Place, SharedRead]]  # of one item
+_Place: TypeAlias = tuple[int, BlockKey]  # of a block: its pool, and its key there
+_Reads: TypeAlias = list[tuple[_Place, BlockRead]]  # of one item
 
 
 class ReadAhead(Iterator[list[int]]):
@@ -82,7 +44,7 @@ class ReadAhead(Iterator[list[int]]):
     """
 
     def __init__(
-        self, items: Iterator[list[int]], reads_of: Callable[[int], Sequence[SharedRead]], in_flight: int
+        self, items: Iterator[list[int]], reads_of: Callable[[int], Sequence[BlockRead]], in_flight: int
     ) -> None:
         self._items, self._reads_of, self._in_flight = items, reads_of, in_flight
         self._coming: deque[tuple[list[int], _Reads]] = deque()
@@ -92,12 +54,12 @@ class ReadAhead(Iterator[list[int]]):
         self._end: Exception | None = None
         self._uses: Counter[_Place] = Counter()
         self._held: Counter[int] = Counter()  # bytes, by pool
-        self._wanted: dict[int, set[Hashable]] = {}
-        self._pools: dict[int, Any] = {}
-        self._due: deque[tuple[_Place, SharedRead]] = deque()  # wanted, but too early yet
+        self._wanted: dict[int, set[BlockKey]] = {}
+        self._pools: dict[int, BlockPool] = {}
+        self._due: deque[tuple[_Place, BlockRead]] = deque()  # wanted, but too early yet
         self._early: set[_Place] = set()  # being read, or read, for items that were not given yet
         self._most = 0  # blocks of one item
-        self._queue: queue.SimpleQueue[SharedRead | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[BlockRead | None] = queue.SimpleQueue()
         self._closed = self.has_begun = False
 
     def __next__(self) -> list[int]:
@@ -131,7 +93,7 @@ class ReadAhead(Iterator[list[int]]):
 
     def run(self) -> None:
         """Read blocks until the end: the body of a thread."""
-        later: deque[SharedRead] = deque()  # others make them right now: there may be something else to do
+        later: deque[BlockRead] = deque()  # others make them right now: there may be something else to do
         while True:
             try:
                 read, wait = self._queue.get(block=not later), False
@@ -177,7 +139,7 @@ class ReadAhead(Iterator[list[int]]):
             self._note(place, read)
         return True
 
-    def _shared_by(self, index: int) -> Sequence[SharedRead]:
+    def _shared_by(self, index: int) -> Sequence[BlockRead]:
         try:
             return self._reads_of(index)
         except Exception:  # no such sample: its reader raises the error
@@ -191,7 +153,7 @@ class ReadAhead(Iterator[list[int]]):
             more[place[0]] += read.nbytes
         return all(self._held[pool] + nbytes <= room[pool] for pool, nbytes in more.items())
 
-    def _note(self, place: _Place, read: SharedRead) -> None:
+    def _note(self, place: _Place, read: BlockRead) -> None:
         pool = place[0]
         if pool not in self._wanted:
             self._pools[pool] = read.pool

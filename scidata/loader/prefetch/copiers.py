@@ -9,24 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Any, Generic, TypeAlias
 
 import torch
 from torch import Tensor
 
+from scidata.data.side_stream import SideStream
 from scidata.loader.prefetch.buffers import Batch, Ring, SetT
 
 _ALIGN = 64  # bytes: of each array in a block, for any dtype
-
-
-class Transfer(Protocol):
-    """Copies to where tensors are used, beside other work; :class:`~scidata.data.side_stream.SideStream` is one."""
-
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
-        """Begin, on any thread; return the copies, and an event with ``synchronize()`` that waits for them."""
-
-    def hand_over(self, tensors: Sequence[Tensor], event: torch.cuda.Event) -> None:
-        """Make the copies safe to use from here on, on the thread that uses them."""
 
 
 class HostCopier(Generic[SetT]):
@@ -123,7 +114,7 @@ class DeviceCopier(Generic[SetT]):
         Memory to pass on the way; None copies from where samples were read to.
     """
 
-    def __init__(self, ring: Ring[SetT], transfer: Transfer, staging: Staging | None = None) -> None:
+    def __init__(self, ring: Ring[SetT], transfer: SideStream, staging: Staging | None = None) -> None:
         self._ring, self._transfer, self._staging = ring, transfer, staging
 
     def start(self, buffers: SetT) -> _Copy[SetT]:
@@ -145,3 +136,6 @@ class DeviceCopier(Generic[SetT]):
         if self._staging is not None and ticket.block is not None:
             self._staging.give_back(ticket.block, ticket.event)
         self._ring.give_back(ticket.buffers, ticket.event)
+
+
+Copier: TypeAlias = HostCopier[Any] | DeviceCopier[Any]

@@ -26,12 +26,14 @@ from typing import Any
 
 from scidata.core import trace
 from scidata.errors import ConfigError, ReadTimeoutError
+from scidata.loader.peers.ballot import Ballot
+from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead, without_frames
 from scidata.loader.prefetch.buffers import Batch, Ring
-from scidata.loader.prefetch.copiers import HostCopier
+from scidata.loader.prefetch.copiers import Copier, HostCopier
 from scidata.loader.prefetch.depth import Depth
 from scidata.loader.prefetch.own_reads import OwnReads
-from scidata.loader.prefetch.readers import Ballot, Copier, Fill, Peers, Readers, Work, shut_down
+from scidata.loader.prefetch.readers import Fill, Readers, Work, shut_down
 from scidata.loader.stats import PrefetchStats
 
 _SLOW_SECONDS = 30.0  # after which a wait is warned of, where there is no timeout
@@ -90,11 +92,11 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         *,
         num_workers: int = 2,
         prefetch: int | Depth = 2,
-        copier: Copier[Any] | None = None,
+        copier: Copier | None = None,
         stats: PrefetchStats | None = None,
         on_close: Callable[[], None] = lambda: None,
         timeout: float = 0.0,
-        peers: Peers | None = None,
+        peers: Session | None = None,
         ballot: Ballot | None = None,
         ahead: ReadAhead | None = None,
         own_reads: OwnReads | None = None,
@@ -115,7 +117,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
         self._ring, self._fitted = ring, 0
-        self._readers: Readers[Any] = Readers(fill, ring, copier or HostCopier(ring), peers, ballot, ahead)
+        self._readers = Readers(fill, ring, copier or HostCopier(ring), peers, ballot, ahead)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
         self._started: set[str] = set()  # kinds of them

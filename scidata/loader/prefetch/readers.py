@@ -6,13 +6,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from scidata.core import trace
+from scidata.loader.peers.ballot import Ballot
+from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead
-from scidata.loader.prefetch.buffers import Batch, Ring
+from scidata.loader.prefetch.buffers import Ring
+from scidata.loader.prefetch.copiers import Copier
 
 #: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
 #: what may have ``bytes_fetched``.
@@ -20,46 +23,6 @@ Fill: TypeAlias = Callable[[int, Any], object]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
 _BEGIN_SECONDS = 1.0  # for the first step of a thread
-TicketT = TypeVar("TicketT")
-
-
-class Copier(Protocol[TicketT]):
-    """Turns a filled set into tensors, in two halves, so that the first can run ahead of the use."""
-
-    def start(self, buffers: Any) -> TicketT:
-        """Begin; any thread."""
-
-    def finish(self, ticket: TicketT) -> Batch:
-        """Return tensors that are safe to use from here on; on the thread that uses them."""
-
-    def abandon(self, ticket: TicketT) -> None:
-        """Return the set to the ring unused."""
-
-
-class Peers(Protocol):
-    """The other ranks that read along; :class:`scidata.loader.peers.session.Session` is them."""
-
-    def check(self, step: int) -> None:
-        """Raise the failure of another rank, if it concerns this item."""
-
-    def failed(self, step: int, error: BaseException, *, ahead: bool = False) -> None:
-        """Tell them that this item has failed, or will when it is its turn; any thread."""
-
-    def timed_out(self, step: int, error: Exception) -> Exception:
-        """Tell them that this item did not come in time; return the error to raise: theirs, if they are the reason."""
-
-    def slow(self, step: int, text: str) -> None:
-        """Warn that this item takes long."""
-
-
-class Ballot(Protocol):
-    """Decides which samples are left out because some rank cannot read them; the same on all ranks."""
-
-    def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
-        """Say which places of an item could not be read here; a reader thread, once an item."""
-
-    def dropped(self, step: int, size: int) -> frozenset[int]:
-        """Return the places that are left out; waits for the other ranks."""
 
 
 @runtime_checkable
@@ -96,7 +59,7 @@ class Work:
         self.remaining = len(self.item)
 
 
-class Readers(Generic[TicketT]):
+class Readers:
     """State that the consumer and the reader threads share.
 
     Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
@@ -106,8 +69,8 @@ class Readers(Generic[TicketT]):
         self,
         fill: Fill,
         ring: Ring[Any],
-        copier: Copier[TicketT],
-        peers: Peers | None,
+        copier: Copier,
+        peers: Session | None,
         ballot: Ballot | None,
         ahead: ReadAhead | None = None,
     ) -> None:
@@ -262,7 +225,7 @@ def _join(thread: threading.Thread, deadline: float) -> None:
 
 
 def shut_down(
-    readers: Readers[Any], threads: list[threading.Thread], pending: deque[Work], on_close: Callable[[], None]
+    readers: Readers, threads: list[threading.Thread], pending: deque[Work], on_close: Callable[[], None]
 ) -> None:
     """End the threads, then return the buffers that are still on their way. Lock-free: see the module's docstring."""
     readers.stop()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout
-from scidata.data.output.fields import OutputField, OutputVariable, chunks_of, shards_of, sizes_by_dim
+from scidata.data.output.fields import OutputField, OutputVariable, sizes_by_dim
+from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given, packing_of
 from scidata.data.output.steps import given_steps, kept_attributes, stored_attributes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -22,7 +22,7 @@ _NAMING = ("coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_
 _OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes")
 
 
-class GridLike:
+class GridLike(Like):
     """The fields, coordinates and attributes of an opened grid, as they are to be written.
 
     Parameters
@@ -36,45 +36,12 @@ class GridLike:
     def __init__(self, reader: GridReader, fields: object, encoding: str) -> None:
         self.inputs = list(reader.paths)  # all that is read
         self._reader, self._source, self._plain = reader, reader.sources[0], encoding == "plain"
-        if isinstance(fields, Mapping):
-            self._given = {name: dict(options or {}) for name, options in fields.items()}
-        else:
-            names = reader.fields if fields is None else names_of("fields", fields)
-            self._given = {name: {} for name in names}
-        if not self._given:
-            raise ConfigError("create: fields names none; give those that are written")
-        sample_dims = reader.sample_dims or ("time",)
-        self.step_dims = tuple(sample_dims)
+        super().__init__(fields, lambda: reader.fields, reader.sample_dims or ("time",), _OPTIONS)
 
     # -- fields --------------------------------------------------------------------------------------------------
 
-    def fields(self, chunks: Mapping[str, int] | None, shards: Mapping[str, int] | None) -> dict[str, OutputField]:
-        """Return the fields, with chunks and shards by dimension where these are given."""
-        made = {name: self._field(name, options) for name, options in self._given.items()}
-        known = [dim for _, _, dims, _, _ in made.values() for dim in dims]
-        chunk_sizes = sizes_by_dim("chunks", chunks, [*known, *self.step_dims])
-        shard_sizes = sizes_by_dim("shards", shards, known)
-        fields = {}
-        for name, (packing, layout, dims, shape, attributes) in made.items():
-            source = None
-            if layout is not None and layout.codecs:  # a contiguous array suggests no chunks
-                by_dim = dict(zip(layout.dims, layout.chunks, strict=True))
-                source = [by_dim.get(dim, 0) for dim in dims]
-            parts = chunks_of(dims, shape, packing.dtype.itemsize, chunk_sizes, source)
-            fields[name] = OutputField(
-                name=name, dims=dims, shape=shape, packing=packing, chunks=parts,
-                shards=shards_of(name, dims, shape, parts, shard_sizes), attributes=attributes,
-            )  # fmt: skip
-        return fields
-
-    def _field(
-        self, name: str, options: dict[str, Any]
-    ) -> tuple[Packing, ArrayLayout | None, tuple[str, ...], tuple[int, ...], dict[str, object]]:
-        what = f"create: field {name!r}"
-        for option in options:
-            if option not in _OPTIONS:
-                raise UnknownNameError(f"{what} has no option {option!r}{near_matches(option, _OPTIONS)}")
-        reader = self._reader
+    def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, Sequence[int] | None]:
+        what, reader = f"create: field {name!r}", self._reader
         like = options.get("like", name if name in reader.fields else None)
         if like is not None and like not in reader.fields:
             near = near_matches(str(like), reader.fields)
@@ -104,7 +71,15 @@ class GridLike:
         packing = packing_given(what, options, default)
         attributes = {} if layout is None else kept_attributes(layout.attributes)
         attributes |= options.get("attributes") or {}
-        return packing, layout, tuple(dims), tuple(sizes[dim] for dim in dims), attributes
+        source = None
+        if layout is not None and layout.codecs:  # a contiguous array suggests no chunks
+            by_dim = dict(zip(layout.dims, layout.chunks, strict=True))
+            source = [by_dim.get(dim, 0) for dim in dims]
+        shape = tuple(sizes[dim] for dim in dims)
+        made = OutputField(
+            name=name, dims=tuple(dims), shape=shape, packing=packing, chunks=shape, attributes=attributes
+        )
+        return made, source
 
     # -- what describes them -------------------------------------------------------------------------------------
 
@@ -121,15 +96,7 @@ class GridLike:
         for attributes in named:
             for key in _NAMING:
                 wanted += [name for name in str(attributes.get(key, "")).replace(":", " ").split() if name in arrays]
-        found = []
-        for name in dict.fromkeys(wanted):
-            layout = arrays[name]
-            if name in fields or layout.fallback or set(layout.dims) & set(self.step_dims):
-                continue
-            if layout.dtype.kind not in "iufSU":
-                continue
-            found.append(self._variable(layout))
-        return found
+        return [self._variable(layout) for layout in self._constant(self._source, wanted, fields)]
 
     def _variable(self, layout: ArrayLayout) -> OutputVariable:
         partition = self._reader.partition

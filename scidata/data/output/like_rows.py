@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from scidata.core.checks import names_of
 from scidata.core.types import IntArray, Source
 from scidata.data.irregular_dataset import IrregularDataset
-from scidata.data.output.fields import OutputField, OutputVariable, chunks_of, shards_of, sizes_by_dim
+from scidata.data.output.fields import OutputField, OutputVariable
+from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given
 from scidata.data.output.steps import given_steps, kept_attributes, stored_attributes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -26,7 +26,7 @@ _OPTIONS = ("like", "dtype", "scale_factor", "add_offset", "_FillValue", "attrib
 _LOCATIONS = {"node": "node", "cell": "face", "edge": "edge"}  # as the UGRID conventions call them
 
 
-class RowsLike:
+class RowsLike(Like):
     """The fields of an opened mesh, cloud or graph, as they are to be written.
 
     Parameters
@@ -54,15 +54,8 @@ class RowsLike:
         self._sample = range(len(ds))[sample]
         numbering = getattr(ds.reader, "numbering", None)
         self._own_dim: str | None = None if numbering is None else numbering.sample_dim
-        self.step_dims = (self._own_dim or "time",)
         self._topology: Source | None = None if topology is None else open_source(topology)
-        if isinstance(fields, Mapping):
-            self._given = {name: dict(options or {}) for name, options in fields.items()}
-        else:
-            names = self._moving() if fields is None else names_of("fields", fields)
-            self._given = {name: {} for name in names}
-        if not self._given:
-            raise ConfigError("create: fields names none; give those that are written")
+        super().__init__(fields, self._moving, (self._own_dim or "time",), _OPTIONS)
 
     def _moving(self) -> list[str]:
         """Return the fields that have times; where none has, all but positions."""
@@ -71,24 +64,8 @@ class RowsLike:
 
     # -- fields --------------------------------------------------------------------------------------------------
 
-    def fields(self, chunks: Mapping[str, int] | None, shards: Mapping[str, int] | None) -> dict[str, OutputField]:
-        """Return the fields, with chunks and shards by dimension where these are given."""
-        made = {name: self._field(name, options) for name, options in self._given.items()}
-        known = [dim for each in made.values() for dim in each.dims]
-        chunk_sizes = sizes_by_dim("chunks", chunks, [*known, *self.step_dims])
-        shard_sizes = sizes_by_dim("shards", shards, known)
-        fields = {}
-        for name, each in made.items():
-            parts = chunks_of(each.dims, each.shape, each.packing.dtype.itemsize, chunk_sizes, None)
-            shard = shards_of(name, each.dims, each.shape, parts, shard_sizes)
-            fields[name] = OutputField(**{**vars(each), "chunks": parts, "shards": shard})
-        return fields
-
-    def _field(self, name: str, options: dict[str, Any]) -> OutputField:
+    def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, None]:
         what, ds, reader = f"create: field {name!r}", self._ds, self._reader
-        for option in options:
-            if option not in _OPTIONS:
-                raise UnknownNameError(f"{what} has no option {option!r}{near_matches(option, _OPTIONS)}")
         like = options.get("like", name)
         if like not in ds.fields:
             raise UnknownNameError(
@@ -105,11 +82,12 @@ class RowsLike:
         if info.units is not None:
             attributes.setdefault("units", info.units)
         attributes |= self._place_of(info.entity) | (options.get("attributes") or {})
-        return OutputField(
+        made = OutputField(
             name=name, dims=tuple(dims), shape=shape, chunks=shape, attributes=attributes, entity=info.entity,
             packing=packing_given(what, options, Packing(dtype=np.dtype(info.dtype).newbyteorder("="))),
             entity_dim=dim, given_shape=given,
         )  # fmt: skip
+        return made, None
 
     def _counts(self) -> Mapping[str, int]:
         """Return the number of rows of each entity in the output."""
@@ -161,18 +139,15 @@ class RowsLike:
         if self._topology is None:
             return []
         found = []
-        for name, layout in self._topology.arrays.items():
-            if name in fields or layout.fallback or set(layout.dims) & set(self.step_dims):
-                continue
-            if layout.dtype.kind in "iufSU":
-                read = functools.partial(read_array, self._topology, layout, allow_missing=True)
-                dims = tuple(f"{name}_{dim}" if _NUMBERED.fullmatch(dim) else dim for dim in layout.dims)
-                dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
-                found.append(
-                    OutputVariable(
-                        name=name, dims=dims, shape=layout.shape, dtype=dtype, read=read, attributes=attributes
-                    )
+        for layout in self._constant(self._topology, self._topology.arrays, fields):
+            read = functools.partial(read_array, self._topology, layout, allow_missing=True)
+            dims = tuple(f"{layout.name}_{dim}" if _NUMBERED.fullmatch(dim) else dim for dim in layout.dims)
+            dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
+            found.append(
+                OutputVariable(
+                    name=layout.name, dims=dims, shape=layout.shape, dtype=dtype, read=read, attributes=attributes
                 )
+            )
         return found
 
     def geometry(self) -> Callable[[], Geometry]:

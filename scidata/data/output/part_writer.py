@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route
 from scidata.data.output.staging import Staged
+from scidata.data.output.zarr_output import ZarrOutput
 from scidata.plan.owners import Box, within
 
-
-class Output(Protocol):
-    """A file or store that is being written."""
-
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
-        """Write a global box of some steps from ``step`` on."""
-
-    def finish(self) -> None:
-        """Say that all is written."""
-
-    def close(self) -> None:
-        """Close all files."""
+Output: TypeAlias = ZarrOutput | FlatOutput
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,14 +29,6 @@ class Part:
     staged: Staged
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
-    """This rank's parts of all fields of a step."""
-
-    number: int
-    parts: list[Part]
-
-
 class _Block:
     """The steps that share a chunk, as far as they have come."""
 
@@ -53,12 +36,6 @@ class _Block:
         self.first, self.num = first, num
         self.steps: set[int] = set()
         self.values: dict[str, npt.NDArray[np.generic]] = {}
-
-    def values_of(self, part: Part, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-        """Return memory for this rank's rows of a field."""
-        if part.field.name not in self.values:
-            self.values[part.field.name] = np.empty((self.num, *part.route.shape), dtype)
-        return self.values[part.field.name]
 
 
 class PartWriter:
@@ -69,23 +46,28 @@ class PartWriter:
         self._blocks: dict[int, _Block] = {}
         self._buffers: dict[str, npt.NDArray[np.generic]] = {}
 
-    def write(self, step: Step) -> set[int]:
-        """Write a step, or keep it until all that share its chunks are there; return which are written now."""
-        first, num = self._layout.block_of(step.number)
+    def write(self, step: int, parts: Sequence[Part]) -> set[int]:
+        """Write this rank's parts of a step, or keep them until all steps that share its chunks are there.
+
+        Return the steps that are written now.
+        """
+        first, num = self._layout.block_of(step)
         block = self._blocks.setdefault(first, _Block(first, num))
-        for part in step.parts:
+        for part in parts:
+            name = part.field.name
             if (written := part.route.written) is not None:
-                for box, values in self._exchanged(part, step.number):
+                for box, values in self._exchanged(part, step):
                     if block.num == 1:
                         self._to_output(part, block.first, box, values[None])
                     else:
-                        whole = block.values_of(part, values.dtype)[step.number - block.first, ...]
-                        whole[within(box, written)] = values
+                        if name not in block.values:
+                            block.values[name] = np.empty((block.num, *part.route.shape), values.dtype)
+                        block.values[name][step - block.first, ...][within(box, written)] = values
             part.staged.release()
-        block.steps.add(step.number)
+        block.steps.add(step)
         if len(block.steps) < block.num:
             return set()
-        for part in step.parts:
+        for part in parts:
             if part.route.written is not None and part.field.name in block.values:
                 self._to_output(part, block.first, part.route.written, block.values[part.field.name])
         del self._blocks[block.first]

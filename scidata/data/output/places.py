@@ -19,7 +19,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from scidata.core.checks import optional_module
@@ -289,27 +289,15 @@ def place_of(path: str | Url) -> Place:
     return LocalPlace(local) if local is not None else RemotePlace(path)  # type: ignore[arg-type]  # url_of's
 
 
-class Journal:
-    """The steps of which this rank has written its part, for all to see.
-
-    Parameters
-    ----------
-    place
-        Of the output.
-    run
-        Name of this run, domain and rank: ``RUN-DOMAIN-RANK``.
-    num_ranks
-        How many there are in the domain.
-    """
-
-    def __init__(self, place: Place, run: str, num_ranks: int) -> None:
-        self._place, self._steps = place, set[int]()
-        self._name = f"steps-{run}-of-{num_ranks}.json"
-
-    def add(self, steps: Iterable[int]) -> None:
-        """Say that this rank's part of some steps is written."""
-        self._steps.update(steps)
-        self._place.put(self._name, json.dumps({"steps": _ranges(self._steps)}))
+def say_written(place: Place, name: str, steps: Iterable[int]) -> None:
+    """Say which steps a rank has written its part of, in a file ``steps-RUN-DOMAIN-RANK-of-RANKS.json``."""
+    ranges: list[list[int]] = []
+    for step in sorted(steps):
+        if ranges and ranges[-1][1] == step:
+            ranges[-1][1] = step + 1
+        else:
+            ranges.append([step, step + 1])
+    place.put(name, json.dumps({"steps": ranges}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,13 +378,3 @@ def whole_steps(place: Place) -> dict[str, set[int]]:
         for group, found in said.items()
         if len(found) == sizes[group]
     }
-
-
-def _ranges(steps: Iterable[int]) -> list[Sequence[int]]:
-    found: list[list[int]] = []
-    for step in sorted(steps):
-        if found and found[-1][1] == step:
-            found[-1][1] = step + 1
-        else:
-            found.append([step, step + 1])
-    return list(found)

@@ -22,8 +22,8 @@ from scidata.core.cache import Cache
 from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.owner import Owner
-from scidata.data.output.part_writer import Output, Part, PartWriter, Step
-from scidata.data.output.places import Journal, Place, written_steps
+from scidata.data.output.part_writer import Output, Part, PartWriter
+from scidata.data.output.places import Place, say_written, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route, route_of
 from scidata.data.output.staging import Staging, as_tensor
@@ -96,15 +96,15 @@ class Writer:
         self._parts = PartWriter(layout, output, ranks, str(place.path))
         self._lock = threading.Lock()
         num_parts = int(np.prod(ranks.parts, dtype=np.int64))
-        self._journal = Journal(place, ranks.name, num_parts)
-        self._unsaid: set[int] = set()
-        self._said_at = 0.0
+        self._journal = f"steps-{ranks.name}-of-{num_parts}.json"
+        self._written: set[int] = set()  # by this rank
+        self._said, self._said_at = 0, 0.0
         self._is_closed = False
         # last: it begins at once
         self._background = Background(self._write, ranks.fail, ranks.check, max_waiting=in_flight)
         _watch_end(self)
         if ranks.is_first and not self._is_whole:
-            owner.watch(self._lose)
+            owner.watch(self._background.fail)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -157,7 +157,10 @@ class Writer:
                     local = local.new_empty((0,))  # another part's to write
                 staged = self._staging.take(local, self._what(name, each))
                 parts.append(Part(field=self._layout.fields[name], route=routes[name], staged=staged))
-            self._put(Step(number=each, parts=parts))
+            try:
+                self._background.put((each, parts))
+            except RuntimeError as e:
+                raise self._reason(e) from None
             self._taken.add(each)
 
     def flush(self) -> None:
@@ -217,10 +220,6 @@ class Writer:
         else:
             self.close()
 
-    def _lose(self, error: OutputError) -> None:
-        """Stop writing an output that another run has taken over."""
-        self._background.fail(error)
-
     def _let_go(self) -> None:
         _open.discard(self)
         self._output.close()
@@ -257,12 +256,6 @@ class Writer:
             except (OutputError, OSError) as e:
                 return e if isinstance(e, OutputError) else error
         return error
-
-    def _put(self, step: Step) -> None:
-        try:
-            self._background.put(step)
-        except RuntimeError as e:
-            raise self._reason(e) from None
 
     def _steps_of(self, step: object) -> list[int]:
         if isinstance(step, slice):
@@ -361,18 +354,18 @@ class Writer:
 
     # -- the thread's --------------------------------------------------------------------------------------------
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: tuple[int, list[Part]]) -> None:
         if self._ranks.is_first:  # the others hear of it from that one
             self._owner.look()
-        self._unsaid |= self._parts.write(step)
+        self._written |= self._parts.write(*step)
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
 
     def _say(self) -> None:
         with self._lock:
-            if self._unsaid:
-                self._journal.add(self._unsaid)
-                self._unsaid = set()
+            if (count := len(self._written)) > self._said:
+                say_written(self._place, self._journal, self._written)
+                self._said = count
             self._said_at = time.monotonic()
 
     def _finish(self) -> None:

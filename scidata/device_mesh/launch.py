@@ -92,35 +92,33 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
         raise LauncherError(f"{launcher}: {name}={text!r} is not an integer") from None
 
 
-def _rendezvous(environ: Mapping[str, str], launcher: str, num_ranks: int) -> tuple[str | None, int | None]:
-    if num_ranks == 1:
-        return None, None
-    if "MASTER_ADDR" not in environ:
+def _launch_at_master(
+    environ: Mapping[str, str], launcher: str, rank: int, num_ranks: int, local_rank: int | None
+) -> Launch:
+    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say."""
+    address = port = None
+    if num_ranks > 1 and "MASTER_ADDR" not in environ:
         raise LauncherError(
             f"{launcher} started {num_ranks} ranks, but MASTER_ADDR is missing: set it to the host of rank 0, and "
             "MASTER_PORT to a free port there"
             + (" (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)" if launcher == "Open MPI" else "")
         )
-    return environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT", launcher)
+    if num_ranks > 1:
+        address, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT", launcher)
+    return Launch(launcher=launcher, rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch:
     num_ranks, rank = _integer(environ, "WORLD_SIZE", "torchrun"), _integer(environ, "RANK", "torchrun")
     local_rank = _integer(environ, "LOCAL_RANK", "torchrun") if "LOCAL_RANK" in environ else None
-    address, port = _rendezvous(environ, "torchrun", num_ranks)
-    return Launch(
-        launcher="torchrun", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port
-    )
+    return _launch_at_master(environ, "torchrun", rank, num_ranks, local_rank)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Launch:
     rank, num_ranks, local_rank = (
         _integer(environ, f"OMPI_COMM_WORLD_{name}", "Open MPI") for name in ("RANK", "SIZE", "LOCAL_RANK")
     )
-    address, port = _rendezvous(environ, "Open MPI", num_ranks)
-    return Launch(
-        launcher="Open MPI", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port
-    )
+    return _launch_at_master(environ, "Open MPI", rank, num_ranks, local_rank)
 
 
 def _slurm(environ: Mapping[str, str]) -> Launch:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -32,104 +33,92 @@ from scidata.loader.waiting import WaitWatch
 BatchT = TypeVar("BatchT", covariant=True)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Batches(Iterator[BatchT]):
     """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
 
-    def __init__(
-        self,
-        prefetcher: Prefetcher,
-        position: Position,
-        session: Session | None,
-        source: DatasetAdapter,
-        collate_fn: Callable[[Any], Any],
-        *,
-        batched: bool,
-        device: torch.device | None,
-        waiting: WaitWatch,
-        draws: tuple[int, int] = (0, 0),
-        stream: SideStream | None = None,
-        agreement: Agreement | None = None,
-    ) -> None:
-        self._agreement = agreement
-        self._draws = draws
-        self._stream = stream
-        self._waiting = waiting
-        self._prefetcher = prefetcher
-        self._position = position
-        self._source = source
-        self._collate_fn = collate_fn
-        self._batched = batched
-        self._device = device
-        self._over = False
-        self._session = session
-        if session is not None:
-            session.wake = prefetcher.waker()
-            weakref.finalize(self, session.end)
+    prefetcher: Prefetcher
+    position: Position
+    session: Session | None
+    source: DatasetAdapter
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    device: torch.device | None
+    waiting: WaitWatch
+    draws: tuple[int, int]
+    stream: SideStream | None
+    agreement: Agreement | None
+    _over: bool = False
+
+    def __post_init__(self) -> None:
+        if self.session is not None:
+            self.session.wake = self.prefetcher.waker()
+            weakref.finalize(self, self.session.end)
 
     def __next__(self) -> BatchT:
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
-            with nullcontext() if self._stream is None else self._stream.current():
+            with nullcontext() if self.stream is None else self.stream.current():
                 index, local = self._read()
                 arrived = time.perf_counter_ns()
                 with trace.span("transform", samples=index):
                     batch: BatchT = self._wrap(index, local)
-            if self._stream is not None:
-                self._stream.hand_over(tensor for tensor in tensors_of(batch) if tensor.is_cuda)
+            if self.stream is not None:
+                self.stream.hand_over(tensor for tensor in tensors_of(batch) if tensor.is_cuda)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished
-                self._position.finish()
-            if self._session is not None and not self._over:
+                self.position.finish()
+            if self.session is not None and not self._over:
                 if not finished:
-                    self._session.failed(self._session.at, e)
-                self._session.end(finished=finished, failed=not finished)
+                    self.session.failed(self.session.at, e)
+                self.session.end(finished=finished, failed=not finished)
             self.close()
             raise
-        self._position.received(self._prefetcher.taken)
-        self._waiting.step(self._prefetcher.stats, called, arrived, time.perf_counter_ns())
+        self.position.received(self.prefetcher.taken)
+        self.waiting.step(self.prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
 
     def _read(self) -> tuple[list[int], Batch]:
         """Return what was read, once all ranks are known to read the same."""
-        if self._agreement is not None:
-            self._agreement.begin()
+        if self.agreement is not None:
+            self.agreement.begin()
         try:
-            index, local = next(self._prefetcher)
+            index, local = next(self.prefetcher)
         except StopIteration:
-            if self._agreement is not None and not self._over:
-                self._agreement.end()
+            if self.agreement is not None and not self._over:
+                self.agreement.end()
             raise
-        if self._agreement is not None:
-            self._agreement.reached()
+        if self.agreement is not None:
+            self.agreement.reached()
         return index, local
 
     def close(self) -> None:
         """End the epoch and its threads; dropping the iterator does the same."""
         self._over = True
-        self._prefetcher.close()
-        if self._session is not None:
-            self._session.end()
+        self.prefetcher.close()
+        if self.session is not None:
+            self.session.end()
 
     def _wrap(self, index: list[int], local: Batch) -> Any:
-        if not self._batched:
+        if not self.batched:
             sample = self._sample(index[0], local, 0)
-            own = self._collate_fn is not torch.utils.data.default_convert
-            return self._collate_fn(sample) if own else sample
-        dataset = self._source.dataset
-        if dataset.transform is None and self._collate_fn is collate and isinstance(local, Mapping):
+            own = self.collate_fn is not torch.utils.data.default_convert
+            return self.collate_fn(sample) if own else sample
+        dataset = self.source.dataset
+        if dataset.transform is None and self.collate_fn is collate and isinstance(local, Mapping):
             return dataset.assemble(local, index=index, batched=True)
-        return self._collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
+        return self.collate_fn([self._sample(i, local, slot) for slot, i in enumerate(index)])
 
     def _sample(self, index: int, local: Batch, slot: int) -> Sample:
         # a list has the parts of samples that differ in size
         part = local[slot] if isinstance(local, list) else {name: t[slot] for name, t in local.items()}
-        sample = self._source.assemble(part, index=index)
-        if isinstance(local, list) and self._device is not None:
-            sample = sample.to(self._device, non_blocking=True)  # most is there
-        sample.seed_generator(*self._draws)
-        transform = self._source.dataset.transform
+        sample = self.source.assemble(part, index=index)
+        if isinstance(local, list) and self.device is not None:
+            sample = sample.to(self.device, non_blocking=True)  # most is there
+        sample.seed_generator(*self.draws)
+        transform = self.source.dataset.transform
         return sample if transform is None else transform(sample)
 
 

@@ -278,11 +278,11 @@ class DataLoader(BaseLoader[BatchT]):
             ahead=ahead, own_reads=self._own_reads if self._may_read(device) else None,
         )  # fmt: skip
         return Batches(
-            prefetcher,
-            position,
-            session,
-            self._source,
-            self.collate_fn,
+            prefetcher=prefetcher,
+            position=position,
+            session=session,
+            source=self._source,
+            collate_fn=self.collate_fn,
             batched=self._auto_collation,
             device=device,
             waiting=WaitWatch(self.num_workers, self.prefetch_factor or 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,9 +59,7 @@ class Like(ABC):
     def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, Sequence[int] | None]:
         """Return a field in one chunk, and the source's chunks, where it suggests any."""
 
-    def _constant(
-        self, source: Source, names: Sequence[str], fields: Mapping[str, OutputField]
-    ) -> Iterator[ArrayLayout]:
+    def _constant(self, source: Source, names: Iterable[str], fields: Mapping[str, object]) -> Iterator[ArrayLayout]:
         """Yield the arrays of a source, among those named, that can be copied and have no steps."""
         for name in dict.fromkeys(names):
             layout = source.arrays[name]

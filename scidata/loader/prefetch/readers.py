@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from scidata.core import trace
@@ -59,37 +59,31 @@ class Work:
         self.remaining = len(self.item)
 
 
+@dataclass(eq=False, repr=False)
 class Readers:
     """State that the consumer and the reader threads share.
 
     Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
     """
 
-    def __init__(
-        self,
-        fill: Fill,
-        ring: Ring[Any],
-        copier: Copier,
-        peers: Session | None,
-        ballot: Ballot | None,
-        ahead: ReadAhead | None = None,
-    ) -> None:
-        self.ahead = ahead
-        self.join_seconds = _JOIN_SECONDS
-        self.peers = peers
-        self.ballot = ballot
-        self.fill = fill
-        self.processes = fill if isinstance(fill, ProcessFill) else None
-        self.ring = ring
-        self.copier = copier
-        self.queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self.closed = False
-        self._copy_up_to = 0
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()  # buffers go to items in their order, or the first one could starve
-        self._work: Work | None = None
-        self._slot = 0
+    fill: Fill
+    ring: Ring[Any]
+    copier: Copier
+    peers: Session | None
+    ballot: Ballot | None
+    ahead: ReadAhead | None = None
+    join_seconds: float = _JOIN_SECONDS
+    queue: SimpleQueue[Work | None] = field(default_factory=SimpleQueue)
+    results: SimpleQueue[Work | None] = field(default_factory=SimpleQueue)
+    closed: bool = False
+    _copy_up_to: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # buffers go in order, or the first could starve
+    _work: Work | None = None
+    _slot: int = 0
+
+    def __post_init__(self) -> None:
+        self.processes = self.fill if isinstance(self.fill, ProcessFill) else None
 
     def run(self) -> None:
         """Fill slots until closed: the body of a reader thread."""

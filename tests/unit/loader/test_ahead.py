@@ -75,7 +75,7 @@ def test_leaving_early_where_the_end_is_in_sight(path: Path, fails: bool, pool_b
     ds = scidata.open_dataset(path, **({} if pool_bytes is None else {"pool_bytes": pool_bytes}))
     iterator = iter(scidata.DataLoader(ds, None, sampler=Ordered(order)))
     next(iterator)
-    ended = weakref.ref(iterator._prefetcher)
+    ended = weakref.ref(iterator.prefetcher)
     del iterator
     assert ended() is None
     assert num_threads_ahead() == 0

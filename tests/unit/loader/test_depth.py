@@ -87,7 +87,7 @@ def test_a_loader_reads_as_far_ahead_as_it_needs(tmp_path: Any) -> None:
         assert batch["u"][:, 0].tolist() == [i % 256 for i in batch.index]
         assert max(ahead) <= batch.index[-1] + 2 * 8
         if batch.index[0] == 30:
-            grown = iterator._prefetcher._depth.now
+            grown = iterator.prefetcher._depth.now
     assert 1 < grown <= 8
     del batch
     assert loader._read_paths.idle_rings[0].num_live <= 9

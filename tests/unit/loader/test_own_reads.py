@@ -215,7 +215,7 @@ def test_where_threads_must_read(path: str, monkeypatch: pytest.MonkeyPatch, wha
     options: dict[str, dict[str, Any]] = {"timeout": {"timeout": 60}, "process": {"workers": "process"}}
     loader = scidata.DataLoader(scidata.open_dataset(path), None, **options.get(what, {}))
     assert not loader._may_read(None)
-    assert iter(loader)._prefetcher._own_reads is None
+    assert iter(loader).prefetcher._own_reads is None
 
 
 def test_the_loop_copies_rows_of_blocks_itself_while_threads_decode_and_once_all_are_kept(path: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -130,6 +130,20 @@ def of_lists(name: str) -> Callable[..., object]:
     """
     found: Callable[..., object] = getattr(torch._VF, name)
     return found
+
+
+@cache
+def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
+    """Return one of torch's functions in Python without its look for overrides, so that its operations meet those.
+
+    ``F.lp_pool2d`` hands a ShardTensor to ``__torch_function__`` and does no more; its body is powers and an average
+    pooling. torch has no way past the first lines.
+    """
+    assert isinstance(function, FunctionType)
+    look = dict.fromkeys(["has_torch_function_unary", "has_torch_function_variadic"], lambda *_: False)
+    body = FunctionType(function.__code__, {**function.__globals__, **look}, function.__name__, function.__defaults__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
 def unpatched(name: str) -> Callable[..., Tensor]:

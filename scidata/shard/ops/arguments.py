@@ -63,6 +63,12 @@ def handles(
     return add
 
 
+def composes(expressions: Mapping[object, Callable[..., object]], *, any_order: bool = False) -> None:
+    """Do as :func:`handles` for functions that are one expression of others: by name, function, or a tuple of these."""
+    for key, run in expressions.items():
+        handles(*(key if isinstance(key, tuple) else (key,)), any_order=any_order)(run)
+
+
 def _renamed(
     func: TorchFunction, args: Sequence[object], kwargs: Mapping[str, object], unusual: Collection[str]
 ) -> tuple[Sequence[object], dict[str, object]]:

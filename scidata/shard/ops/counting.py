@@ -30,7 +30,7 @@ from scidata.shard.ops.align import (
     specs_of,
     to_layout,
 )
-from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, sharded_on
 from scidata.shard.ops.sorting import sort_line
 from scidata.shard.rows.ordered import counts_of, least_over, sum_over
@@ -385,22 +385,18 @@ def isin(
 # -- one answer ----------------------------------------------------------------------------------------------------
 
 
-@handles("equal", any_order=True)
-def equal(input: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and the same elements; the same answer on each rank. Collective."""
-    return tuple(input.shape) == tuple(other.shape) and bool((input.detach() == other.detach()).all())
-
-
-@handles("allclose", any_order=True)
-def allclose(input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Whether all elements of two tensors are close; the same answer on each rank. Collective."""
-    return bool(torch.isclose(input.detach(), other.detach(), rtol, atol, equal_nan).all())
-
-
-@handles("is_nonzero", any_order=True)
-def is_nonzero(input: Tensor) -> bool:
-    """Whether the only element is not zero. Collective."""
-    return bool(input)
+composes(
+    {
+        "equal": lambda input, other: (
+            tuple(input.shape) == tuple(other.shape) and bool((input.detach() == other.detach()).all())
+        ),
+        "allclose": lambda input, other, rtol=1e-5, atol=1e-8, equal_nan=False: bool(
+            torch.isclose(input.detach(), other.detach(), rtol, atol, equal_nan).all()
+        ),
+        "is_nonzero": lambda input: input.__bool__(),
+    },
+    any_order=True,
+)
 
 
 @handles("nanmean", any_order=True)

@@ -6,7 +6,7 @@ A composition moves between ranks only what its parts move.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import TensorFunction, getters, unsupported
 from scidata.shard.ops.align import specs_of
-from scidata.shard.ops.arguments import handles, integers, normal_dim, several
+from scidata.shard.ops.arguments import composes, handles, integers, normal_dim, several
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import kernels, of_lists
 
@@ -39,12 +39,6 @@ def in_place(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -
     return x.copy_(result)
 
 
-@handles(torch.fill)
-def fill(input: Tensor, value: float | Tensor) -> Tensor:
-    """Return a tensor like this one, of one value."""
-    return input.clone().fill_(value)
-
-
 @handles("frexp")
 def frexp(func: Callable[..., tuple[Tensor, Tensor]], x: ShardTensor) -> tuple[Tensor, Tensor]:
     """Take each number apart."""
@@ -60,24 +54,6 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
     """Return a copy where the function without ``_copy`` returns a view."""
     result: Tensor | Sequence[Tensor] = getattr(Tensor, func.__name__.removesuffix("_copy"))(x, *args, **kwargs)
     return result.clone() if isinstance(result, Tensor) else tuple(each.clone() for each in result)
-
-
-@handles(torch.alias_copy)
-def alias_copy(input: Tensor) -> Tensor:
-    """A copy of all."""
-    return input.clone()
-
-
-@handles(torch.slice_copy)
-def slice_copy(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """A copy of some rows of a dim."""
-    return input[along(input, dim, slice(start, end, step))].clone()
-
-
-@handles(torch.constant_pad_nd)
-def constant_pad(input: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    """Put a number around any dims."""
-    return torch.nn.functional.pad(input, pad, value=value)
 
 
 # -- joining and dividing ------------------------------------------------------------------------------------------
@@ -100,23 +76,11 @@ def at_least(func: TensorFunction, *tensors: Tensor | Sequence[Tensor]) -> Tenso
     return tuple(_at_least(x, ndim) for x in several(tensors))
 
 
-@handles(torch.hstack)
-def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """Join along the second dim, rows along the first."""
-    return torch.cat([_at_least(x, 1) for x in tensors], 1 if len(tensors[0].shape) > 1 else 0)
-
-
 @handles(torch.vstack, torch.row_stack, torch.dstack)
 def vstack(func: TensorFunction, tensors: Sequence[Tensor]) -> Tensor:
     """Join along the first dim, rows as matrices of one, or along the third."""
     deep = func is torch.dstack
     return torch.cat([_at_least(x, 3 if deep else 2) for x in tensors], 2 if deep else 0)
-
-
-@handles(torch.column_stack)
-def column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Join columns."""
-    return torch.cat([x.reshape(-1, 1) if len(x.shape) < 2 else x for x in tensors], 1)
 
 
 @handles("hsplit vsplit dsplit")
@@ -162,21 +126,6 @@ def block_diag(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.cat(rows, 0)
 
 
-@handles(torch.cartesian_prod, of_lists("cartesian_prod"))
-def cartesian_prod(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
-    """All combinations of one element of each row."""
-    given = several(tensors)
-    if len(given) == 1:
-        return given[0].reshape(-1)
-    return torch.stack([x.reshape(-1) for x in torch.meshgrid(*given, indexing="ij")], -1)
-
-
-@handles(torch.combinations)
-def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """All combinations of ``r`` elements of a row."""
-    return input[torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)]
-
-
 @handles("rot90")
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Turn the plane of two dims by quarters."""
@@ -189,49 +138,6 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         case 3:
             return input.flip(first).transpose(first, second)
     return input.clone()
-
-
-@handles(Tensor.__reversed__)
-def turned(input: Tensor) -> Tensor:
-    """Rows from the last to the first."""
-    return input.flip(0) if len(input.shape) else input
-
-
-@handles(Tensor.__iter__)
-def iterate(input: Tensor) -> Iterator[Tensor]:
-    """One row after another."""
-    return iter(input.unbind(0))
-
-
-@handles(Tensor.__contains__)
-def contains(input: Tensor, element: float | Tensor) -> bool:
-    """Whether any element equals this."""
-    return bool((input == element).any())
-
-
-@handles(*getters("H mH"))
-def conjugate_transpose(input: Tensor) -> Tensor:
-    """The conjugate of the matrix with rows and columns exchanged."""
-    result = input.transpose(-2, -1)
-    return result.conj() if input.is_complex() else result
-
-
-@handles("slice_scatter")
-def slice_scatter(
-    input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    """A copy with other rows in a slice of a dim."""
-    result = input.clone()
-    result[along(input, dim, slice(start, end, step))] = src
-    return result
-
-
-@handles("select_scatter")
-def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
-    """A copy with another row of a dim."""
-    result = input.clone()
-    result[along(input, dim, index)] = src
-    return result
 
 
 @handles(torch.unravel_index, torch.functional.unravel_index)
@@ -254,20 +160,16 @@ def sum_to_size(input: Tensor, *size: int | Sequence[int]) -> Tensor:
     return x.sum(tuple(range(added))) if added else x
 
 
+@handles(torch.cartesian_prod, of_lists("cartesian_prod"))
+def cartesian_prod(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
+    """All combinations of one element of each row."""
+    given = several(tensors)
+    if len(given) == 1:
+        return given[0].reshape(-1)
+    return torch.stack([x.reshape(-1) for x in torch.meshgrid(*given, indexing="ij")], -1)
+
+
 # -- operators below torch's functions, that code calls by themselves ------------------------------------------------
-
-
-@handles(*kernels("slice", "Tensor"))
-def slice_rows(input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """Some rows of a dim."""
-    return input[along(input, dim, slice(start, end, step))]
-
-
-@handles(*kernels("_safe_softmax"))
-def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax over one dim; of a row of which all is masked, zeros."""
-    nothing = (input == float("-inf")).all(dim, keepdim=True)
-    return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
 
 
 @handles(*kernels("_softmax_backward_data"))
@@ -277,10 +179,11 @@ def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype:
     return (products - output * products.sum(dim, keepdim=True)).to(input_dtype)
 
 
-@handles(*kernels("native_dropout_backward"))
-def dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Backward of dropout."""
-    return grad_output * mask * scale
+@handles(*kernels("_safe_softmax"))
+def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax over one dim; of a row of which all is masked, zeros."""
+    nothing = (input == float("-inf")).all(dim, keepdim=True)
+    return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
 
 
 @handles(torch.native_layer_norm, *kernels("native_layer_norm"))
@@ -305,3 +208,42 @@ def max_pool_backward(grad_output: Tensor, self: Tensor, *others: object) -> Ten
     flat = flat.scatter_add(-1, places.flatten(-2), grad_output.flatten(-2))
     # torch has a gradient of nought for the values that were pooled
     return torch.where(torch.ones_like(self, dtype=torch.bool), flat.reshape(tuple(self.shape)), self)
+
+
+# -- one expression each ---------------------------------------------------------------------------------------------
+
+
+def _slice(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    return x[along(x, dim, slice(start, end, step))]
+
+
+def _with(x: Tensor, index: tuple[slice | int, ...], src: Tensor) -> Tensor:
+    """Return a copy with other values at an index."""
+    result = x.clone()
+    result[index] = src
+    return result
+
+
+composes(
+    {
+        torch.fill: lambda input, value: input.clone().fill_(value),
+        torch.alias_copy: lambda input: input.clone(),
+        torch.slice_copy: lambda input, *where, **named: _slice(input, *where, **named).clone(),
+        tuple(kernels("slice", "Tensor")): _slice,
+        torch.constant_pad_nd: lambda input, pad, value=0: F.pad(input, pad, value=value),
+        torch.hstack: lambda tensors: torch.cat([_at_least(x, 1) for x in tensors], int(len(tensors[0].shape) > 1)),
+        torch.column_stack: lambda tensors: torch.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in tensors], 1),
+        torch.combinations: lambda input, r=2, with_replacement=False: input[
+            torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)
+        ],
+        Tensor.__reversed__: lambda input: input.flip(0) if len(input.shape) else input,
+        Tensor.__iter__: lambda input: iter(input.unbind(0)),
+        Tensor.__contains__: lambda input, element: bool((input == element).any()),
+        tuple(getters("H mH")): lambda input: (input.conj() if input.is_complex() else input).transpose(-2, -1),
+        "slice_scatter": lambda input, src, dim=0, start=None, end=None, step=1: _with(
+            input, along(input, dim, slice(start, end, step)), src
+        ),
+        "select_scatter": lambda input, src, dim, index: _with(input, along(input, dim, index), src),
+        tuple(kernels("native_dropout_backward")): lambda grad_output, mask, scale: grad_output * mask * scale,
+    }
+)

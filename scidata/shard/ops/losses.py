@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import partial, wraps
 from typing import TypedDict, Unpack
 
 import torch
@@ -33,6 +33,7 @@ from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import body_of
 
 
 def loss(*functions: object, any_order: bool = False, reduces: bool = False) -> Callable[[Run], Run]:
@@ -223,28 +224,6 @@ def cross_entropy(
     return result / each.numel() if reduction == "mean" else result
 
 
-@handles(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
-def linear_cross_entropy(
-    x: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
-    options: object = None,
-) -> Tensor:
-    """Cross entropy of a linear layer's scores; ``options=``, how many rows are done at a time, changes no value."""
-    shape = (*x.shape[:-1], *linear_weight.shape[:-1])
-    if ignore_index is not None and tuple(target.shape) == shape:
-        raise RuntimeError("ignore_index cannot be specified when target contains probabilities")
-    bias = None if linear_bias is None else linear_bias.reshape(-1)
-    scores = F.linear(x, linear_weight.reshape(-1, linear_weight.shape[-1]), bias).reshape(shape)
-    ignore = -100 if ignore_index is None else ignore_index
-    return F.cross_entropy(scores, target, weight, None, ignore, None, reduction, label_smoothing)
-
-
 @loss(F.ctc_loss, reduces=True)
 def ctc_loss(
     func: TensorFunction,
@@ -299,25 +278,6 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 # -- margins -------------------------------------------------------------------------------------------------------
 
 
-@loss(F.gaussian_nll_loss, any_order=True)
-def gaussian_nll_loss(
-    func: TensorFunction, x: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6
-) -> Tensor:
-    """Negative log-likelihood of a normal distribution whose variances are given."""
-    if (var < 0) if isinstance(var, float) else bool((var < 0).any()):
-        raise ValueError("var has negative entry/entries")
-    var = var * torch.ones_like(x) if isinstance(var, float) else var
-    if tuple(var.shape) != tuple(x.shape):
-        if tuple(var.shape) == tuple(x.shape[:-1]):
-            var = var.unsqueeze(-1)
-        elif [n for m, n in zip(x.shape, var.shape, strict=False) if m != n] != [1] or len(var.shape) != len(x.shape):
-            raise ValueError("var is of incorrect size")
-    low = var.detach() < eps
-    var = torch.where(low, var + (eps - var.detach()), var)  # raised to eps, and the gradient passes
-    each: Tensor = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
-    return each + 0.5 * math.log(2 * math.pi) if full else each
-
-
 @loss(F.margin_ranking_loss, any_order=True)
 def margin_ranking_loss(
     func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
@@ -351,29 +311,7 @@ def cosine_embedding_loss(
     return near + far
 
 
-@loss(F.triplet_margin_with_distance_loss)
-def triplet_margin_with_distance(
-    func: TensorFunction,
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    distance_function: TensorFunction | None = None,
-    margin: float = 1.0,
-    swap: bool = False,
-) -> Tensor:
-    """Rows that should be nearer to one row than to another, by a margin."""
-    if len({len(x.shape) for x in (anchor, positive, negative)}) > 1:
-        raise RuntimeError("the anchor, positive and negative tensors need the same number of dims")
-    if margin <= 0:
-        raise ValueError(f"margin must be greater than 0, got {margin}")
-    distance = distance_function or F.pairwise_distance
-    near, far = distance(anchor, positive), distance(anchor, negative)
-    if swap:
-        far = torch.minimum(far, distance(positive, negative))
-    return (near - far + margin).clamp_min(0)
-
-
-@loss(F.triplet_margin_loss, any_order=True)
+@loss(F.triplet_margin_loss, any_order=True, reduces=True)
 def triplet_margin_loss(
     func: TensorFunction,
     anchor: Tensor,
@@ -383,23 +321,27 @@ def triplet_margin_loss(
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
+    reduction: str = "mean",
 ) -> Tensor:
-    """Do the same with distances that are norms."""
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        return F.pairwise_distance(x, y, p, eps)
-
-    return triplet_margin_with_distance(func, anchor, positive, negative, distance, margin, swap)
+    """Rows that should be nearer to one row than to another, by a margin, with distances that are norms."""
+    options = {"margin": margin, "swap": swap, "reduction": reduction}
+    triplet = body_of(F.triplet_margin_with_distance_loss)
+    return triplet(anchor, positive, negative, distance_function=partial(F.pairwise_distance, p=p, eps=eps), **options)
 
 
-@loss(F.multilabel_soft_margin_loss)
-def multilabel_soft_margin_loss(
-    func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None
-) -> Tensor:
-    """Logistic loss of each class, averaged over the classes."""
-    each: Tensor = -(target * F.logsigmoid(x) + (1 - target) * F.logsigmoid(-x))
-    each = each if weight is None else each * weight
-    return each.sum(-1) / x.shape[-1]
+_IN_PYTHON = F.gaussian_nll_loss, F.triplet_margin_with_distance_loss, F.multilabel_soft_margin_loss
+
+
+@loss(*_IN_PYTHON, any_order=True, reduces=True)
+def loss_in_python(func: TensorFunction, *operands: Tensor, **options: object) -> Tensor:
+    """Losses that torch has in Python, by the operations that they are made of."""
+    return body_of(func)(*operands, **options)
+
+
+@handles(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
+def linear_cross_entropy(func: TensorFunction, *operands: Tensor, options: object = None, **named: object) -> Tensor:
+    """Cross entropy of a linear layer's scores; ``options=``, how many rows are done at a time, changes no value."""
+    return body_of(func)(*operands, **named)
 
 
 @loss(F.multi_margin_loss, F.multilabel_margin_loss)

@@ -26,7 +26,7 @@ from scidata.shard.ops.align import (
     specs_of,
     to_layout,
 )
-from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec
@@ -99,10 +99,15 @@ def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Ten
     return local, new
 
 
-@handles(torch.linalg.diagonal)
-def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:  # noqa: N803
-    """See a diagonal of matrices as the last dim."""
-    return A.diagonal(offset, dim1, dim2)
+composes(
+    {
+        torch.linalg.diagonal: lambda A, *, offset=0, dim1=-2, dim2=-1: A.diagonal(offset, dim1, dim2),  # noqa: N803
+        "diag": lambda input, diagonal=0: (
+            torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
+        ),
+        "diagflat": lambda input, offset=0: torch.diag_embed(input.reshape(-1), offset),
+    }
+)
 
 
 @handles("trace")
@@ -126,18 +131,6 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     places = torch.arange(size, device=input.device)
     result = torch.where(places == places.unsqueeze(1) + offset, rows.unsqueeze(-1), 0)
     return result.movedim((-2, -1), (first, second))
-
-
-@handles("diag")
-def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """The diagonal of a matrix, or the matrix with this diagonal."""
-    return torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
-
-
-@handles("diagflat")
-def diagflat(input: Tensor, offset: int = 0) -> Tensor:
-    """The matrix with all elements on its diagonal."""
-    return torch.diag_embed(input.reshape(-1), offset)
 
 
 @handles("diagonal_scatter")

@@ -20,7 +20,7 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.arguments import composes, handles
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.tensor import ShardTensor
 
@@ -45,15 +45,6 @@ def grid_sample(func: TensorFunction, x: Tensor, grid: Tensor, *how: object, **n
         return func(image, grid, *how, **named)
 
     return on_parts(func, compute, [x, grid], labels, ["n", "c", *places])
-
-
-@handles(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d)
-def grid_sampler(
-    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Tensor:
-    """Do the same, of modes that are numbers."""
-    mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
-    return F.grid_sample(input, grid, mode, ("zeros", "border", "reflection")[padding_mode], align_corners)
 
 
 def _split_as_image(x: Tensor, grid: Tensor) -> Tensor:
@@ -126,12 +117,6 @@ def _beside(operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]]) ->
     return replicated(second, axes) if axes and mine.device_mesh == theirs.device_mesh else second
 
 
-@handles(F.pdist)
-def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """Distances of all pairs of rows, on every rank: the rows are gathered."""
-    return F.pdist(plain_of(input), p)
-
-
 @handles(F.pairwise_distance, any_order=True)
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """Distance of each row of one tensor from the row beside it."""
@@ -140,3 +125,19 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
         raise RuntimeError("pairwise_distance: expected rows, but got single numbers")
     length: Tensor = torch.linalg.vector_norm(difference, p, -1, keepdim)
     return length
+
+
+_SAMPLING, _PADDING = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+composes(
+    {
+        F.pdist: lambda input, p=2.0: F.pdist(plain_of(input), p),  # of all pairs, on every rank
+        (
+            torch.grid_sampler,
+            torch.grid_sampler_2d,
+            torch.grid_sampler_3d,
+        ): lambda input, grid, sampling, padding, corners: F.grid_sample(
+            input, grid, _SAMPLING[sampling], _PADDING[padding], corners
+        ),
+    }
+)

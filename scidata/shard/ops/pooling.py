@@ -20,6 +20,7 @@ from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Middle, Windows, output_sizes, per_dim, row_values
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import body_of
 
 Extents = int | Sequence[int]  # of all spatial dims, or of each
 
@@ -153,25 +154,9 @@ def avg_pool(
 
 
 @handles(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
-def lp_pool(
-    func: TensorFunction,
-    x: Tensor,
-    norm_type: float,
-    kernel_size: Extents,
-    stride: Extents | None = None,
-    ceil_mode: bool = False,
-) -> Tensor:
+def lp_pool(func: TensorFunction, x: Tensor, *how: object, **named: object) -> Tensor:
     """Root of the sum of powers of each window."""
-    refuse_plain(func, x)
-    count = spatial(func)
-    if math.isinf(norm_type):
-        sign = math.copysign(1, norm_type)
-        largest: TensorFunction = _POOLS_BY_FLAG[count - 1]
-        return sign * largest(sign * x.abs(), kernel_size, stride, ceil_mode=ceil_mode)
-    average: TensorFunction = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[count - 1]
-    mean = average(x.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)
-    size = math.prod(per_dim(kernel_size, count))
-    return (torch.sign(mean) * F.relu(torch.abs(mean)) * size).pow(1.0 / norm_type)
+    return body_of(func)(x, *how, **named)
 
 
 def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:

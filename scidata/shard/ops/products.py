@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from scidata.shard.ops.arguments import handles, normal_dim, several
+from scidata.shard.ops.arguments import composes, handles, normal_dim, several
 
 
 def _letters(count: int, start: int = 0) -> str:
@@ -38,20 +39,6 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Tensor | Sequence[int | Sequence
     return torch.einsum(f"{ours},{''.join(theirs)}->{''.join(out)}", a, b)
 
 
-@handles("inner")
-def inner(input: Tensor, other: Tensor) -> Tensor:
-    """Products summed over the last dim of both."""
-    if not len(input.shape) or not len(other.shape):
-        return input * other
-    return cast("Tensor", torch.tensordot(input, other, dims=([-1], [-1])))
-
-
-@handles("vdot")
-def vdot(input: Tensor, other: Tensor) -> Tensor:
-    """Product of two rows, the first conjugated."""
-    return torch.dot(input.conj(), other) if input.is_complex() else torch.dot(input, other)
-
-
 @handles(torch.linalg.vecdot)
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Products of rows along a dim, the first conjugated."""
@@ -71,21 +58,6 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     shape = [n * m for n, m in zip(first.shape, second.shape, strict=True)]
     left = first.reshape([n for extent in first.shape for n in (extent, 1)])
     return (left * second.reshape([n for extent in second.shape for n in (1, extent)])).reshape(shape)
-
-
-@handles(torch.linalg.multi_dot)
-def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
-    """Product of several matrices; the first and the last may be rows."""
-    result = tensors[0]
-    for x in tensors[1:]:
-        result = result @ x
-    return result
-
-
-@handles(torch.chain_matmul)
-def chain_matmul(*matrices: Tensor | Sequence[Tensor]) -> Tensor:
-    """Product of several matrices."""
-    return cast("Tensor", torch.linalg.multi_dot(several(matrices)))
 
 
 @handles(torch.linalg.cross, any_order=True)
@@ -110,12 +82,6 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return cast("Tensor", torch.linalg.cross(input, other, dim=dim))
 
 
-@handles("dist")
-def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
-    """Norm of the difference."""
-    return cast("Tensor", torch.linalg.vector_norm(input - other, p))
-
-
 @handles("renorm")
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Scale the slices along a dim whose norm is larger than ``maxnorm`` to that."""
@@ -134,12 +100,6 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     count = len(x) if N is None else N
     powers = [x**i for i in (range(count) if increasing else reversed(range(count)))]
     return torch.stack(powers, 1) if powers else x.unsqueeze(1)[:, :0]
-
-
-@handles(torch.linalg.vander)
-def linalg_vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
-    """Powers of each element, the lowest first."""
-    return torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1)
 
 
 @handles("cov")
@@ -189,3 +149,17 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
     dims = () if dim is None else dim
     low, high = input.amin(dims, keepdim=keepdim), input.amax(dims, keepdim=keepdim)
     return torch.return_types.aminmax((low, high))
+
+
+composes(
+    {
+        "inner": lambda input, other: (
+            torch.tensordot(input, other, dims=([-1], [-1])) if len(input.shape) and len(other.shape) else input * other
+        ),
+        "vdot": lambda input, other: torch.dot(input.conj() if input.is_complex() else input, other),
+        "dist": lambda input, other, p=2: torch.linalg.vector_norm(input - other, p),
+        torch.linalg.multi_dot: lambda tensors: reduce(torch.matmul, tensors),
+        torch.chain_matmul: lambda *matrices: torch.linalg.multi_dot(several(matrices)),
+        torch.linalg.vander: lambda x, N=None: torch.stack([x**i for i in range(x.shape[-1] if N is None else N)], -1),  # noqa: N803
+    }
+)

@@ -30,7 +30,7 @@ from scidata.shard.ops.align import (
     to_layout,
     whole_along,
 )
-from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_back, moved_off
 from scidata.shard.rows.ordered import order_keys, sorted_ids, sum_over
 from scidata.shard.rows.redistribute import fetch_rows
@@ -106,12 +106,6 @@ def _wrapped(x: ShardTensor, dim: int, found: Tensor | tuple[Tensor, ...]) -> Te
         return ShardTensor(part, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
 
     return wrap(found) if isinstance(found, Tensor) else type(found)([wrap(part) for part in found])
-
-
-@handles("msort")
-def msort(input: Tensor) -> Tensor:
-    """Sort along the first dim, without saying from where."""
-    return torch.sort(input, dim=0).values
 
 
 @handles("topk")
@@ -208,10 +202,12 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
 # -- places in a sorted sequence -----------------------------------------------------------------------------------
 
 
-@handles(torch.bucketize)
-def bucketize(input: Tensor | float, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Say between which boundaries each value lies."""
-    return torch.searchsorted(boundaries, input, out_int32=out_int32, right=right)
+composes(
+    {
+        "msort": lambda input: torch.sort(input, dim=0).values,
+        torch.bucketize: lambda input, boundaries, **options: torch.searchsorted(boundaries, input, **options),
+    }
+)
 
 
 @handles(torch.searchsorted)

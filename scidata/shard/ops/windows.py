@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import finish, refuse_plain
-from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_off
 from scidata.shard.ops.shapes import derived
 from scidata.shard.ops.sliding import Windows, per_dim
@@ -21,11 +21,13 @@ from scidata.shard.views import Copy
 
 Extents = int | Sequence[int]  # of both spatial dims, or of each
 
-
-@handles(torch.unfold_copy)
-def unfold_copy(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Lay the windows of a dim along a new last dim, as a copy."""
-    return input.unfold(dimension, size, step).clone(memory_format=torch.contiguous_format)
+composes(
+    {
+        torch.unfold_copy: lambda input, *args, **named: input.unfold(*args, **named).clone(
+            memory_format=torch.contiguous_format
+        )
+    }
+)
 
 
 @handles(Tensor.unfold)

@@ -230,6 +230,22 @@ def test_flash_attention_of_devices_takes_the_arguments_that_it_is_given():
     assert names[12:] == ["philox_seed", "philox_offset", "scale"]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [F.lp_pool1d, F.gaussian_nll_loss, F.triplet_margin_with_distance_loss, F.multilabel_soft_margin_loss],
+)
+def test_body_of_is_the_function_without_its_look_for_overrides(function):
+    class Refusing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            assert func is not function
+            return super().__torch_function__(func, types, args, kwargs)
+
+    args = [torch.rand(3, 8), 2, 2] if function is F.lp_pool1d else [torch.rand(3, 8) for _ in range(3)]
+    given = [x.as_subclass(Refusing) if isinstance(x, torch.Tensor) else x for x in args]
+    assert torch.equal(of_tensors.body_of(function)(*given).as_subclass(torch.Tensor), function(*args))
+
+
 def test_unpatched_is_torchs_own_where_another_package_has_put_one_in_its_place(monkeypatch):
     own = torch.narrow
     assert find("narrow", namespaces=(torch, torch.Tensor)) == [own, torch.Tensor.narrow]

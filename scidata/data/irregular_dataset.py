@@ -239,11 +239,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         )
 
     def _topology(self, local: LocalPart) -> Topology:
-        held = self._tensors.get(local.topology) if local.topology is not None else None
+        held = self._tensors.get(local.identity) if local.identity is not None else None
         if held is None:
             held = _edges_and_cells(local)
-            if local.topology is not None:
-                self._tensors[local.topology] = held
+            if local.identity is not None:
+                self._tensors[local.identity] = held
         made = Topology(
             entity=local.part.entity,
             index_maps=local.index_maps,
@@ -254,7 +254,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             layers=self.reader.layers or (("edge",),) * self.reader.num_hops,
             period=self.reader.period,
         )
-        if local.topology is not None and max(map(version_of, made.tensors()), default=0):
+        if local.identity is not None and max(map(version_of, made.tensors()), default=0):
             raise ConfigError(
                 f"{self.reader.path}: the edges or cells of a sample were written to, which all samples of its "
                 "topology share (read them with cache_bytes=0 to have them alone); clone() them before writing"
@@ -280,13 +280,9 @@ def _range_text(counts: IntArray) -> str:
 
 def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
     """Return the edges and cells of a part as tensors."""
-    pairs: dict[str, tuple[IntArray, IntArray]]
-    pairs = {name: (own, local.far_relations[name]) for name, own in local.relations.items()}
-    if local.edge_index is not None and local.far_edge_index is not None:
-        pairs["edge"] = local.edge_index, local.far_edge_index
     relations = {
-        name: Relation(edge_type(name, local.part.entity), _as_tensor(own), _as_tensor(far))
-        for name, (own, far) in pairs.items()
+        name: Relation(edge_type(name, local.part.entity), _as_tensor(own), _as_tensor(local.far_relations[name]))
+        for name, own in local.relations.items()
     }
     if local.cells is None:
         return relations, None

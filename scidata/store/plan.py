@@ -182,9 +182,9 @@ _NOTHING = _Needs(np.empty(0, np.int64), 0, 0, {})
 
 def _needs_of(local: LocalPart, entity: str) -> _Needs:
     """Count the ghosts of a part, the ranks that own them, and the edges that begin at one."""
-    if not local.relations:
+    if not local.relations.keys() - {"edge"}:  # one node set
         rows = local.index_maps[entity]
-        num_cut = 0 if local.edge_index is None else _count(local.edge_index[0] >= rows.num_owned)
+        num_cut = sum(_count(pairs[0] >= rows.num_owned) for pairs in local.relations.values())
         return _Needs(rows.ghosts, _count(rows.recv_counts), num_cut, {})
     maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
     by_relation = {}

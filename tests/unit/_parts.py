@@ -77,17 +77,17 @@ def check_edges(reader, parts, owned, raw):
     indptr, src = whole.read(0, "csr/indptr"), whole.read(0, "csr/src")
     for part in parts:
         rows, edges = part.index_maps[reader.entity], part.index_maps["edge"]
-        assert part.edge_index.shape == (2, edges.num_owned)
-        assert not part.edge_index.size or part.edge_index[1].max() < rows.num_owned
-        assert np.all(np.diff(part.edge_index[1]) >= 0)
-        pairs.append(nodes[rows.to_global(part.edge_index)])
+        assert part.relations["edge"].shape == (2, edges.num_owned)
+        assert not part.relations["edge"].size or part.relations["edge"][1].max() < rows.num_owned
+        assert np.all(np.diff(part.relations["edge"][1]) >= 0)
+        pairs.append(nodes[rows.to_global(part.relations["edge"])])
         hops = khop_ghosts(indptr, src, *rows.owned, reader.num_hops)
         assert np.isin(hops, rows.ghosts).all()
         inner = khop_ghosts(indptr, src, *rows.owned, reader.num_hops - 1)
         far = np.concatenate([np.arange(indptr[i], indptr[i + 1]) for i in inner] or [np.empty(0, int)])
         assert np.array_equal(edges.ghosts, far)
         dst = np.searchsorted(indptr, far, side="right") - 1
-        assert np.array_equal(rows.to_global(part.far_edge_index), np.stack([src[far], dst]))
+        assert np.array_equal(rows.to_global(part.far_relations["edge"]), np.stack([src[far], dst]))
     pairs = np.concatenate(pairs, axis=1)
     if raw.edges == "edge_index":
         assert np.array_equal(pairs, raw.edge_index[:, owned["edge"]])

@@ -287,9 +287,6 @@ class PointsReader(PartReader):
             part=self.partition_of(index),
             index_maps={"point": self._map(index, part, bounds, drawn=rows is not None)},
             fields=fields,
-            edge_index=None,
-            far_edge_index=None,
-            cells=None,
             rows=None if rows is None else {"point": rows},
             stats=sum([each.stats for each in own], NO_READ),
         )

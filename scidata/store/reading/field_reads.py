@@ -16,8 +16,8 @@ from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
+from scidata.store.reading.part import LocalTopology
 from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, merge_ranges
-from scidata.store.reading.topology import LocalTopology
 
 _SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 

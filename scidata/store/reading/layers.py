@@ -17,9 +17,8 @@ from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.ghosts import edges_into
-from scidata.store.reading.part import SamplePart
+from scidata.store.reading.part import Identity, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.topology import LocalTopology
 
 #: Of each layer of a model, in their order, the relations that it follows.
 Layers: TypeAlias = tuple[tuple[str, ...], ...]
@@ -115,7 +114,7 @@ def read_relations(
         relations[name] = np.stack([maps[source].to_local(own[name][0]), own[name][1]])
         _, src, dst = ordered[name]
         far_relations[name] = np.stack([maps[source].to_local(src), maps[target].to_local(dst)])
-    return LocalTopology(index_maps=maps, relations=relations, far_relations=far_relations)
+    return LocalTopology(index_maps=maps, relations=relations, far_relations=far_relations, identity=Identity())
 
 
 def _own_edges(access: RowAccess, cut: SamplePart, part: int, name: str, target: str) -> tuple[IntArray, IntArray]:

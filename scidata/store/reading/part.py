@@ -58,57 +58,67 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LocalPart:
+class LocalTopology:
+    """What a part holds besides fields.
+
+    Attributes
+    ----------
+    index_maps
+        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
+        ``halo`` hops away, where ``halo`` is 2 or more.
+    relations
+        By relation, ``"edge"`` where there is one node set: ``(2, num_owned_edges)`` int64 in the local numbering of
+        its source set and of its target set, by destination; every destination is owned.
+    far_relations
+        The same, of the edges that end at ghosts.
+    rows
+        Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
+        part's own rows of the whole sample, all of them.
+    identity
+        The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
+        this part's alone.
+    """
+
+    index_maps: Mapping[str, IndexMap]
+    relations: Mapping[str, IntArray] = field(default_factory=dict)
+    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
+    cells: LocalCells | None = None
+    rows: Mapping[str, IntArray] | None = None
+    identity: Identity | None = None
+
+    def num_bytes(self) -> int:
+        """Return its memory; who owns the ghosts is found later, and counted."""
+        cells = () if self.cells is None else vars(self.cells).values()
+        arrays = [*self.relations.values(), *self.far_relations.values(), *cells]
+        maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())
+        return maps + sum(int(array.nbytes) for array in arrays)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalPart(LocalTopology):
     """What one rank read of one sample. Pickles.
 
     Attributes
     ----------
     index
         Number of the sample.
-    index_maps
-        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
-        ``halo`` hops away, where ``halo`` is 2 or more.
     fields
         By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
-    edge_index
-        ``(2, num_owned_edges)`` int64 in local numbering, by destination; every destination is owned.
-    far_edge_index
-        ``(2, num_ghost_edges)``: those that end at ghosts.
-    rows
-        Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
-        part's own rows of the whole sample, all of them.
-    relations
-        Of a graph between several node sets: ``(2, num)`` int64 by relation, as ``edge_index``, in the local numbering
-        of its source set and of its target set.
-    far_relations
-        The same, of the edges that end at ghosts.
-    topology
-        The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
-        this part's alone.
     """
 
     index: int
     part: SamplePart
-    index_maps: Mapping[str, IndexMap]
     fields: Mapping[str, npt.NDArray[np.generic]]
-    edge_index: IntArray | None
-    far_edge_index: IntArray | None
-    cells: LocalCells | None
-    rows: Mapping[str, IntArray] | None = None
     stats: ReadStats = field(default_factory=ReadStats)
-    topology: Identity | None = None
-    relations: Mapping[str, IntArray] = field(default_factory=dict)
-    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
-        found: dict[str, Any] = {f"fields/{name}": values for name, values in self.fields.items()}
-        found |= {"edge_index": self.edge_index, "far_edge_index": self.far_edge_index}
+        found = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {f"relations/{name}": pairs for name, pairs in self.relations.items()}
         found |= {f"far_relations/{name}": pairs for name, pairs in self.far_relations.items()}
         if self.cells is not None:
-            found |= {f"cells/{f.name}": getattr(self.cells, f.name) for f in dataclasses.fields(self.cells)}
-        return {name: np.ascontiguousarray(values) for name, values in found.items() if values is not None}
+            found |= {f"cells/{name}": values for name, values in vars(self.cells).items()}
+        return {name: np.ascontiguousarray(values) for name, values in found.items()}
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> LocalPart:
         """Return the same part with others, tensors say, in the places of :meth:`arrays`, shared with no other part."""
@@ -118,10 +128,8 @@ class LocalPart:
         return dataclasses.replace(
             self,
             fields={name: arrays[f"fields/{name}"] for name in self.fields},
-            edge_index=arrays.get("edge_index"),
-            far_edge_index=arrays.get("far_edge_index"),
             cells=cells,
             relations={name: arrays[f"relations/{name}"] for name in self.relations},
             far_relations={name: arrays[f"far_relations/{name}"] for name in self.far_relations},
-            topology=None,
+            identity=None,
         )

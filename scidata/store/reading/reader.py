@@ -34,13 +34,13 @@ from scidata.store.reading.cuts import bounds_of_rows, bounds_of_sample, check_c
 from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.layers import checked_layers, read_relations
 from scidata.store.reading.numbering import number_samples
-from scidata.store.reading.part import LocalPart, SamplePart
+from scidata.store.reading.part import LocalPart, LocalTopology, SamplePart
 from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.sets import cut_sets
 from scidata.store.reading.subsample import make_subsample
 from scidata.store.reading.subsample_part import drawn_part, drawn_sets
-from scidata.store.reading.topology import LocalTopology, read_topology
+from scidata.store.reading.topology import read_topology
 
 _T = TypeVar("_T")
 
@@ -319,20 +319,7 @@ class StoreReader(PartReader):
         else:
             topology = self._drawn(access, cut, index, part, epoch)
         fields = self._reads.read(access, self.fields, index, topology)
-        return LocalPart(
-            index=index % self.num_samples,
-            part=cut,
-            index_maps=topology.index_maps,
-            fields=fields,
-            edge_index=topology.edge_index,
-            far_edge_index=topology.far_edge_index,
-            cells=topology.cells,
-            relations=topology.relations,
-            far_relations=topology.far_relations,
-            rows=topology.rows,
-            stats=access.stats,
-            topology=topology.identity if self.subsample is None else None,
-        )
+        return LocalPart(index=index % self.num_samples, part=cut, fields=fields, stats=access.stats, **vars(topology))
 
     def ranges(self, index: int, part: int) -> tuple[list[tuple[str, int, int]], ReadStats]:
         """Return where the fields of one part of a sample lie: path, first byte and bytes of each range.

@@ -19,10 +19,9 @@ from scidata.core.types import IntArray
 from scidata.meshes.order.ids import contains, ranges
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import relations_of, sets_of
-from scidata.store.reading.part import LocalCells, SamplePart
+from scidata.store.reading.part import LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
-from scidata.store.reading.topology import LocalTopology
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,9 +103,9 @@ def _part_of(
     if cells is not None:
         types = access.gather("cell/type", rows["cell"])
         local_cells = LocalCells(offsets=offsets - offsets[0], connectivity=local(corners), types=types)
-    edges = np.stack([local(src), local(dst)]) if "edge" in own else None
-    far = None if edges is None else edges[:, :0]
-    return LocalTopology(rows=rows, index_maps=maps, edge_index=edges, far_edge_index=far, cells=local_cells)
+    edges = {"edge": np.stack([local(src), local(dst)])} if "edge" in own else {}
+    far = {name: each[:, :0] for name, each in edges.items()}
+    return LocalTopology(rows=rows, index_maps=maps, relations=edges, far_relations=far, cells=local_cells)
 
 
 def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:

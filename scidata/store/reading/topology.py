@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.index_map import IndexMap
-from scidata.core.types import IntArray
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.reading.ghosts import HopGhosts, hop_ghosts, radius_ghosts
-from scidata.store.reading.part import Identity, LocalCells, SamplePart
+from scidata.store.reading.part import Identity, LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LocalTopology:
-    """What a part holds besides fields; as :class:`scidata.store.reading.part.LocalPart`."""
-
-    index_maps: Mapping[str, IndexMap]
-    edge_index: IntArray | None = None
-    far_edge_index: IntArray | None = None
-    cells: LocalCells | None = None
-    relations: Mapping[str, IntArray] = field(default_factory=dict)
-    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
-    rows: Mapping[str, IntArray] | None = None  # the store's rows of the owned ones, where they were drawn
-    identity: Identity = field(default_factory=Identity)
-
-    def num_bytes(self) -> int:
-        """Return its memory; who owns the ghosts is found later, and counted."""
-        arrays: list[npt.NDArray[Any] | None] = [self.edge_index, self.far_edge_index]
-        arrays += [*self.relations.values(), *self.far_relations.values()]
-        if self.cells is not None:
-            arrays += [self.cells.offsets, self.cells.connectivity, self.cells.types]
-        maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())
-        return maps + sum(array.nbytes for array in arrays if array is not None)
 
 
 def read_topology(
@@ -80,13 +51,13 @@ def read_topology(
         for name, bounds in cut.bounds.items()
     }
     nodes = maps[entity]
-    edge_index = far = cells = None
+    edges, far, cells = {}, {}, None
     if hops is not None:
-        edge_index = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
-        far = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
+        edges["edge"] = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
+        far["edge"] = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
     if raw is not None:
         cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
-    return LocalTopology(index_maps=maps, edge_index=edge_index, far_edge_index=far, cells=cells)
+    return LocalTopology(index_maps=maps, relations=edges, far_relations=far, cells=cells, identity=Identity())
 
 
 def _read_cells(access: RowAccess, start: int, stop: int) -> LocalCells:

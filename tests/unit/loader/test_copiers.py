@@ -162,7 +162,7 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
     local = StoreReader(tmp_path / "store", ReadOptions(halo=2, ghosts="disk"), num_parts=2).read(0, 1)
     names = set(local.arrays())
     assert names == {f"fields/{n}" for n in local.fields} | {
-        *("edge_index", "far_edge_index"),
+        *("relations/edge", "far_relations/edge"),
         *("cells/offsets", "cells/connectivity", "cells/types"),
     }
     ds = scidata.open_dataset(str(tmp_path / "store"))

@@ -34,18 +34,18 @@ def store(tmp_path_factory):
 def test_a_topology_is_read_once_for_all_its_times(store):
     reader = StoreReader(store, ReadOptions(halo=1, ghosts="disk"), num_parts=2)
     first, second = reader.read(0, 1), reader.read(1, 1)
-    assert second.edge_index is first.edge_index
+    assert second.relations["edge"] is first.relations["edge"]
     assert second.index_maps["node"] is first.index_maps["node"]
     plan = reader.plan(1, 1)  # of a first read
     assert second.stats.bytes_fetched == plan.fields["u"][0].bytes_fetched < first.stats.bytes_fetched
     assert any(plan.fields[path][0].bytes_fetched for path in INDEX_ARRAYS)
     other = reader.read(4, 1)
-    assert other.edge_index is not first.edge_index
-    assert reader.read(3, 0).edge_index is not first.edge_index
+    assert other.relations["edge"] is not first.relations["edge"]
+    assert reader.read(3, 0).relations["edge"] is not first.relations["edge"]
     assert not np.array_equal(first.fields["u"], second.fields["u"])
     again = pickle.loads(pickle.dumps(reader))
     assert len(again.topologies) == 0
-    assert np.array_equal(again.read(1, 1).edge_index, second.edge_index)
+    assert np.array_equal(again.read(1, 1).relations["edge"], second.relations["edge"])
     assert again.read(1, 1).index_maps["node"].key == second.index_maps["node"].key
 
 
@@ -100,12 +100,13 @@ def test_no_more_than_the_bound_is_kept(store):
     assert len(reader.topologies) == 3
     held = reader.topologies.size
     part = reader.read(0, 0)
-    arrays = [part.edge_index, part.far_edge_index, part.cells.offsets, part.cells.connectivity, part.cells.types]
+    cells = part.cells
+    arrays = [part.relations["edge"], part.far_relations["edge"], cells.offsets, cells.connectivity, cells.types]
     assert held / 3 > sum(a.nbytes for a in arrays)
     for bound, number in ((held - 1, 2), (held // 3 // 2, 0), (0, 0)):
         small = StoreReader(store, ReadOptions(halo=1, cache_bytes=bound, ghosts="exchange"), num_parts=2)
         for index in (0, 4, 8, 1, 5, 9):
-            assert np.array_equal(small.read(index, 0).edge_index, reader.read(index, 0).edge_index)
+            assert np.array_equal(small.read(index, 0).relations["edge"], reader.read(index, 0).relations["edge"])
             assert small.topologies.size <= bound
         assert len(small.topologies) == number
     with pytest.raises(ConfigError, match="must not be negative"):
@@ -118,7 +119,7 @@ def test_threads_share_what_is_kept(store):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: reader.read(i % 12, i % 2), range(36)))
     for i, part in enumerate(found):
-        assert np.array_equal(part.edge_index, wanted[i % 12].edge_index)
+        assert np.array_equal(part.relations["edge"], wanted[i % 12].relations["edge"])
         assert np.array_equal(part.fields["u"], wanted[i % 12].fields["u"])
     assert reader.topologies.size <= 20_000
 

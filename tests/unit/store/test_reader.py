@@ -234,7 +234,7 @@ def test_a_reader_pickles_and_a_part_does(mesh):
     again = pickle.loads(pickle.dumps(reader))
     one, other = reader.read(0, 1), pickle.loads(pickle.dumps(again.read(0, 1)))
     assert np.array_equal(one.fields["u"], other.fields["u"])
-    assert np.array_equal(one.edge_index, other.edge_index)
+    assert np.array_equal(one.relations["edge"], other.relations["edge"])
     assert reader.fingerprint() == again.fingerprint()
     reader.close()
     assert np.array_equal(reader.read(0, 1).fields["u"], one.fields["u"])

@@ -260,10 +260,10 @@ def test_parts_of_a_mesh_make_up_the_draw_of_one_process(mesh, num_parts, block,
         own = part.cells
         assert np.array_equal(np.diff(own.offsets), np.full(part.index_maps["cell"].num_owned, 3))
         found.append(to_source[own.connectivity].reshape(-1, 3))
-        assert (part.edge_index[1] < rows.num_owned).all()
-        assert part.edge_index.shape[1] == part.index_maps["edge"].num_owned
-        assert (np.diff(part.edge_index[1]) >= 0).all()
-        pairs.append(to_source[part.edge_index])
+        assert (part.relations["edge"][1] < rows.num_owned).all()
+        assert part.relations["edge"].shape[1] == part.index_maps["edge"].num_owned
+        assert (np.diff(part.relations["edge"][1]) >= 0).all()
+        pairs.append(to_source[part.relations["edge"]])
     assert np.array_equal(np.concatenate(found), corners[cells])
     sides = np.sort(np.concatenate([corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [2, 0]]]), axis=1)
     sides = np.unique(sides[np.isin(sides, nodes).all(axis=1)], axis=0)
@@ -286,7 +286,7 @@ def test_edges_between_drawn_nodes_of_a_graph_keep_their_values(tmp_path):
     nodes, edges = joined(reader, parts, "x", ids=True), joined(reader, parts, "w", ids=True)
     assert np.array_equal(joined(reader, parts, "w"), raw.fields["w"].read()[edges])
     assert np.array_equal(np.sort(edges), np.flatnonzero(np.isin(raw.edge_index, nodes).all(axis=0)))
-    pairs = [nodes[part.index_maps["node"].to_global(part.edge_index)] for part in parts]
+    pairs = [nodes[part.index_maps["node"].to_global(part.relations["edge"])] for part in parts]
     assert np.array_equal(np.concatenate(pairs, axis=1), raw.edge_index[:, edges])
 
 
@@ -300,8 +300,8 @@ def test_cells_with_rows_of_their_own_and_the_faces_between_them(mesh, tmp_path)
     assert len(cells) == 900
     with h5py.File(mesh[0]) as file:
         assert np.array_equal(joined(reader, parts, "area"), file["area"][...][cells])
-    pairs = [cells[part.index_maps["cell"].to_global(part.edge_index)] for part in parts]
-    every = ids[whole.edge_index]
+    pairs = [cells[part.index_maps["cell"].to_global(part.relations["edge"])] for part in parts]
+    every = ids[whole.relations["edge"]]
     assert np.array_equal(np.concatenate(pairs, axis=1), every[:, np.isin(every, cells).all(axis=0)])
 
 

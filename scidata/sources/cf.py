@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Decoding
 from scidata.errors import UnsupportedFormatError
@@ -37,7 +37,7 @@ _EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)
 _SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900-01-01"; "days accumulated" is no axis
 
 
-def array_of(value: object) -> np.ndarray[Any, np.dtype[Any]]:
+def array_of(value: object) -> npt.NDArray[np.generic]:
     """Return an attribute as an array; the empty text where it is none, such as lists of lists of other lengths."""
     try:
         return np.asarray(value)
@@ -45,7 +45,7 @@ def array_of(value: object) -> np.ndarray[Any, np.dtype[Any]]:
         return np.asarray("")
 
 
-def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Decoding | None:
+def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) -> Decoding | None:
     """Say how raw values become physical ones, as xarray's ``decode_cf`` does; None where they already are.
 
     Arithmetic happens in the target dtype: ``values = raw.astype(dtype); values *= scale; values += offset``, which
@@ -97,7 +97,7 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[Any] | None = None) -> Deco
     )
 
 
-def _unsigned_view(raw: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any] | None:
+def _unsigned_view(raw: np.dtype[np.generic], attributes: Mapping[str, object]) -> np.dtype[np.generic] | None:
     flag = attributes.get("_Unsigned")
     if not isinstance(flag, str):
         return None
@@ -108,7 +108,7 @@ def _unsigned_view(raw: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtyp
     return None
 
 
-def _as_ordered(viewed: np.dtype[Any] | None, layout: ArrayLayout) -> np.dtype[Any] | None:
+def _as_ordered(viewed: np.dtype[np.generic] | None, layout: ArrayLayout) -> np.dtype[np.generic] | None:
     """Give the view the byte order of the stored values: it is a view of their bytes."""
     return None if viewed is None else viewed.newbyteorder("=" if layout.dtype.isnative else "S")
 
@@ -133,7 +133,9 @@ def _number(layout: ArrayLayout, name: str) -> np.generic | None:
     return scalar
 
 
-def _packed_dtype(raw: np.dtype[Any], scale: np.generic | None, offset: np.generic | None) -> np.dtype[Any]:
+def _packed_dtype(
+    raw: np.dtype[np.generic], scale: np.generic | None, offset: np.generic | None
+) -> np.dtype[np.generic]:
     """Choose the dtype of unpacked values: xarray's rule (``xarray.coding.variables._choose_float_dtype``)."""
     if scale is not None and offset is not None and scale.dtype == offset.dtype and scale.dtype in _FLOATS:
         wide = raw.kind in "iu" and raw.itemsize == 4
@@ -144,11 +146,11 @@ def _packed_dtype(raw: np.dtype[Any], scale: np.generic | None, offset: np.gener
 
 
 def _fill_values(
-    layout: ArrayLayout, raw: np.dtype[Any], viewed: np.dtype[Any] | None
+    layout: ArrayLayout, raw: np.dtype[np.generic], viewed: np.dtype[np.generic] | None
 ) -> tuple[bool, tuple[np.generic, ...]]:
     """Return whether any fill attribute counts, and the stored values (as viewed) that mean missing."""
     has_fill = False
-    found: dict[Any, np.generic] = {}
+    found: dict[int | float, np.generic] = {}
     for name in ("_FillValue", "missing_value"):
         value = layout.attributes.get(name)
         if value is None:
@@ -167,7 +169,7 @@ def _fill_values(
     return has_fill, tuple(found.values())
 
 
-def _parsed(given: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+def _parsed(given: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Read text as numbers, nothing where it is none: JSON has no NaN, so some write "NaN"."""
     values = []
     for text in map(str, given.tolist()):
@@ -178,7 +180,9 @@ def _parsed(given: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[A
     return np.array(values)
 
 
-def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen: np.dtype[Any]) -> Any:
+def _as_stored(
+    item: np.generic, raw: np.dtype[np.generic], viewed: np.dtype[np.generic] | None, seen: np.dtype[np.generic]
+) -> np.generic | None:
     """Return a fill value as a scalar of the dtype that is compared with, None where no stored value equals it.
 
     ``viewed`` is given for a fill value that was written in the stored dtype and is viewed like the data.
@@ -188,14 +192,19 @@ def _as_stored(item: Any, raw: np.dtype[Any], viewed: np.dtype[Any] | None, seen
         with np.errstate(over="ignore"):
             value = np.array(exact, seen)
         same = bool(value == item)
-        return value[()] if same else None
+        return value.reshape(1)[0] if same else None
     if not np.isfinite(exact) or exact != int(exact):
         return None
-    limits = np.iinfo(raw)
+    stored: np.generic
+    limits = np.iinfo(raw.str)
     if viewed is not None and limits.min <= exact <= limits.max:
-        return np.array(int(exact), raw).view(viewed)[()]
-    limits = np.iinfo(seen)
-    return np.array(int(exact), seen)[()] if limits.min <= exact <= limits.max else None
+        stored = np.array(int(exact), raw).view(viewed).reshape(1)[0]
+        return stored
+    limits = np.iinfo(seen.str)
+    if not limits.min <= exact <= limits.max:
+        return None
+    stored = np.array(int(exact), seen).reshape(1)[0]
+    return stored
 
 
 def role_of(layout: ArrayLayout) -> str | None:
@@ -224,7 +233,7 @@ def role_of(layout: ArrayLayout) -> str | None:
     return role_of_name(layout.name)
 
 
-def is_time(attributes: Mapping[str, Any]) -> bool:
+def is_time(attributes: Mapping[str, object]) -> bool:
     """Whether numbers count time since a date."""
     return _SINCE.match(str(attributes.get("units", ""))) is not None
 

@@ -37,7 +37,7 @@ class _NetCDF4Naming(Naming):
         "_NCProperties",
     }
 
-    def __init__(self, h5: Any) -> None:
+    def __init__(self, h5: h5py.File) -> None:
         super().__init__(h5)
         self._dim_names: dict[int, str] | None = None
         self._unlimited: dict[str, tuple[str | None, ...]] = {}  # by array: the scale of each axis that can grow
@@ -46,12 +46,12 @@ class _NetCDF4Naming(Naming):
         group, base = posixpath.split(path)
         return posixpath.join(group, base.removeprefix(_RENAMED))
 
-    def is_hidden(self, dset: Any) -> bool:
+    def is_hidden(self, dset: h5py.Dataset) -> bool:
         if not is_scale(dset) or "NAME" not in dset.attrs:
             return False
         return str(plain_value(attribute_of(dset, "NAME"))).startswith(_NO_VARIABLE)
 
-    def dims(self, dset: Any, path: str) -> tuple[str, ...]:
+    def dims(self, dset: h5py.Dataset, path: str) -> tuple[str, ...]:
         if not dset.shape:
             return ()
         scales = scale_paths(dset, path)

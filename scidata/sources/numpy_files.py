@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import CorruptDataError, ShortReadError, UnknownNameError, near_matches
 from scidata.sources.access.files import Versions, files
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 1 << 16  # bytes: NumPy's own limit is 10,000
@@ -277,7 +280,7 @@ class _Stream(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
         count = max(0, min(len(view), self.size - self._at))
         view[:count] = files().read(self._path, self._at, count)

@@ -100,7 +100,7 @@ def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:
     return [b"".join(row.tolist()).split(b"\x00")[0].decode("utf-8", "replace").strip() for row in text]
 
 
-def _check_encoded(dataset: Any, where: str) -> None:
+def _check_encoded(dataset: h5py.Dataset, where: str) -> None:
     """Raise where a chunk's bytes in the file could fill the memory when HDF5 decodes them, whatever the shape says."""
     if not dataset.chunks:
         return
@@ -116,7 +116,7 @@ def _check_encoded(dataset: Any, where: str) -> None:
         )
 
 
-def _is_local(h5: Any, name: str) -> bool:
+def _is_local(h5: h5py.File, name: str) -> bool:
     """Say whether a name is a dataset of this file itself: links may lead to files that nobody asked for."""
     link = h5.get(name, getlink=True)
     return isinstance(link, h5py.HardLink) and isinstance(h5[name], h5py.Dataset)

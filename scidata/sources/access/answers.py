@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict, TypeVar
 
 from scidata.core.urls import Url, Version
 from scidata.errors import CorruptDataError, ShortReadError, SourceChangedError, UnsupportedFormatError
 from scidata.sources.access.retry import causes, status_of
+
+_Data = TypeVar("_Data", bound="bytes | memoryview")
 
 
 def is_beyond_end(error: BaseException) -> bool:
@@ -32,7 +34,7 @@ class _CutShortError(ConnectionResetError):
     """A body that has fewer bytes than the object has there."""
 
 
-def checked(data: Any, url: Url, offset: int, nbytes: int, size: int | None) -> Any:
+def checked(data: _Data, url: Url, offset: int, nbytes: int, size: int | None) -> _Data:
     """Check how many bytes came; ``size`` is the object's, asked for where they are not as many as wanted."""
     if len(data) == nbytes:
         return data
@@ -64,16 +66,13 @@ def version_of(info: Mapping[str, object], size: int | None = None) -> Version:
     def first(*names: str) -> str | None:
         return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)
 
+    said, etag = info.get("size"), first("ETag", "etag")
     return Version(
-        size=_size(info) if size is None else size,
-        etag=_without_weakness(first("ETag", "etag")),
+        size=said if size is None and isinstance(said, int) else size,
+        etag=etag and etag.removeprefix("W/"),
         version=first("VersionId", "generation", "version_id"),
         modified=first("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created"),
     )
-
-
-def _without_weakness(etag: str | None) -> str | None:
-    return None if etag is None else etag.removeprefix("W/")
 
 
 def check_version(url: Url, version: Version) -> None:
@@ -121,11 +120,6 @@ def check_document(where: str, nbytes: int | None, most: int) -> None:
         )
 
 
-def _size(info: Mapping[str, object]) -> int | None:
-    found = info.get("size")
-    return found if isinstance(found, int) else None
-
-
 def size_in(info: Info, where: str) -> int:
     """Return the size that ``info`` tells.
 
@@ -140,7 +134,7 @@ def size_in(info: Info, where: str) -> int:
     return int(size)
 
 
-def whole(data: Any, size: int | None, url: Url) -> bytes:
+def whole(data: bytes | memoryview, size: int | None, url: Url) -> bytes:
     """Check that all of an object came, as far as its size is known."""
     known = url.seen.get(str(url))
     size = known.size if size is None and known is not None else size

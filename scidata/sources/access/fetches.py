@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import current
 from scidata.sources.access.in_memory import InMemoryUrl
-from scidata.sources.access.kept_urls import KeptUrl
+from scidata.sources.access.kept_urls import KeptUrl, RequestOptions
 from scidata.sources.access.remote import start
 
+_T = TypeVar("_T")
 _MAX_SIDE_BY_SIDE = 32  # threads of one call
 
 #: A URL, the first byte and the number of bytes.
@@ -25,7 +26,7 @@ Range: TypeAlias = tuple[Url, int, int]
 class _Window:
     """Requests of which only so many, and so many bytes, are in flight. Threads take what has arrived, in any order."""
 
-    def __init__(self, jobs: Sequence[tuple[Url, str, dict[str, Any]]], nbytes: Sequence[int]) -> None:
+    def __init__(self, jobs: Sequence[tuple[Url, str, RequestOptions]], nbytes: Sequence[int]) -> None:
         self._jobs, self._nbytes = jobs, nbytes
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
@@ -114,11 +115,11 @@ class Fetches(_Window):
     """Ranges on their way: as many at once as hide a round trip, as few as fit in a bounded memory."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        jobs = [(url, "range", {"offset": offset, "nbytes": nbytes}) for url, offset, nbytes in ranges]
+        jobs = [(url, "range", RequestOptions(offset=offset, nbytes=nbytes)) for url, offset, nbytes in ranges]
         super().__init__(jobs, [nbytes for _, _, nbytes in ranges])
 
 
-def each(urls: Sequence[Url], method: str, **options: Any) -> list[Any]:
+def each(urls: Sequence[Url], method: str, **options: Unpack[RequestOptions]) -> list[Any]:
     """Call one of fsspec's methods on many URLs, side by side; return the results, or errors, in order."""
     found: list[Any] = [None] * len(urls)
     window = _Window([(url, method, options) for url in urls], [0] * len(urls))
@@ -131,7 +132,7 @@ def each(urls: Sequence[Url], method: str, **options: Any) -> list[Any]:
     return found
 
 
-def run_each(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_each(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     """Run functions that wait for requests side by side; return their results in order, or raise the first error."""
     if len(calls) < 2:
         return [call() for call in calls]

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import ShortReadError, SourceChangedError
@@ -26,6 +26,7 @@ from scidata.sources.access.answers import size_in
 from scidata.sources.access.remote import fetch, request
 from scidata.sources.access.retry import is_transient
 
+_T = TypeVar("_T")
 _MAX_OPEN = 256  # a thousand-file store must not run into the usual limit of 1,024 descriptors
 _SEVERAL = 16  # files open at once, from which on there will be many
 _OTHERS = 64  # descriptors that the process may have besides
@@ -38,13 +39,10 @@ _MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 
 Version: TypeAlias = tuple[int, int, int]
 
 
-def _version_of(status: os.stat_result) -> Version:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
 def version_at(path: str) -> Version:
     """Return the version of the local file that has this name now."""
-    return _version_of(os.stat(path))
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _url(path: str) -> Url:
@@ -59,7 +57,7 @@ def most_open() -> int:
     return _MAX_OPEN if soft == resource.RLIM_INFINITY else max(8, min(_MAX_OPEN, soft // 4))
 
 
-def retried(path: str, call: Any) -> Any:
+def retried(path: str, call: Callable[[], _T]) -> _T:
     """Call until it does not fail for a passing reason, as :class:`scidata.sources.access.retry.Retry` says."""
     return retry.RETRY.run(path, call)
 
@@ -76,7 +74,7 @@ class _Handle:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for no FIFO: reads fail
 
-    def read(self, views: Sequence[Any], offset: int) -> int:
+    def read(self, views: Sequence[memoryview], offset: int) -> int:
         """Fill views by one call; return how many bytes came."""
         return os.preadv(self._descriptor, views, offset)  # this frame's self keeps it open
 
@@ -317,7 +315,7 @@ def _shown(version: Version) -> str:
     return f"{size} bytes of {content} UTC (inode {inode})"
 
 
-def scatter(data: bytes, buffers: Sequence[Any]) -> None:
+def scatter(data: bytes | memoryview, buffers: Sequence[Any]) -> None:
     """Copy bytes into buffers, one after the other."""
     done = 0
     for buffer in buffers:

@@ -6,7 +6,8 @@ import copy
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scidata.core.install import install_hint
 from scidata.core.urls import Url
@@ -14,6 +15,9 @@ from scidata.errors import ConfigError, MissingDependencyError, near_matches
 from scidata.sources.access.load import MAX_REQUESTS, Load
 from scidata.sources.access.object_stores import Bucket, find, is_available
 from scidata.sources.access.web import with_redirects
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 _MAX_FILESYSTEMS = 64
 
@@ -27,7 +31,7 @@ _PACKAGES = {"adl": "pip install adlfs", "hf": "pip install huggingface_hub"}
 class Place(NamedTuple):
     """Where fsspec reads a URL: a file system, the path in it, and how that is spoken to."""
 
-    fs: Any
+    fs: AbstractFileSystem
     path: str
     is_async: bool
     is_web: bool = False
@@ -43,7 +47,7 @@ class FileSystems:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: dict[str, Any] = {}
+        self._made: dict[str, AbstractFileSystem] = {}
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._buckets: dict[str, Bucket] = {}
         self.load = Load()
@@ -114,7 +118,7 @@ class FileSystems:
         return False
 
 
-def _make_filesystem(fsspec: Any, protocol: str, kwargs: dict[str, Any]) -> Any:
+def _make_filesystem(fsspec: ModuleType, protocol: str, kwargs: dict[str, Any]) -> AbstractFileSystem:
     if protocol in ("s3", "s3a"):
         config = dict(kwargs.get("config_kwargs") or {})
         config.setdefault("max_pool_connections", MAX_REQUESTS)

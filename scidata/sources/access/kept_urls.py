@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from scidata.core.urls import Url
+
+
+class RequestOptions(TypedDict, total=False):
+    """What is asked for: a range; of a document at most so many bytes; or a page of keys after one."""
+
+    offset: int
+    nbytes: int
+    most: int
+    after: str
 
 
 class Came(NamedTuple):
@@ -20,7 +29,7 @@ class Came(NamedTuple):
 class Keeper(Protocol):
     """What keeps the bytes of URLs. It pickles."""
 
-    def start(self, url: KeptUrl, method: str, options: dict[str, Any], wanted: Callable[[], bool]) -> Future[Any]:
+    def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
         """Begin what :func:`scidata.sources.access.remote.start` does; a range comes as a :class:`Came`."""
 
 

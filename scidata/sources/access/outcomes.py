@@ -6,15 +6,17 @@ import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import TypeVar
 
 from scidata.core.urls import Url
 from scidata.errors import SciDataError, ShortReadError
 from scidata.sources.access import retry
 from scidata.sources.access.answers import is_beyond_end
 from scidata.sources.access.filesystems import current
+from scidata.sources.access.kept_urls import RequestOptions
 from scidata.sources.access.retry import Attempts, asks_to_slow_down, causes, is_transient, status_of
 
+_T = TypeVar("_T")
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
 _SLOWEST, _SMALL = 128 << 10, 1 << 20
 _MAX_SAID = 300  # characters
@@ -61,7 +63,7 @@ def _line(text: str) -> str:
 class Outcome:
     """Decides after each failure of one request: wait so long, or give up with this error."""
 
-    def __init__(self, url: Url, method: str, options: dict[str, Any]) -> None:
+    def __init__(self, url: Url, method: str, options: RequestOptions) -> None:
         known = url.seen.get(str(url)) if method == "document" else None
         own = options.get("nbytes") or (known.size if known is not None else None) or 0
         more = max(own, current().load.nbytes) - _SMALL  # what is in flight shares the line
@@ -95,9 +97,9 @@ class Outcome:
         return 0, clean
 
 
-def in_time(outcome: Outcome, call: Callable[[], Any]) -> Any:
+def in_time(outcome: Outcome, call: Callable[[], _T]) -> _T:
     """Wait for a call in a thread of its own: one that hangs is left behind, since nothing else ends it."""
-    done: Future[Any] = Future()
+    done: Future[_T] = Future()
 
     def run() -> None:
         try:

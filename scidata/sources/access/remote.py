@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from scidata.core.urls import Url, Version
 from scidata.errors import MissingDependencyError
@@ -31,17 +31,18 @@ from scidata.sources.access.answers import (
 )
 from scidata.sources.access.filesystems import Place, current
 from scidata.sources.access.in_memory import InMemoryUrl
-from scidata.sources.access.kept_urls import Came, KeptUrl
+from scidata.sources.access.kept_urls import Came, KeptUrl, RequestOptions
 from scidata.sources.access.object_stores import AnswerError, Bucket, UnservedError
 from scidata.sources.access.outcomes import Outcome, clean_error, in_time
 from scidata.sources.access.retry import is_transient
 
 if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
     from obstore.store import ObjectStore
 
 
 def _request_here(
-    url: Url, method: str, options: dict[str, Any], once: Callable[[Outcome], Any], wanted: Callable[[], bool]
+    url: Url, method: str, options: RequestOptions, once: Callable[[Outcome], Any], wanted: Callable[[], bool]
 ) -> Any:
     """Make a request on this thread, by ``once`` for each attempt."""
     outcome = Outcome(url, method, options)
@@ -59,7 +60,7 @@ def _request_here(
         time.sleep(pause)
 
 
-async def _request_async(url: Url, method: str, options: dict[str, Any], place: Place) -> Any:
+async def _request_async(url: Url, method: str, options: RequestOptions, place: Place) -> Any:
     """Do as :func:`_request_here` on fsspec's event loop."""
     outcome = Outcome(url, method, options)
     while True:
@@ -76,7 +77,7 @@ async def _request_async(url: Url, method: str, options: dict[str, Any], place: 
 # -- by fsspec ---------------------------------------------------------------------------------------------------------
 
 
-async def _once_async(url: Url, method: str, options: dict[str, Any], place: Place) -> Any:
+async def _once_async(url: Url, method: str, options: RequestOptions, place: Place) -> Any:
     fs, path = place.fs, place.path
     if method == "range":
         offset, nbytes = options["offset"], options["nbytes"]
@@ -111,11 +112,7 @@ async def _note_version(url: Url, place: Place) -> int | None:
     return version.size
 
 
-def _once_here(url: Url, method: str, options: dict[str, Any], place: Place, outcome: Outcome) -> Any:
-    return in_time(outcome, functools.partial(_ask_here, url, method, options, place.fs, place.path))
-
-
-def _ask_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str) -> Any:
+def _ask_here(url: Url, method: str, options: RequestOptions, fs: AbstractFileSystem, path: str) -> Any:
     if method == "range":
         offset, nbytes = options["offset"], options["nbytes"]
         data = fs.cat_file(path, start=offset, end=offset + nbytes)
@@ -130,7 +127,7 @@ def _ask_here(url: Url, method: str, options: dict[str, Any], fs: Any, path: str
 # -- by obstore --------------------------------------------------------------------------------------------------------
 
 
-def _once_by_store(url: Url, method: str, options: dict[str, Any], bucket: Bucket, key: str, outcome: Outcome) -> Any:
+def _once_by_store(url: Url, method: str, options: RequestOptions, bucket: Bucket, key: str, outcome: Outcome) -> Any:
     if method in ("range", "document"):
         return _read_by_store(url, options, bucket, key, outcome)
     store = _store(bucket, outcome)
@@ -152,10 +149,10 @@ def _store(bucket: Bucket, outcome: Outcome) -> ObjectStore:
     return bucket.store(seconds, least)
 
 
-def _read_by_store(url: Url, options: dict[str, Any], bucket: Bucket, key: str, outcome: Outcome) -> Any:
+def _read_by_store(url: Url, options: RequestOptions, bucket: Bucket, key: str, outcome: Outcome) -> Any:
     """Read a range or all of an object; of a versioned bucket the version that was first seen, once it is replaced."""
     store, known = _store(bucket, outcome), url.seen.get(str(url))
-    offset, nbytes, most = (options.get(name, 0) for name in ("offset", "nbytes", "most"))
+    offset, nbytes, most = options.get("offset", 0), options.get("nbytes", 0), options.get("most", 0)
     span = (offset, offset + nbytes) if nbytes else None
     pinned = None if known is None or str(url) not in url.seen.pinned else known.version
     while True:
@@ -189,16 +186,17 @@ def _find(url: Url) -> Place:
     raise error
 
 
-def _by_fsspec(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], bool]) -> Future[Any]:
+def _by_fsspec(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
     place = _find(url)
     if place.is_async:
         return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, place), place.fs.loop)
-    once = functools.partial(_once_here, url, method, options, place)
+    ask = functools.partial(_ask_here, url, method, options, place.fs, place.path)
+    once = functools.partial(in_time, call=ask)
     return current().pool("request").submit(_request_here, url, method, options, once, wanted)
 
 
 def _by_store(
-    url: Url, method: str, options: dict[str, Any], bucket: Bucket, key: str, wanted: Callable[[], bool]
+    url: Url, method: str, options: RequestOptions, bucket: Bucket, key: str, wanted: Callable[[], bool]
 ) -> Any:
     once = functools.partial(_once_by_store, url, method, options, bucket, key)
     try:
@@ -217,7 +215,7 @@ def _by_store(
     return future.result()
 
 
-def start(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], bool] = lambda: True) -> Future[Any]:
+def start(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool] = lambda: True) -> Future[Any]:
     """Start one request; the future's error is clean. What is not ``wanted`` any more is not tried again."""
     if isinstance(url, InMemoryUrl):
         return current().pool("request").submit(url.read, options["offset"], options["nbytes"])
@@ -229,7 +227,7 @@ def start(url: Url, method: str, options: dict[str, Any], wanted: Callable[[], b
     return current().pool("request").submit(_by_store, url, method, options, *found, wanted)
 
 
-def request(url: Url, method: str, **options: Any) -> Any:
+def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
     """Ask for ``info`` or ``ls``, or read a ``range``, or a ``document`` whole.
 
     Raises
@@ -277,7 +275,7 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
     return (found, is_last) if keys == sorted(keys) else None
 
 
-def fetch(url: Url, offset: int, nbytes: int) -> Any:
+def fetch(url: Url, offset: int, nbytes: int) -> bytes | memoryview:
     """Read one range; return it as a buffer of bytes.
 
     Raises
@@ -285,4 +283,5 @@ def fetch(url: Url, offset: int, nbytes: int) -> Any:
     ShortReadError
         The object ends before it; a body cut short on the way is fetched again instead.
     """
-    return request(url, "range", offset=offset, nbytes=nbytes)
+    found: bytes | memoryview = request(url, "range", offset=offset, nbytes=nbytes)
+    return found

@@ -7,12 +7,18 @@ of the URL; and it understands no answer without Content-Length, and none of a s
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import BLAME, Info, check_document, check_version, version_of
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+    from fsspec.implementations.http import HTTPFileSystem
+    from yarl import URL
 
 _MAX_REDIRECTS = 10  # as aiohttp
 _PIECE = 256 << 10
@@ -35,15 +41,15 @@ class WebSession:
         Makes one without headers, cookies and passwords: for other hosts.
     """
 
-    def __init__(self, session: Any, bare: Callable[[], Any]) -> None:
+    def __init__(self, session: ClientSession, bare: Callable[[], ClientSession]) -> None:
         self._session, self._make_bare = session, bare
-        self._bare: Any = None
+        self._bare: ClientSession | None = None
 
-    def get(self, url: Any, **options: Any) -> _Answer:
+    def get(self, url: URL | str, **options: Any) -> _Answer:
         """Ask for an object, or a part of it."""
         return _Answer(self._follow("get", url, options))
 
-    def head(self, url: Any, **options: Any) -> _Answer:
+    def head(self, url: URL | str, **options: Any) -> _Answer:
         """Ask what is said of an object."""
         return _Answer(self._follow("head", url, options))
 
@@ -53,13 +59,13 @@ class WebSession:
             if session is not None:
                 await session.close()
 
-    async def _follow(self, method: str, url: Any, options: dict[str, Any]) -> Any:
+    async def _follow(self, method: str, url: URL | str, options: dict[str, Any]) -> ClientResponse:
         from yarl import URL  # aiohttp's
 
         at = begin = url if isinstance(url, URL) else URL(url)
         session, allowed = self._session, options.pop("allow_redirects", True)
         for _ in range(options.pop("max_redirects", _MAX_REDIRECTS)):
-            answer = await getattr(session, method)(at, allow_redirects=False, **options)
+            answer: ClientResponse = await getattr(session, method)(at, allow_redirects=False, **options)
             to = answer.headers.get("Location")
             if not allowed or to is None or answer.status not in _REDIRECTS:
                 return answer
@@ -80,27 +86,30 @@ class WebSession:
 class _Answer:
     """What aiohttp's requests return: awaited, or entered."""
 
-    def __init__(self, request: Awaitable[Any]) -> None:
+    def __init__(self, request: Awaitable[ClientResponse]) -> None:
         self._request = request
-        self._answer: Any = None
+        self._answer: ClientResponse | None = None
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[object, None, ClientResponse]:
         return self._request.__await__()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> ClientResponse:
         self._answer = await self._request
         return self._answer
 
-    async def __aexit__(self, *of_error: object) -> None:
-        await self._answer.__aexit__(*of_error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._answer is not None
+        await self._answer.__aexit__(kind, error, trace)
 
 
-def _public(options: dict[str, Any]) -> dict[str, Any]:
+def _public(options: Mapping[str, Any]) -> dict[str, Any]:
     headers = {name: value for name, value in (options.get("headers") or {}).items() if name.lower() in _OURS}
     return {name: value for name, value in options.items() if name not in _PRIVATE} | {"headers": headers}
 
 
-def with_redirects(make: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[WebSession]]:
+def with_redirects(make: Callable[..., Awaitable[ClientSession]]) -> Callable[..., Awaitable[WebSession]]:
     """Return what makes fsspec's sessions, of what makes aiohttp's."""
 
     async def made(**options: Any) -> WebSession:
@@ -115,7 +124,7 @@ def with_redirects(make: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 
 
 async def read(
-    url: Url, fs: Any, path: str, span: tuple[int, int] | None, most: int | None = None
+    url: Url, fs: HTTPFileSystem, path: str, span: tuple[int, int] | None, most: int | None = None
 ) -> tuple[bytes, int | None]:
     """Read an object of a web server, or ``span``, a first byte and a number of bytes.
 
@@ -147,7 +156,7 @@ async def read(
         return await _part_of_body(answer, span, url, most), size
 
 
-async def _part_of_body(answer: Any, span: tuple[int, int] | None, url: Url, most: int | None) -> bytes:
+async def _part_of_body(answer: ClientResponse, span: tuple[int, int] | None, url: Url, most: int | None) -> bytes:
     """Read no more of an answer than is wanted: not every server says how much comes, or cuts ranges."""
     begin, end = (0, None) if span is None else (span[0], sum(span))
     data, at = bytearray(), 0
@@ -161,7 +170,7 @@ async def _part_of_body(answer: Any, span: tuple[int, int] | None, url: Url, mos
     return bytes(data)
 
 
-async def info(url: Url, fs: Any, path: str) -> Info:
+async def info(url: Url, fs: HTTPFileSystem, path: str) -> Info:
     """Ask for the size by HEAD; of a server that does not say it then, by a range of one byte."""
     found: Info = (await fs._info(path)).copy()
     if found.get("size") is None:

@@ -7,10 +7,13 @@ HDF5 2.0: one in 1,500 to 3,000 files with one to three damaged places); no sign
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scidata.errors import CorruptDataError
 from scidata.sources.access.url_file import UrlFile
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _SIGNATURE = b"GCOL\x01\0\0\0"  # with version 1, the only one, and reserved bytes
 _HEADER = 16  # of the heap, and of each object in it; of files whose lengths have 8 bytes, as all have in practice
@@ -27,7 +30,7 @@ class GuardedFile(UrlFile):
     def __repr__(self) -> str:  # HDF5 takes it for the name, which messages show
         return str(self._path)
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill ``buffer`` as far as the file goes.
 
         Raises

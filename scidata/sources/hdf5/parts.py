@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import h5py
 import numpy as np
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 62  # a count or block without end
 _MAX_DEPTH = 16  # of virtual data sets in virtual data sets
 
 
-def lies_within(dset: Any, depth: int = 0) -> bool:
+def lies_within(dset: h5py.Dataset, depth: int = 0) -> bool:
     """Say whether all parts of a virtual data set are data sets of its own file, which keep their values there."""
     plist, file = dset.id.get_create_plist(), dset.file
     for i in range(plist.get_virtual_count()):
@@ -37,7 +37,7 @@ def lies_within(dset: Any, depth: int = 0) -> bool:
     return True
 
 
-def rows_of_parts(dset: Any) -> int:
+def rows_of_parts(dset: h5py.Dataset) -> int:
     """Return into how many rows of its first dim each a virtual data set falls, so that no part is cut."""
     num_rows, step = dset.shape[0], 0
     for mapping in _mappings(dset):
@@ -48,11 +48,11 @@ def rows_of_parts(dset: Any) -> int:
     return min(step, num_rows) or int(num_rows)
 
 
-def _is_own(name: str, file: Any) -> bool:
+def _is_own(name: str, file: h5py.File) -> bool:
     return name == "." or os.path.join(os.path.dirname(file.filename), name) == file.filename
 
 
-def _local(file: Any, path: str) -> Any:
+def _local(file: h5py.File, path: str) -> h5py.Dataset | None:
     """Return a data set that is reached by hard links alone, None where there is none."""
     node, names = file, [name for name in path.split("/") if name not in ("", ".")]
     for name in names:
@@ -62,7 +62,9 @@ def _local(file: Any, path: str) -> Any:
     return node if isinstance(node, h5py.Dataset) else None
 
 
-def missing_part(dset: Any, ranges: Ranges | None = None, kept: dict[str, list[Any]] | None = None) -> str | None:
+def missing_part(
+    dset: h5py.Dataset, ranges: Ranges | None = None, kept: dict[str, list[VirtualMapping]] | None = None
+) -> str | None:
     """Say which part of a data set, the first that is needed for some rows of its dims (None: all), is not there.
 
     Parameters
@@ -82,7 +84,9 @@ def missing_part(dset: Any, ranges: Ranges | None = None, kept: dict[str, list[A
     return next(_missing(dset, ranges, 0, kept[dset.name]), None)
 
 
-def _missing(dset: Any, ranges: Ranges | None, depth: int, mappings: list[_Mapping] | None = None) -> Iterator[str]:
+def _missing(
+    dset: h5py.Dataset, ranges: Ranges | None, depth: int, mappings: list[VirtualMapping] | None = None
+) -> Iterator[str]:
     if ranges is None:
         ranges = [range(n) for n in dset.shape]
     ranges = [r[: len(range(r.start, n, r.step))] for r, n in zip(ranges, dset.shape, strict=True)]
@@ -100,11 +104,11 @@ def _missing(dset: Any, ranges: Ranges | None, depth: int, mappings: list[_Mappi
         yield f"{_named(dset)} was never written"
 
 
-def _named(dset: Any) -> str:
+def _named(dset: h5py.Dataset) -> str:
     return f"data set {dset.name!r} of {dset.file.filename}"
 
 
-def _missing_chunks(dset: Any, ranges: Ranges) -> Iterator[str]:
+def _missing_chunks(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
     """Say that a data set lacks a chunk of a box."""
     grid = [-(-n // c) for n, c in zip(dset.shape, dset.chunks, strict=True)]
     if dset.id.get_num_chunks() >= math.prod(grid):
@@ -118,7 +122,7 @@ def _missing_chunks(dset: Any, ranges: Ranges) -> Iterator[str]:
         yield f"a chunk of {_named(dset)} was never written"
 
 
-def iterate_chunks(dset: Any, keep: Callable[[Any], None]) -> None:
+def iterate_chunks(dset: h5py.Dataset, keep: Callable[[h5py.h5d.StoreInfo], None]) -> None:
     """Call ``keep`` with the address of each stored chunk, as h5py gives it."""
     if hasattr(dset.id, "chunk_iter"):  # HDF5 1.12.3 and later
         dset.id.chunk_iter(keep)
@@ -127,7 +131,7 @@ def iterate_chunks(dset: Any, keep: Callable[[Any], None]) -> None:
         keep(dset.id.get_chunk_info(i))
 
 
-def _missing_of_external(dset: Any, ranges: Ranges) -> Iterator[str]:
+def _missing_of_external(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
     """Say which raw file is not there; raise for one that is too short for a box."""
     itemsize, begin = dset.dtype.itemsize, 0
     first, last = (int(np.ravel_multi_index([r[i] for r in ranges], dset.shape)) for i in (0, -1))
@@ -147,10 +151,10 @@ def _missing_of_external(dset: Any, ranges: Ranges) -> Iterator[str]:
         begin += size
 
 
-class _Mapping:
+class VirtualMapping:
     """One entry of a virtual data set: which of its elements are which of another's."""
 
-    def __init__(self, plist: Any, index: int) -> None:
+    def __init__(self, plist: h5py.h5p.PropDCID, index: int) -> None:
         self.file, self.name = plist.get_virtual_filename(index), plist.get_virtual_dsetname(index)
         self.space, self.source = plist.get_virtual_vspace(index), plist.get_virtual_srcspace(index)
         self.slab = _slab(self.space)
@@ -160,6 +164,7 @@ class _Mapping:
 
     @property
     def is_unlimited(self) -> bool:
+        """Whether it grows with its part."""
         return self.slab is not None and any(max(count, block) >= _UNLIMITED for _, _, count, block in self.slab)
 
     def names(self, block: int) -> tuple[str, str]:
@@ -203,7 +208,7 @@ class _Mapping:
         return [n for n in sizes if n != 1]
 
 
-def _slab(space: Any) -> list[tuple[int, int, int, int]] | None:
+def _slab(space: h5py.h5s.SpaceID) -> list[tuple[int, int, int, int]] | None:
     """Return start, stride, count and block of each dim, None for other selections."""
     if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
         return None
@@ -217,12 +222,14 @@ def _filled(name: str, block: int) -> str:
     return re.sub("%[%b]", lambda m: "%" if m[0] == "%%" else str(block), name)
 
 
-def _mappings(dset: Any) -> list[_Mapping]:
+def _mappings(dset: h5py.Dataset) -> list[VirtualMapping]:
     plist = dset.id.get_create_plist()
-    return [_Mapping(plist, i) for i in range(plist.get_virtual_count())]
+    return [VirtualMapping(plist, i) for i in range(plist.get_virtual_count())]
 
 
-def _missing_of_virtual(dset: Any, ranges: Ranges, depth: int, mappings: list[_Mapping]) -> Iterator[str]:
+def _missing_of_virtual(
+    dset: h5py.Dataset, ranges: Ranges, depth: int, mappings: list[VirtualMapping]
+) -> Iterator[str]:
     left = math.prod(map(len, ranges))
     for mapping in mappings:
         for block in mapping.blocks(ranges):
@@ -233,7 +240,7 @@ def _missing_of_virtual(dset: Any, ranges: Ranges, depth: int, mappings: list[_M
         yield f"{left} elements of {_named(dset)} are of no part"
 
 
-def _missing_of_part(dset: Any, mapping: _Mapping, names: tuple[str, str], depth: int) -> Iterator[str]:
+def _missing_of_part(dset: h5py.Dataset, mapping: VirtualMapping, names: tuple[str, str], depth: int) -> Iterator[str]:
     """Look at one part: all that is mapped of it, of which a box may need less."""
     file = _open(dset, names[0])
     if file is None:
@@ -256,7 +263,7 @@ def _missing_of_part(dset: Any, mapping: _Mapping, names: tuple[str, str], depth
             file.close()
 
 
-def _fault(dset: Any, mapping: _Mapping, part: Any) -> str | None:
+def _fault(dset: h5py.Dataset, mapping: VirtualMapping, part: h5py.Dataset) -> str | None:
     """Return how a part differs from what a virtual data set says of it."""
     if not np.can_cast(part.dtype, dset.dtype, "safe"):
         return f"its values do not fit {dset.dtype}"
@@ -277,7 +284,7 @@ def _fault(dset: Any, mapping: _Mapping, part: Any) -> str | None:
     return f"{ends} were expected at least" if any(e > n for e, n in zip(ends, part.shape, strict=True)) else None
 
 
-def _selected(source: Any, part: Any) -> Ranges | None:
+def _selected(source: h5py.h5s.SpaceID, part: h5py.Dataset) -> Ranges | None:
     """Return the box around what is mapped of a part."""
     slab = _slab(source)
     if source.get_select_type() == h5py.h5s.SEL_ALL:
@@ -290,7 +297,7 @@ def _selected(source: Any, part: Any) -> Ranges | None:
     ]
 
 
-def _places(dset: Any, name: str) -> list[str]:
+def _places(dset: h5py.Dataset, name: str) -> list[str]:
     """Return where HDF5 looks for the file of a part, in its order."""
     main = dset.file.filename
     last = os.path.basename(name) if os.path.isabs(name) else name
@@ -299,7 +306,7 @@ def _places(dset: Any, name: str) -> list[str]:
     return [*([name] if os.path.isabs(name) else []), *(os.path.join(folder, last) for folder in folders)]
 
 
-def _open(dset: Any, name: str) -> Any:
+def _open(dset: h5py.Dataset, name: str) -> h5py.File | None:
     """Open the file of a part as HDF5 finds it; None where there is none that it can open."""
     if name == ".":
         return dset.file
@@ -312,7 +319,7 @@ def _open(dset: Any, name: str) -> Any:
     return None
 
 
-def check_extent(dset: Any) -> str | None:
+def check_extent(dset: h5py.Dataset) -> str | None:
     """Say which part of a virtual data set is not there, where its size follows its parts: it is too short then."""
     for mapping in _mappings(dset):
         if not mapping.is_unlimited:
@@ -327,7 +334,7 @@ def check_extent(dset: Any) -> str | None:
     return None
 
 
-def _later(dset: Any, mapping: _Mapping, num_blocks: int) -> str | None:
+def _later(dset: h5py.Dataset, mapping: VirtualMapping, num_blocks: int) -> str | None:
     """Say which block HDF5 has not found, where there are others after it."""
     file, name = mapping.names(num_blocks)
     if "%b" in mapping.file.replace("%%", ""):
@@ -349,5 +356,5 @@ def _later(dset: Any, mapping: _Mapping, num_blocks: int) -> str | None:
     return f"{what}, a part of {_named(dset)} that others follow, is not there"
 
 
-def _no_file(dset: Any, names: tuple[str, str]) -> str:
+def _no_file(dset: h5py.Dataset, names: tuple[str, str]) -> str:
     return f"file {names[0]!r}, whose {names[1]!r} is a part of {_named(dset)}, is not there, or HDF5 cannot open it"

@@ -7,9 +7,12 @@ import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scidata.sources.access.files import Version, most_open
+
+if TYPE_CHECKING:
+    import h5py
 
 _LONGEST_CALL = 10.0  # seconds that another thread may be inside HDF5
 
@@ -20,7 +23,7 @@ class Session:
 
     path: str
     lock: threading.RLock = field(default_factory=threading.RLock)
-    h5: Any = None
+    h5: h5py.File | None = None
     version: Version | None = None  # of the file that is open
 
     def close(self) -> None:

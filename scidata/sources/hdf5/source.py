@@ -40,7 +40,7 @@ from scidata.sources.hdf5.layout import (
     describe,
     locate_few,
 )
-from scidata.sources.hdf5.parts import check_extent, lies_within, missing_part
+from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 
@@ -91,7 +91,7 @@ class HDF5Source:
         self._sessions: dict[int, Session] = {}
         self._contents: _Contents | None = None
         self._indices: dict[str, ChunkIndex] = {}
-        self._mappings: dict[str, list[Any]] = {}  # of virtual data sets
+        self._mappings: dict[str, list[VirtualMapping]] = {}  # of virtual data sets
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class HDF5Source:
             self._contiguous[layout.name] = refs
         return refs
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.
 
         Raises
@@ -192,7 +192,7 @@ class HDF5Source:
         what = f"{self.path}: field {layout.name!r}"
         session = self._session()
 
-        def call(h5: Any) -> None:
+        def call(h5: h5py.File) -> None:
             dset = h5[storage.path]
             check_filters(dset, what)
             rows = [range(*each.indices(n)) for each, n in zip(box, layout.shape, strict=True)]
@@ -216,7 +216,7 @@ class HDF5Source:
     def _session(self) -> Session:
         return self._sessions.setdefault(os.getpid(), Session(str(self.path)))  # atomic, so threads agree on one
 
-    def _open(self, session: Session) -> Any:
+    def _open(self, session: Session) -> h5py.File:
         if session.h5 is None:
             if not is_url(self.path):
                 session.version = version = version_at(self.path)
@@ -234,7 +234,7 @@ class HDF5Source:
                     self._contents = self._retried(session, parse, f"{self.path}: metadata")
         return self._contents
 
-    def _retried(self, session: Session, call: Callable[[Any], _T], what: str) -> _T:
+    def _retried(self, session: Session, call: Callable[[h5py.File], _T], what: str) -> _T:
         """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
 
         def attempt() -> _T:
@@ -257,12 +257,12 @@ class HDF5Source:
             raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
         raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, contents.arrays)}")
 
-    def _parse_guarded(self, _: Any) -> _Contents:
+    def _parse_guarded(self, _: h5py.File) -> _Contents:
         """Parse through a second opening of the file, which looks at what is read; values come through the first."""
         with open_h5(self.path, guarded=True) as h5:
             return self._parse(h5)
 
-    def _parse(self, h5: Any) -> _Contents:
+    def _parse(self, h5: h5py.File) -> _Contents:
         naming = self.naming(h5)
         arrays: dict[str, ArrayLayout] = {}
         storage: dict[str, Storage] = {}
@@ -352,10 +352,13 @@ def check_ends(layout: ArrayLayout, chunks: IntArray, ends: IntArray, file_size:
         )
 
 
-def _read_selection(dset: Any, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+def _read_selection(
+    dset: h5py.Dataset, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
+) -> None:
     if layout.shape != dset.shape:  # a NetCDF-4 variable that is shorter than its unlimited dimension
         rows = [range(*s.indices(n)) for s, n in zip(box, layout.shape, strict=True)]
         counts = [len(r[: max(0, -(-(n - r.start) // r.step))]) for r, n in zip(rows, dset.shape, strict=True)]
+        assert layout.fill_value is not None
         out[...] = layout.fill_value
         out = out[tuple(slice(0, count) for count in counts)]
         box = tuple(slice(r.start, min(r.stop, n), r.step) for r, n in zip(rows, dset.shape, strict=True))

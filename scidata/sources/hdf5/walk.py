@@ -11,6 +11,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout
 from scidata.core.urls import is_url
@@ -26,7 +27,7 @@ _MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a 
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
-def open_h5(path: str, *, guarded: bool = False) -> Any:
+def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
     """Open a file or URL for reading.
 
     Parameters
@@ -87,7 +88,7 @@ def has_netcdf_marks(path: str) -> bool:
         return any(mark in node.attrs for node in nodes if isinstance(node, h5py.Dataset) for mark in marks)
 
 
-def clean_attributes(obj: Any, hidden: frozenset[str], where: str) -> dict[str, Any]:
+def clean_attributes(obj: h5py.HLObject, hidden: frozenset[str], where: str) -> dict[str, Any]:
     """Return attributes as Python or NumPy values: text as str, arrays of one element as scalars of their dtype.
 
     Values that are neither numbers nor text (references, compounds) are left out.
@@ -118,7 +119,7 @@ def is_text(name: object) -> bool:
         return False
 
 
-def attribute_of(obj: Any, name: str, where: str = "") -> Any:
+def attribute_of(obj: h5py.HLObject, name: str, where: str = "") -> Any:
     """Read one attribute, after looking at its size.
 
     Raises
@@ -136,7 +137,7 @@ def attribute_of(obj: Any, name: str, where: str = "") -> Any:
     return obj.attrs[name]
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Return an attribute as a Python or NumPy value; None where it is neither number nor text."""
     if isinstance(value, bytes | np.bytes_):
         return value.decode("utf-8", "replace")
@@ -162,18 +163,18 @@ class Naming:
 
     hidden_attributes = _HDF5_ATTRIBUTES
 
-    def __init__(self, h5: Any) -> None:
+    def __init__(self, h5: h5py.File) -> None:
         self.h5 = h5
 
     def array_name(self, path: str) -> str:
         """Return the public name of the dataset at ``path`` (no leading slash)."""
         return path
 
-    def is_hidden(self, dset: Any) -> bool:
+    def is_hidden(self, dset: h5py.Dataset) -> bool:
         """Say whether the dataset is bookkeeping, not an array."""
         return False
 
-    def dims(self, dset: Any, path: str) -> tuple[str, ...]:
+    def dims(self, dset: h5py.Dataset, path: str) -> tuple[str, ...]:
         """Return one name per dimension."""
         if dset.shape is None:
             return ()
@@ -189,7 +190,7 @@ class Naming:
         return arrays
 
 
-def is_scale(obj: Any) -> bool:
+def is_scale(obj: h5py.HLObject) -> bool:
     """Say whether it is a dimension scale.
 
     Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
@@ -197,7 +198,7 @@ def is_scale(obj: Any) -> bool:
     return "CLASS" in obj.attrs and plain_value(attribute_of(obj, "CLASS")) == "DIMENSION_SCALE"
 
 
-def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
+def scale_paths(dset: h5py.Dataset, path: str) -> tuple[str | None, ...]:
     """Return the path of each dimension's scale, the dataset's own where it is a one-dimensional scale."""
     ndim = len(dset.shape)
     if ndim == 1 and is_scale(dset):
@@ -208,7 +209,7 @@ def scale_paths(dset: Any, path: str) -> tuple[str | None, ...]:
     return tuple(_target(dset, references) for references in attached)
 
 
-def _target(dset: Any, references: Any) -> str | None:
+def _target(dset: h5py.Dataset, references: npt.NDArray[np.object_]) -> str | None:
     """Return the path of the first dataset that is referred to, None where it was deleted or there is none."""
     try:
         name = dset.file[references[0]].name if len(references) else None
@@ -217,13 +218,13 @@ def _target(dset: Any, references: Any) -> str | None:
     return name.lstrip("/") if name else None
 
 
-def _labels(dset: Any) -> tuple[str, ...]:
+def _labels(dset: h5py.Dataset) -> tuple[str, ...]:
     values = plain_value(attribute_of(dset, "DIMENSION_LABELS")) if "DIMENSION_LABELS" in dset.attrs else None
     labels = [values] if isinstance(values, str) else values or ()
     return tuple(labels) if len(labels) == len(dset.shape) else ("",) * len(dset.shape)
 
 
-def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, Any, bool]]:
+def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, h5py.HLObject, bool]]:
     """Yield ``(path, object, lies in another file)`` in the file's order, each group once however it is linked."""
     seen = {_identity(h5)}
     stack = [("", h5, False)]
@@ -269,6 +270,6 @@ def walk(h5: Any, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[
         stack.extend(reversed(children))
 
 
-def _identity(obj: Any) -> tuple[int, int]:
+def _identity(obj: h5py.HLObject) -> tuple[int, int]:
     info = h5py.h5o.get_info(obj.id)
     return int(info.fileno), int(info.addr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from scidata.sources.zarr.chunks import grouped
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree
 from scidata.sources.zarr.walk import read_json
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _SUMMARY = ".zmetadata"
 _MAX_RECORD = 1 << 22  # rows of one table
@@ -92,7 +95,7 @@ class ParquetSet:
         raise CorruptDataError(f"{where}: is no whole Parquet file ({said}); copy or write the set again")
 
 
-def _read_columns(raw: bytes, most: int, where: str) -> dict[str, Any]:
+def _read_columns(raw: bytes, most: int, where: str) -> dict[str, pyarrow.ChunkedArray]:
     """Return the columns, texts as dictionaries: one long text in every row takes no more memory than in the file."""
     try:
         import pyarrow
@@ -116,7 +119,7 @@ def _read_columns(raw: bytes, most: int, where: str) -> dict[str, Any]:
     return {name: table.column(name) for name in table.column_names}
 
 
-def _table_of(columns: dict[str, Any], first: int, where: str) -> Table:
+def _table_of(columns: Mapping[str, pyarrow.ChunkedArray], first: int, where: str) -> Table:
     num = min((len(column) for column in columns.values()), default=0)
     path, names = _texts(columns.get("path"), num, where)
     raw, values = _texts(columns.get("raw"), num, where)
@@ -142,7 +145,7 @@ def _table_of(columns: dict[str, Any], first: int, where: str) -> Table:
     )
 
 
-def _texts(column: Any, num: int, where: str) -> tuple[IntArray, list[Any]]:
+def _texts(column: pyarrow.ChunkedArray | None, num: int, where: str) -> tuple[IntArray, list[str | bytes]]:
     """Return which text each row has, -1 for none, and the texts."""
     import pyarrow
 
@@ -162,7 +165,7 @@ def _texts(column: Any, num: int, where: str) -> tuple[IntArray, list[Any]]:
     return index, joined.dictionary.to_pylist()
 
 
-def _numbers(column: Any, num: int, where: str) -> IntArray:
+def _numbers(column: pyarrow.ChunkedArray | None, num: int, where: str) -> IntArray:
     import pyarrow
 
     if column is None or num == 0:
@@ -173,5 +176,5 @@ def _numbers(column: Any, num: int, where: str) -> IntArray:
     return found
 
 
-def _as_bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

@@ -11,7 +11,6 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -177,13 +176,14 @@ def _refuse_pickle(codecs: object, where: str) -> None:
             raise RefusedError(f"{where}: codec {node!r} runs code from the file; write the array again without it")
 
 
-def _byte_codec(name: str, config: Mapping[str, Any], itemsize: int) -> Codec | None:
+def _byte_codec(name: str, config: Mapping[str, object], itemsize: int) -> Codec | None:
     """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
     if name not in _BYTE_CODECS or config.get("location", "end") != "end":
         return None
     arguments = {k: config[k] for k in _BYTE_CODECS[name] if k in config}
-    if name == "blosc" and isinstance(arguments.get("shuffle"), str):
-        arguments["shuffle"] = _BLOSC_SHUFFLES.get(arguments["shuffle"], 1)
+    shuffle = arguments.get("shuffle")
+    if name == "blosc" and isinstance(shuffle, str):
+        arguments["shuffle"] = _BLOSC_SHUFFLES.get(shuffle, 1)
     if name == "shuffle":
         size = arguments.setdefault("elementsize", itemsize)
         if not isinstance(size, int) or size < 1:
@@ -191,7 +191,7 @@ def _byte_codec(name: str, config: Mapping[str, Any], itemsize: int) -> Codec | 
     return Codec(name=name, config=arguments)
 
 
-def _attributes(raw: object, where: str) -> dict[str, Any]:
+def _attributes(raw: object, where: str) -> dict[str, object]:
     if raw is None:
         return {}
     if not isinstance(raw, dict):
@@ -208,7 +208,7 @@ def _dims(names: object, ndim: int) -> tuple[str, ...] | None:
 # -- v2 -------------------------------------------------------------------------------------------------------------
 
 
-def _chain_v2(meta: Mapping[str, Any], ndim: int, itemsize: int, where: str) -> _Chain:
+def _chain_v2(meta: Mapping[str, object], ndim: int, itemsize: int, where: str) -> _Chain:
     order = meta.get("order", "C")
     if order not in ("C", "F"):
         raise UnsupportedFormatError(f"{where}: order must be 'C' or 'F', not {order!r}")
@@ -230,7 +230,7 @@ def _chain_v2(meta: Mapping[str, Any], ndim: int, itemsize: int, where: str) -> 
     return _Chain(codecs=tuple(codecs), axis_order=axes if order == "C" else axes[::-1], odd=tuple(odd))
 
 
-def _dims_v2(meta: Mapping[str, Any], attributes: Mapping[str, Any], ndim: int) -> tuple[str, ...] | None:
+def _dims_v2(meta: Mapping[str, object], attributes: Mapping[str, object], ndim: int) -> tuple[str, ...] | None:
     """xarray's names, else NCZarr's (which are paths from the root)."""
     names = attributes.get("_ARRAY_DIMENSIONS")
     if names is None:
@@ -241,7 +241,7 @@ def _dims_v2(meta: Mapping[str, Any], attributes: Mapping[str, Any], ndim: int) 
     return _dims(names, ndim)
 
 
-def parse_v2(meta: Mapping[str, Any], attributes: object, *, store: str, name: str, prefix: str) -> ArrayRecord:
+def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name: str, prefix: str) -> ArrayRecord:
     """Describe an array from its ``.zarray`` and ``.zattrs``.
 
     ``fallback`` is set where a filter is not one that scidata undoes; whether zarr-python does is not known here.
@@ -293,7 +293,7 @@ def parse_v2(meta: Mapping[str, Any], attributes: object, *, store: str, name: s
 # -- v3 -------------------------------------------------------------------------------------------------------------
 
 
-def _named(entry: object, what: str, where: str) -> tuple[str, dict[str, Any]]:
+def _named(entry: object, what: str, where: str) -> tuple[str, dict[str, object]]:
     found = named(entry)
     if found is None:
         raise UnsupportedFormatError(f"{where}: {what} {entry!r} has no name and configuration")
@@ -334,7 +334,7 @@ def _chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) -
     return _Chain(codecs=tuple(codecs), axis_order=axes, endian=endian or "=", odd=tuple(odd))
 
 
-def _shard_index(config: Mapping[str, Any], per_shard: tuple[int, ...], where: str) -> ShardIndex | None:
+def _shard_index(config: Mapping[str, object], per_shard: tuple[int, ...], where: str) -> ShardIndex | None:
     """Return how the shard index lies in a file, or None where it is coded in a way that only zarr-python reads."""
     location = config.get("index_location", "end")
     if location not in ("start", "end"):
@@ -368,17 +368,18 @@ def _sharded(
     inner = _sizes(config.get("chunk_shape"), "chunk_shape of shards", where, least=1, ndim=len(outer))
     if any(n % c for n, c in zip(outer, inner, strict=True)):
         raise UnsupportedFormatError(f"{where}: shards of shape {outer} do not divide into chunks of shape {inner}")
-    if not isinstance(config.get("codecs"), list):
+    inside = config.get("codecs")
+    if not isinstance(inside, list):
         raise UnsupportedFormatError(f"{where}: sharding codec without codecs")
     index = _shard_index(config, tuple(n // c for n, c in zip(outer, inner, strict=True)), where)
-    chain = _chain_v3(config["codecs"], len(outer), dtype.itemsize, where)
+    chain = _chain_v3(inside, len(outer), dtype.itemsize, where)
     odd = chain.odd
     if len(names) > 1 or index is None:
         odd += (*(n for n in names if n != "sharding_indexed"), "sharding_indexed")
     return replace(chain, odd=odd), inner, index
 
 
-def _check_extensions(meta: Mapping[str, Any], where: str) -> None:
+def _check_extensions(meta: Mapping[str, object], where: str) -> None:
     if meta.get("storage_transformers"):
         raise UnsupportedFormatError(f"{where}: storage transformers {meta['storage_transformers']!r} are not known")
     for key in meta.keys() - _KEYS_V3:
@@ -387,7 +388,7 @@ def _check_extensions(meta: Mapping[str, Any], where: str) -> None:
             raise UnsupportedFormatError(f"{where}: metadata has an extension {key!r} that must be understood")
 
 
-def _key_encoding(meta: Mapping[str, Any], where: str) -> tuple[str, str]:
+def _key_encoding(meta: Mapping[str, object], where: str) -> tuple[str, str]:
     name, config = _named(meta.get("chunk_key_encoding"), "chunk_key_encoding", where)
     if name not in ("default", "v2"):
         raise UnsupportedFormatError(f"{where}: chunk key encoding {name!r} is not known")
@@ -397,7 +398,7 @@ def _key_encoding(meta: Mapping[str, Any], where: str) -> tuple[str, str]:
     return separator, "c" if name == "default" else ""
 
 
-def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> ArrayRecord:
+def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) -> ArrayRecord:
     """Describe an array from its ``zarr.json``; ``fallback`` and errors as for :func:`parse_v2`."""
     where = f"{store}: array {name!r}"
     if meta.get("zarr_format") != 3:
@@ -425,7 +426,9 @@ def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> 
     dtype = np.dtype(chain.endian + dtype.str[1:] if dtype.itemsize > 1 else dtype)
     separator, key_start = _key_encoding(meta, where)
     dims = meta.get("dimension_names")
-    if dims is not None and (_dims(dims, len(shape)) is None or not all(n is None or isinstance(n, str) for n in dims)):
+    names = _dims(dims, len(shape))
+    spelled = isinstance(dims, list) and all(n is None or isinstance(n, str) for n in dims)
+    if dims is not None and (names is None or not spelled):
         raise UnsupportedFormatError(f"{where}: dimension_names {dims!r} do not name {len(shape)} dimensions")
     attributes = _attributes(meta.get("attributes"), where)
     if "_FillValue" in attributes:
@@ -434,7 +437,7 @@ def parse_v3(meta: Mapping[str, Any], *, store: str, name: str, prefix: str) -> 
         store=store,
         name=name,
         shape=shape,
-        dims=_dims(dims, len(shape)) or tuple(f"dim_{i}" for i in range(len(shape))),
+        dims=names or tuple(f"dim_{i}" for i in range(len(shape))),
         dtype=dtype,
         chunks=chunks,
         axis_order=chain.axis_order,

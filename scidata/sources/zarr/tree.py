@@ -7,6 +7,7 @@ A local tree refuses symbolic links that lead out of the store. Folders are chec
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,7 @@ class LocalTree:
             if status is None:
                 continue
             check_document(self.location(key), status.st_size, _MAX_METADATA_BYTES)
-            found[key] = retried(self.location(key), lambda key=key: self._read(key))
+            found[key] = retried(self.location(key), functools.partial(self._read, key))
         return found
 
     def _read(self, key: str) -> bytes:
@@ -192,9 +193,9 @@ class UrlTree:
         """Return the URL of a key."""
         return self._url.at(key)
 
-    def _each(self, keys: Sequence[str], method: str, **options: Any) -> list[Any]:
+    def _each(self, keys: Sequence[str], method: str, most: int = 0) -> list[Any]:
         """Ask for each key; errors other than "not there" must not look like absence."""
-        found = each([self._url.at(key) for key in keys], method, **options)
+        found = each([self._url.at(key) for key in keys], method, most=most)
         for item in found:
             if isinstance(item, Exception) and not isinstance(item, _NOT_THERE):
                 raise item
@@ -209,7 +210,7 @@ class UrlTree:
         """Return the keys of the folders in a folder, sorted."""
         entries: Any = None
         with contextlib.suppress(*_GONE, NotImplementedError):  # it holds metadata, so it is there; a web server, say
-            entries = request(self._url.at(key), "ls", detail=True)
+            entries = request(self._url.at(key), "ls")
         if entries is None:
             raise UnsupportedFormatError(
                 f"{self.location(key)}: this folder cannot be listed; write consolidated metadata into the store, or "

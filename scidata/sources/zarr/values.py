@@ -6,7 +6,6 @@ import base64
 import binascii
 import re
 import struct
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ _DATETIME_UNIT = re.compile(r"generic|[YMWDhms]|ms|us|μs|ns|ps|fs|as")
 _NO_VALUE = (ValueError, TypeError, OverflowError, struct.error, binascii.Error)  # what converting one raises
 
 
-def dtype_v2(spec: object, where: str) -> np.dtype[Any]:
+def dtype_v2(spec: object, where: str) -> np.dtype[np.generic]:
     """Return the dtype of a v2 ``dtype`` entry, byte order included.
 
     Raises
@@ -40,7 +39,7 @@ def dtype_v2(spec: object, where: str) -> np.dtype[Any]:
     return np.dtype(spec)
 
 
-def dtype_v3(spec: object, where: str) -> np.dtype[Any]:
+def dtype_v3(spec: object, where: str) -> np.dtype[np.generic]:
     """Return the native dtype of a v3 ``data_type`` entry; its byte order is the ``bytes`` codec's business.
 
     Raises
@@ -62,7 +61,7 @@ def dtype_v3(spec: object, where: str) -> np.dtype[Any]:
     raise UnsupportedFormatError(f"{where}: data type {name!r} {kind}; only numbers are read")
 
 
-def named(entry: object) -> tuple[str, dict[str, Any]] | None:
+def named(entry: object) -> tuple[str, dict[str, object]] | None:
     """Split ``{"name": ..., "configuration": {...}}``, or a bare name; None where it is neither."""
     name: object = entry
     config: object = {}
@@ -71,14 +70,14 @@ def named(entry: object) -> tuple[str, dict[str, Any]] | None:
     return (name, config) if isinstance(name, str) and isinstance(config, dict) else None
 
 
-def _bits(text: str, itemsize: int) -> npt.NDArray[Any]:
+def _bits(text: str, itemsize: int) -> npt.NDArray[np.generic]:
     raw = bytes.fromhex(text[2:].rjust(2 * itemsize, "0"))
     if len(raw) != itemsize:
         raise ValueError(text)
     return np.frombuffer(raw, f">f{itemsize}").reshape(())
 
 
-def _float(value: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _float(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     """Numbers, ``"NaN"``, ``"-Infinity"``, ``"0x7fc00001"`` (bits, v3), base64 of a float64 (what xarray writes)."""
     if isinstance(value, str) and value[:2].lower() == "0x":
         return _bits(value, dtype.itemsize).astype(dtype)
@@ -102,7 +101,7 @@ def _integer(value: object) -> int:
     raise ValueError(value)
 
 
-def _convert(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _convert(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     match dtype.kind:
         case "f":
             return _float(value, dtype)
@@ -123,13 +122,13 @@ def _convert(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return np.array(raw, np.int64).view(dtype.newbyteorder("=")).astype(dtype)
         case _:
             number = _integer(value)
-            info = np.iinfo(dtype)
+            info = np.iinfo(dtype.str)
             if not info.min <= number <= info.max:
                 raise ValueError(value)
             return np.array(number, dtype)
 
 
-def fill_value_of(value: object, dtype: np.dtype[Any], where: str) -> npt.NDArray[Any] | None:
+def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> npt.NDArray[np.generic] | None:
     """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none.
 
     Raises
@@ -145,7 +144,7 @@ def fill_value_of(value: object, dtype: np.dtype[Any], where: str) -> npt.NDArra
         raise UnsupportedFormatError(f"{where}: fill value {value!r} does not fit its dtype {dtype}") from e
 
 
-def cf_fill_value(value: object, dtype: np.dtype[Any]) -> object:
+def cf_fill_value(value: object, dtype: np.dtype[np.generic]) -> object:
     """Return a ``_FillValue`` attribute as a NumPy scalar of ``dtype`` in native order, as xarray decodes it.
 
     A value that is not one of ``dtype`` (such as 255 for an ``_Unsigned`` int8) comes back as it is.

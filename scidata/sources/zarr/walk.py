@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.pointers import check_pointer
@@ -14,6 +14,7 @@ from scidata.sources.zarr.metadata import ArrayRecord, parse_v2, parse_v3
 from scidata.sources.zarr.tree import Tree
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
+_T = TypeVar("_T")
 _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 
 
@@ -22,11 +23,11 @@ class Contents:
     """What a store holds: records of the arrays that can be read, errors of those that cannot, by name."""
 
     format: str
-    attributes: dict[str, Any]
+    attributes: dict[str, object]
     records: dict[str, ArrayRecord] = field(default_factory=dict)
     errors: dict[str, UnsupportedFormatError | RefusedError] = field(default_factory=dict)
 
-    def add(self, name: str, parse: Callable[..., ArrayRecord], *meta: Any, store: str, prefix: str) -> None:
+    def add(self, name: str, parse: Callable[..., ArrayRecord], *meta: object, store: str, prefix: str) -> None:
         """Parse one array; one that is not understood does not keep the others from being read."""
         try:
             self.records[name] = parse(*meta, store=store, name=name, prefix=prefix)
@@ -34,7 +35,7 @@ class Contents:
             self.errors[name] = e
 
 
-def read_json(raw: bytes, where: str) -> dict[str, Any]:
+def read_json(raw: bytes, where: str) -> dict[str, object]:
     """Parse a JSON object, or raise UnsupportedFormatError."""
     try:
         text = raw.decode("utf-8-sig")
@@ -58,7 +59,7 @@ def checked_node(key: str, where: str) -> str:
     return key
 
 
-def _entry(value: object, where: str) -> dict[str, Any]:
+def _entry(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UnsupportedFormatError(f"{where}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -80,14 +81,14 @@ def _own_name(tree: Tree) -> str:
     return tree.location("").rstrip("/").rpartition("/")[2] or "array"
 
 
-def _in_order(nodes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _in_order(nodes: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:
     return iter(sorted(nodes.items(), key=lambda item: item[0].split("/")))
 
 
 # -- v3 -------------------------------------------------------------------------------------------------------------
 
 
-def _consolidated_v3(meta: Mapping[str, Any], where: str, prefix: str = "") -> dict[str, dict[str, Any]] | None:
+def _consolidated_v3(meta: Mapping[str, object], where: str, prefix: str = "") -> dict[str, dict[str, object]] | None:
     holder = meta.get("consolidated_metadata")
     if not isinstance(holder, dict) or holder.get("kind") != "inline" or not isinstance(holder.get("metadata"), dict):
         return None
@@ -99,8 +100,8 @@ def _consolidated_v3(meta: Mapping[str, Any], where: str, prefix: str = "") -> d
     return nodes
 
 
-def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
-    nodes: dict[str, dict[str, Any]] = {}
+def _walk_v3(tree: Tree) -> dict[str, dict[str, object]]:
+    nodes: dict[str, dict[str, object]] = {}
 
     def read(folders: list[str]) -> list[str]:
         groups = []
@@ -139,7 +140,7 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
 # -- v2 -------------------------------------------------------------------------------------------------------------
 
 
-def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, Any]]:
+def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, object]]:
     metadata = _entry(read_json(raw, where).get("metadata"), f"{where}: metadata")
     nodes = {}
     for key, value in metadata.items():
@@ -149,8 +150,8 @@ def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, Any]]:
     return nodes
 
 
-def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
-    nodes = {}
+def _walk_v2(tree: Tree) -> dict[str, dict[str, object]]:
+    nodes: dict[str, dict[str, object]] = {}
 
     def read(folders: list[str]) -> list[str]:
         found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zgroup", ".zattrs")])

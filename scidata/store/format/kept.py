@@ -25,9 +25,9 @@ from scidata.core.cache import Cache
 from scidata.core.urls import Url, local_path
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.filesystems import current
-from scidata.sources.access.kept_urls import Came, KeptUrl
+from scidata.sources.access.kept_urls import Came, Keeper, KeptUrl, RequestOptions
 from scidata.store.format.blocks import ROW, File, Use, blocks_in, folder_of
-from scidata.store.format.origins import Folder, Origin, Server
+from scidata.store.format.origins import Folder, Server
 
 _INLINE = 1 << 20  # ranges up to this are looked for by the thread that asks: waking another one takes longer
 _HEAD = 3968  # bytes of a document's first entry, which take 4 KiB on disk
@@ -56,7 +56,7 @@ class KeptFiles:
     def __init__(self, path: str, manifest: bytes, disk: DiskCache) -> None:
         self.disk = disk
         self._path, self._manifest = path, manifest
-        self._origin: Origin
+        self._origin: Keeper
         local = local_path(path)
         if local is None:
             assert isinstance(path, Url)
@@ -97,7 +97,7 @@ class KeptFiles:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def start(self, url: KeptUrl, method: str, options: dict[str, Any], wanted: Callable[[], bool]) -> Future[Any]:
+    def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
         """Begin a request: answered at once where all of it is kept, else by a thread that asks the store."""
         ask = functools.partial(self._origin.start, url, wanted=wanted)
         own = {"info": _Info, "document": _Document, "range": _Range}.get(method)
@@ -195,7 +195,7 @@ class KeptFiles:
         return self._read(key, self._key(file.name, i), file.shape(i), [((start - first) // ROW, view)])
 
 
-_Ask: TypeAlias = Callable[[str, dict[str, Any]], "Future[Any]"]
+_Ask: TypeAlias = Callable[[str, RequestOptions], "Future[Any]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class _Request:
 
     kept: KeptFiles
     key: str
-    options: dict[str, Any]
+    options: RequestOptions
     ask: _Ask
 
     def held(self) -> Any:

@@ -233,7 +233,7 @@ def test_metadata_and_listings(s3, engine):
     assert bytes(remote.request(url.at("plain"), "document", most=len(BODY))) == BODY
     with pytest.raises(UnsupportedFormatError, match="at most 1000 of one metadata document"):
         remote.request(url.at("plain"), "document", most=1000)
-    found = remote.request(url.at("dir"), "ls", detail=True)
+    found = remote.request(url.at("dir"), "ls")
     assert [(each["name"].rpartition("/")[2], each["type"]) for each in found] == [("c", "directory")]
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from scidata.core.own_files import open_own
 from scidata.core.types import IntArray
 from scidata.store.format.manifest import ArrayInfo, RunningStatistics
 from scidata.store.format.shards import chunks_held, write_shard
+
+if TYPE_CHECKING:
+    import zarr
 
 CHUNK_ROWS = 1024
 _MAX_CHUNK_BYTES = 4 << 20  # rows of many components: fewer rows in a chunk
@@ -82,7 +85,7 @@ def blocks_of(shape: Sequence[int], block: Sequence[int]) -> Iterator[Slices]:
 
 
 def new_array(
-    group: Any,
+    group: zarr.Group,
     path: str,
     *,
     shape: Sequence[int],
@@ -98,8 +101,8 @@ def new_array(
         path,
         shape=tuple(shape),
         dtype=dtype,
-        chunks=chunks,
-        shards=shards,
+        chunks=tuple(chunks),
+        shards=None if shards is None else tuple(shards),
         filters=None,
         compressors=[Crc32cCodec()],
         fill_value=0,
@@ -109,7 +112,7 @@ def new_array(
 
 
 def write_array(
-    group: Any,
+    group: zarr.Group,
     path: str,
     read: Callable[[Slices], npt.NDArray[np.generic]],
     *,

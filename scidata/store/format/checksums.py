@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,16 @@ from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
 from scidata.store.format.places import check_documents
 from scidata.store.format.shards import chunks_held
 
+if TYPE_CHECKING:
+    import zarr
+
 #: Checksums that are kept, of all samples together: those of about 64 GiB of chunks of 4 KiB.
 KEPT_BYTES = 64 << 20
 
 Checksums = npt.NDArray[np.uint32]
 
 
-def write_checksums(group: Any, sums: Mapping[str, Checksums]) -> ArrayInfo:
+def write_checksums(group: zarr.Group, sums: Mapping[str, Checksums]) -> ArrayInfo:
     """Write the array of all chunks' checksums, by path as ``write_array`` gives them, as one chunk."""
     values = np.concatenate([sums[path].reshape(-1) for path in sorted(sums)]).astype("<u4")
     array = new_array(group, CHECKSUMS, shape=values.shape, dtype=values.dtype, chunks=values.shape, dims=["chunk"])
@@ -83,7 +86,7 @@ class SampleSource(ZarrSource):
         if not isinstance(self.path, Url) and self._is_parsed:
             check_documents(self.path, info.arrays)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         own = {"store": self._store, "info": self._info, "kept": self._kept, "is_parsed": self._is_parsed}
         return {**super().__getstate__(), **own}
 

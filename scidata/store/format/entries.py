@@ -100,10 +100,11 @@ class Entry:
             self.wrong(key, "a number of things")
         return int(value)
 
-    def one_of(self, key: str, known: tuple[Any, ...]) -> Any:
+    def one_of(self, key: str, known: tuple[T, ...]) -> T:
         """Return one of some values."""
         fits = lambda value: not isinstance(value, list | dict) and value in known  # noqa: E731
-        return self._checked(key, fits, " or ".join(map(repr, known)))
+        found: T = self._checked(key, fits, " or ".join(map(repr, known)))
+        return found
 
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""

@@ -140,7 +140,7 @@ def _input(data: object, where: str, key: str) -> InputInfo:
     return InputInfo(name=entry.text("name"), size=size, digest=entry.optional_text("digest"))
 
 
-def _settings(entry: Entry) -> dict[str, Any]:
+def _settings(entry: Entry) -> dict[str, object]:
     """Return the options of a run; what was done about faults is looked at again."""
     settings = entry.free("settings")
     options = Entry(settings, entry.where, "'settings'", optional=None)
@@ -160,7 +160,7 @@ class _Fields:
     """Reads the fields of samples: those of one store are nearly always the same, and then made once."""
 
     def __init__(self) -> None:
-        self._data: Any = None
+        self._data: object = None
         self._fields: dict[str, FieldInfo] = {}
 
     def read(self, entry: Entry) -> dict[str, FieldInfo]:
@@ -173,7 +173,7 @@ class _Fields:
         return self._fields
 
 
-def _sample(data: Any, where: str, fields: _Fields) -> SampleInfo:
+def _sample(data: object, where: str, fields: _Fields) -> SampleInfo:
     entry = Entry(data, where, "", _SAMPLE_KEYS, frozenset(["documents", "inputs", "values"]))
     index = entry.count("index")
     folder = entry.text("folder")
@@ -199,8 +199,8 @@ def _sample(data: Any, where: str, fields: _Fields) -> SampleInfo:
         statistics=entry.each("statistics", _figures),
         inputs=_inputs(entry),
         notes=entry.texts("notes"),
-        values=entry.each("values", check_value) if "values" in data else {},
-        documents=entry.text("documents") if "documents" in data else None,
+        values=entry.each("values", check_value) if "values" in entry.data else {},
+        documents=entry.text("documents") if "documents" in entry.data else None,
     )
     _check_sample(entry, info)
     return info
@@ -337,7 +337,7 @@ def load_manifest(raw: bytes, where: str) -> Manifest:
         raise _too_deep(where) from None
 
 
-def _parsed(raw: bytes, where: str) -> Any:
+def _parsed(raw: bytes, where: str) -> object:
     try:
         return parse_object(raw.decode(), "samples")
     except UnicodeDecodeError as e:
@@ -366,11 +366,11 @@ def _unsealed(data: object, where: str, raw: bytes = b"") -> dict[str, Any]:
     return rest
 
 
-def _plain(data: dict[str, Any]) -> dict[str, Any]:
+def _plain(data: dict[str, object]) -> dict[str, object]:
     return {key: list(value) if isinstance(value, Items) else value for key, value in data.items()}
 
 
-def _check_text(value: Any, where: str, key: str = "") -> None:
+def _check_text(value: object, where: str, key: str = "") -> None:
     """Refuse lone surrogates, which no file of UTF-8 and no terminal can hold."""
     if isinstance(value, str) and _SURROGATE.search(value):
         raise CorruptDataError(f"{where}: {key} is {ascii(value)[:80]}, which is no text; write the store again")

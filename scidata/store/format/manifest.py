@@ -289,7 +289,7 @@ def _text(value: object) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def sealed(description: SampleInfo | Manifest) -> dict[str, Any]:
+def sealed(description: SampleInfo | Manifest) -> dict[str, object]:
     """Return the description as plain data with a digest of itself."""
     data = _plain(asdict(description))
     for sample in data.get("samples", [data]):
@@ -375,7 +375,7 @@ def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
     FieldMismatchError
     """
 
-    def differ(what: str, expected: Any, found: Any) -> FieldMismatchError:
+    def differ(what: str, expected: object, found: object) -> FieldMismatchError:
         return FieldMismatchError(
             f"{store}: sample {other.index} ({other.name}) has {what} {found}, but sample {first.index} "
             f"({first.name}) has {expected}; choose the fields that all samples share, or write two stores"

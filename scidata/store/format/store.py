@@ -76,7 +76,7 @@ class Store:
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _opened_again, (self.path, self._disk, self._digest)
 
     def __len__(self) -> int:

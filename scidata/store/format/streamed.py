@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 #: Characters of a value of one key, or of an item: some thousand arrays of a sample.
 MAX_VALUE = 8 << 20
@@ -33,7 +33,7 @@ class Items:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return (_decoder.raw_decode(self._text, start)[0] for start in self._starts)
 
 
@@ -55,7 +55,7 @@ class _Reader:
             raise ValueError(f"{expected!r} expected at character {self.at}")
         self.at += 1
 
-    def value(self) -> Any:
+    def value(self) -> object:
         self.peek()
         if self.at - self._begin > MAX_VALUE:
             self._window, self._begin = self.text[self.at : self.at + 2 * MAX_VALUE], self.at
@@ -63,16 +63,16 @@ class _Reader:
         self.at = self._begin + end
         return value
 
-    def members(self, key: str) -> dict[str, Any]:
+    def members(self, key: str) -> dict[str, object]:
         """Go through an object; the list that is its ``key`` comes as items."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         self.take("{")
         while self.peek() != "}":
             if found:
                 self.take(",")
             if self.peek() != '"':
                 raise ValueError(f"a key expected at character {self.at}")
-            name = self.value()
+            name = str(self.value())
             self.take(":")
             found[name] = (self.items() or []) if name == key and self.peek() == "[" else self.value()
         self.take("}")
@@ -93,7 +93,7 @@ class _Reader:
         return Items(self.text, starts)
 
 
-def parse_object(text: str, key: str) -> Any:
+def parse_object(text: str, key: str) -> object:
     """Parse a document; where it is an object whose ``key`` is a list, that comes as :class:`Items`.
 
     Raises

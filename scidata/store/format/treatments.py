@@ -19,7 +19,7 @@ def treat_alike(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(theirs.get(kind, how) == how for kind, how in mine.items())
 
 
-def either_treats(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def either_treats(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, object]:
     """Return settings that do about faults what either does."""
     both = {name: [*settings.get(name, ()), *other.get(name, ())] for name in TREATMENTS}
     return {**settings, **{name: list(dict.fromkeys(kinds)) for name, kinds in both.items()}}

@@ -13,12 +13,12 @@ import numpy as np
 from scidata.store.format.entries import Entry
 
 
-def encode_values(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def encode_values(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Return arrays as their bytes, and anything else as JSON, by name."""
     return {name: _encoded(value) for name, value in values.items()}
 
 
-def _encoded(value: Any) -> dict[str, Any]:
+def _encoded(value: object) -> dict[str, object]:
     if not isinstance(value, np.ndarray):
         return {"json": json.dumps(value)}
     value = value.astype(value.dtype.newbyteorder("<"), copy=False)
@@ -38,7 +38,7 @@ def _decoded(entry: Mapping[str, Any]) -> Any:
     return values.astype(values.dtype.newbyteorder("="))
 
 
-def check_value(value: Any, where: str, key: str) -> dict[str, Any]:
+def check_value(value: object, where: str, key: str) -> dict[str, object]:
     """Return a value of a manifest that can be decoded.
 
     Raises

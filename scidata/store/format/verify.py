@@ -51,7 +51,7 @@ class FaultFound(Exception):  # noqa: N818 - carries a result, names no error
 
 def read_rows(
     source: Source, layout: ArrayLayout, start: int | None = None, stop: int | None = None
-) -> npt.NDArray[Any]:
+) -> npt.NDArray[np.generic]:
     """Read rows ``[start, stop)`` of the first dimension, in native byte order."""
     return read_array(source, layout, (slice(start, stop), *(slice(None) for _ in layout.shape[1:])))
 
@@ -122,7 +122,7 @@ class _Checker:
         for start in range(0, layout.shape[0], step):
             yield start, read_rows(self._source, layout, start, start + step)
 
-    def _whole(self, path: str) -> npt.NDArray[Any]:
+    def _whole(self, path: str) -> npt.NDArray[np.generic]:
         return read_rows(self._source, self._source.arrays[path])
 
     def _check_rows(self, path: str, expected: int) -> None:

@@ -242,7 +242,7 @@ def partition(
     )
 
 
-def _checked_weights(weights: Any) -> str | None:
+def _checked_weights(weights: object) -> str | None:
     if weights is not None and not isinstance(weights, str):
         raise ConfigError(f"weights={weights!r}: expected a field's name or 'edges', not {type(weights).__name__}")
     return weights

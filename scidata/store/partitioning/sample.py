@@ -14,7 +14,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.checks import findings_of
@@ -60,7 +59,7 @@ class Task:
     """
 
     samples: RawSamples
-    choice: Mapping[str, Any]
+    choice: Mapping[str, object]
     order: OrderOptions
     repair: tuple[str, ...]
     keep: tuple[str, ...]
@@ -77,7 +76,7 @@ class Task:
                 raise ConfigError(f"{kind!r} {what}; what can: {', '.join(KEEPABLE)}")
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The options that the manifest records."""
         return {
             "order": self.order.order,

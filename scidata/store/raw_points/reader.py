@@ -9,7 +9,6 @@ import copy
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +151,7 @@ class PointsReader(PartReader):
 
     def fingerprint(self) -> str:
         """Return a digest of what decides the samples: names, sizes and fields. Opens every file."""
-        content: dict[str, Any] = {
+        content: dict[str, object] = {
             "samples": [self._samples.names, self.counts("point").tolist()],
             "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
             "subsample": None,

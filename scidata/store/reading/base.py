@@ -61,7 +61,7 @@ class PartReader:
             raise ConfigError(f"rank {part} does not exist: the domain has {self.num_parts} ranks")
         return part
 
-    def _digest(self, content: dict[str, Any]) -> str:
+    def _digest(self, content: dict[str, object]) -> str:
         """Return the digest of what decides the samples, and what is drawn of them."""
         if self.subsample is not None:
             content["subsample"] = self.subsample.recipe

@@ -56,7 +56,7 @@ def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.floa
     return name
 
 
-def check_cut(bounds: Any, weights: Any, *, what: str, known: Sequence[str] = ("even",)) -> None:
+def check_cut(bounds: object, weights: object, *, what: str, known: Sequence[str] = ("even",)) -> None:
     """Check that bounds are named as they can be, and not given beside weights.
 
     Raises
@@ -70,7 +70,7 @@ def check_cut(bounds: Any, weights: Any, *, what: str, known: Sequence[str] = ("
         raise ConfigError(f"bounds={bounds!r}: {what} cut {names}, by weights, or by explicit bounds")
 
 
-def bounds_of_sample(bounds: Any, index: int) -> Any:
+def bounds_of_sample(bounds: object, index: int) -> Any:
     """Return what bounds, of all samples or by sample, say of one.
 
     Raises

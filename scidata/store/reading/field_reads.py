@@ -39,14 +39,14 @@ class FieldReads:
         self,
         numbering: Numbering,
         infos: Mapping[str, FieldInfo],
-        dtypes: Mapping[str, np.dtype[Any]],
+        dtypes: Mapping[str, np.dtype[np.generic]],
         *,
         with_ghosts: bool,
         max_bytes: int,
     ) -> None:
         self._numbering, self._infos, self._dtypes, self._with_ghosts = numbering, infos, dtypes, with_ghosts
         self._plans: Cache[FieldPlan] = Cache(min(max_bytes, MAX_PLAN_BYTES), "none")
-        self._shared: Cache[npt.NDArray[Any]] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
+        self._shared: Cache[npt.NDArray[np.generic]] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
 
     def forget(self) -> None:
         """Let go of what is kept."""
@@ -61,7 +61,7 @@ class FieldReads:
 
     def read(
         self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, npt.NDArray[np.generic]]:
         """Read fields of a part: behind a URL together, so that they wait for round trips once."""
         if not self._numbering.store.is_remote:
             return {name: self._read(access, name, index, topology) for name in names}
@@ -89,7 +89,7 @@ class FieldReads:
 
     def _side_by_side(
         self, names: Sequence[str], access: RowAccess, index: int, topology: LocalTopology
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> dict[str, npt.NDArray[np.generic]]:
         """Read each of some fields on a thread of its own."""
         own = [access.anew(access.empty) for _ in names]
         calls = [
@@ -99,13 +99,13 @@ class FieldReads:
         access.stats = sum((each.stats for each in own), access.stats)
         return found
 
-    def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
+    def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
         if topology.rows is not None:
             return self._read_drawn(access, name, index, topology.rows)
         if not self._is_kept(name, index, topology):
             return self._read_rows(access, name, index, topology)
 
-        def make() -> npt.NDArray[Any]:
+        def make() -> npt.NDArray[np.generic]:
             own = access.anew(np.empty)  # not in the memory of a batch
             values = self._read_rows(own, name, index, topology)
             access.stats += own.stats
@@ -128,12 +128,14 @@ class FieldReads:
         shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
         return math.prod(shape) * self._dtypes[name].itemsize <= self._shared.max_size
 
-    def _read_drawn(self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]) -> npt.NDArray[Any]:
+    def _read_drawn(
+        self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]
+    ) -> npt.NDArray[np.generic]:
         dim = self._infos[name].entity_dim
         values = access.run_gather(self._gather(access, name, index, rows), self._dtypes[name], dim=dim)
         return self._shaped(values, name, self._numbering.shape(self._infos[name], index))
 
-    def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[Any]:
+    def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
         """Read owned rows and ghosts."""
         found = self._field_plan(access, name, index, topology)
         return self._finished(access.run_each([(found.job, self._dtypes[name])])[0], name, found, topology)
@@ -154,8 +156,8 @@ class FieldReads:
         return found
 
     def _finished(
-        self, values: npt.NDArray[Any], name: str, found: FieldPlan, topology: LocalTopology
-    ) -> npt.NDArray[Any]:
+        self, values: npt.NDArray[np.generic], name: str, found: FieldPlan, topology: LocalTopology
+    ) -> npt.NDArray[np.generic]:
         """Drop the dims that a sample does not have, and what was read between ghosts."""
         info, pick = self._infos[name], found.pick
         values = self._shaped(values, name, found.shape)
@@ -167,7 +169,7 @@ class FieldReads:
         values[(*lead, slice(num, num + len(pick)))] = values[(*lead, num + pick)]
         return np.ascontiguousarray(values[(*lead, slice(0, num + len(pick)))])
 
-    def _shaped(self, values: npt.NDArray[Any], name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    def _shaped(self, values: npt.NDArray[np.generic], name: str, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
         """Drop the dims that a sample does not have."""
         info = self._infos[name]
         dim = self._numbering.entity_dim(info)

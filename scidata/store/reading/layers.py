@@ -55,7 +55,7 @@ def checked_layers(store: Store, halo: Any) -> Layers:
     )
 
 
-def _layer(store: Store, given: Any, known: Collection[str]) -> tuple[str, ...]:
+def _layer(store: Store, given: object, known: Collection[str]) -> tuple[str, ...]:
     """Return the relations of a layer: one, by its name or the three of it, or several."""
     is_triple = isinstance(given, tuple) and len(given) == 3 and not any(is_relation(str(part)) for part in given)
     several = [given] if is_triple or isinstance(given, str) else given

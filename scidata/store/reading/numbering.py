@@ -147,7 +147,7 @@ class Numbering:
                 parts = [x.take(rows[0] if self._dropped(info, tail[axis]) else rows, axis) for x in parts]
         return statistics_of(parts)
 
-    def describe(self, infos: Sequence[FieldInfo]) -> list[Any]:
+    def describe(self, infos: Sequence[FieldInfo]) -> list[object]:
         """Return what decides the samples of some fields, as plain values for a digest."""
         kept = None if self.sample_dim is None else self.isel.get(self.sample_dim, slice(None))
         times = [] if kept is None else [_kept_rows(kept, size).tolist() for size in self._sizes]
@@ -287,6 +287,6 @@ def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[npt.NDArray
     return [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
 
 
-def _kept_rows(selection: Any, size: int) -> IntArray:
+def _kept_rows(selection: slice | int | Sequence[int], size: int) -> IntArray:
     parts = [s.start + s.step * np.arange(s.count, dtype=np.int64) for s in segments_of_slice(selection, size)]
     return np.concatenate([np.empty(0, np.int64), *parts])

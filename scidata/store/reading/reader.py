@@ -160,7 +160,7 @@ class StoreReader(PartReader):
         """Return values of a whole sample: arrays, and what JSON has."""
         return decode_values(self.sample_info(index).values)
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def dtype(self, name: str) -> np.dtype[np.generic]:
         """Return the dtype in which a field is read."""
         stored = np.dtype(self.info(name).dtype).newbyteorder("=")
         return self._dtype if self._dtype is not None and stored.kind == "f" else stored
@@ -188,7 +188,7 @@ class StoreReader(PartReader):
         """Return a digest of what decides the samples: values, and what is chosen of them; not how they are cut."""
         chosen = [self._infos[name] for name in self.fields]
         paths = [info.path for info in chosen]
-        content: dict[str, Any] = {
+        content: dict[str, object] = {
             "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
             "numbering": self.numbering.describe(chosen),
             "samples": [

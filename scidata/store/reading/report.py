@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -77,7 +76,7 @@ class PartitionedReport:
     order: str
     on_sphere: bool
     period: tuple[float, ...] | None
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
     counts: Mapping[str, int]
     nbytes: int
@@ -90,7 +89,7 @@ class PartitionedReport:
     quality: Quality | None
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain Python values for JSON."""
         return asdict(self)
 

@@ -19,7 +19,7 @@ from scidata.store.format.store import Store
 from scidata.store.reading.rows import RowAccess
 
 
-def checked_costs(store: Store, weights: Any) -> str | dict[str, float]:
+def checked_costs(store: Store, weights: object) -> str | dict[str, float]:
     """Return ``"edges"``, or what a row of each set costs: 0 where that is not said.
 
     Raises

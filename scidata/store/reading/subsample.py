@@ -12,7 +12,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class Subsample:
         return Draw(num_global=num_rows, num_wanted=self.num_rows, block=max(1, block), key=(self.seed, epoch, index))
 
     @property
-    def recipe(self) -> list[Any]:
+    def recipe(self) -> list[object]:
         """What decides the draws, as plain values."""
         return [self.entity, self.num_rows, self.block, self.seed, *map(list, self.others)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
@@ -63,18 +63,42 @@ def linear_together(
     return results  # type: ignore[no-any-return]
 
 
+class _How(NamedTuple):
+    gradient: Callable[..., Tensor]
+    tangent: Callable[..., Tensor]
+    keeps_result: bool
+
+
 class _Known(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, gradient: Callable[..., Tensor], *saved: Tensor) -> Tensor:
-        ctx.save_for_backward(*saved)
-        ctx.gradient = gradient
-        return value.clone()
+    def forward(ctx: Any, x: Tensor, value: Tensor | Callable[[Tensor], Tensor], how: _How, *saved: Tensor) -> Tensor:
+        result = value.clone() if isinstance(value, Tensor) else value(x)
+        kept = (result, *saved) if how.keeps_result else saved  # must not be written to before backward
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+        ctx.how = how
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return ctx.gradient(grad, *ctx.saved_tensors), *[None] * (len(ctx.needs_input_grad) - 1)
+        return ctx.how.gradient(grad, *ctx.saved_tensors), *[None] * (len(ctx.needs_input_grad) - 1)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: None) -> object:
+        return ctx.how.tangent(tangent, *ctx.saved_tensors)
 
 
-def known(x: Tensor, value: Tensor, gradient: Callable[..., Tensor], *saved: Tensor) -> Tensor:
-    """Return a value that was computed from ``x`` without autograd; its gradient is ``gradient(grad, *saved)``."""
-    return call(_Known, x, value, gradient, *saved)
+def known(
+    x: Tensor,
+    value: Tensor | Callable[[Tensor], Tensor],
+    gradient: Callable[..., Tensor],
+    *saved: Tensor,
+    tangent: Callable[..., Tensor] = Function.jvp,  # raises, as for any function that has none
+    keeps_result: bool = False,
+) -> Tensor:
+    """Return a value that is computed from ``x`` without autograd, by now or by a function of ``x``.
+
+    Its gradient is ``gradient(grad, *saved)``, its tangent ``tangent(change, *saved)``; where the result is kept for
+    them, as torch's softmax does, so that ``x`` may be written to, it comes before ``saved``.
+    """
+    return call(_Known, x, value, _How(gradient, tangent, keeps_result), *saved)

@@ -33,7 +33,7 @@ from scidata.shard.ops.align import (
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, sharded_on
 from scidata.shard.ops.sorting import sort_line
-from scidata.shard.rows.ordered import counts_of, least_over, sum_over
+from scidata.shard.rows.ordered import counts_of, least_over, total_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import coo_to_csr
@@ -271,12 +271,6 @@ def _beside(func: TorchFunction, x: Tensor, other: Tensor | None) -> tuple[Shard
     return values, weights.local
 
 
-def _total(found: Tensor, x: ShardTensor) -> Tensor:
-    for group in x.spec.shard_groups:
-        found = sum_over(found, group)
-    return found
-
-
 def _range_of(x: ShardTensor) -> tuple[Tensor, Tensor]:
     """Return the least and the largest value, NaN where any is. Collective."""
     groups, local = x.spec.shard_groups, x.local.detach().reshape(-1)
@@ -310,7 +304,7 @@ def bincount(func: TensorFunction, input: Tensor, weights: Tensor | None = None,
     found = torch.bincount(x.local, weights, minlength=length)
     if weights is not None and x.spec.global_shape[0] and not len(x.local):  # there torch forgets the weights' dtype
         found = found.to(weights.dtype if weights.dtype == torch.float32 else torch.float64)
-    return _total(found, x)
+    return total_over(found, x.spec.shard_groups)
 
 
 @handles(coo_to_csr, any_order=True)
@@ -329,7 +323,7 @@ def histc(func: TensorFunction, x: ShardTensor, bins: int = 100, min: float = 0,
         low, high = _finite_range(func, x)
     if low == high:
         low, high = low - 1, high + 1
-    return _total(torch.histc(x.local.detach(), bins, low, high), x)
+    return total_over(torch.histc(x.local.detach(), bins, low, high), x.spec.shard_groups)
 
 
 def _finite_range(func: TorchFunction, x: ShardTensor) -> tuple[float, float]:
@@ -359,7 +353,7 @@ def histogram(
         own = _finite_range(func, x) if range is None and x.spec.global_size.numel() else range
         options["range"] = own
     counts, edges = func(x.local.detach(), local_of(bins), weight=weights, **options)
-    counts = _total(counts, x)
+    counts = total_over(counts, x.spec.shard_groups)
     if density:
         counts = counts / (counts.sum() * edges.diff())
     return torch.return_types.histogram((counts, edges))
@@ -378,7 +372,7 @@ def isin(
         return finish(found, elements.spec)
     assert isinstance(others, ShardTensor)
     # of parts ``assume_unique`` would be no promise for all
-    found = _total(func(local_of(elements), others.local.reshape(-1)).long(), others) > 0
+    found = total_over(func(local_of(elements), others.local.reshape(-1)).long(), others.spec.shard_groups) > 0
     return ~found if invert else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -28,33 +29,21 @@ def _dims(spec: ShardSpec, size: int | Sequence[int] | None, dim: Dims) -> list[
     return [normal_dim(d, spec.ndim) for d in ((dim,) if isinstance(dim, int) else dim)]
 
 
-@handles(*find(_ONE, namespaces=(torch.fft,)))
+@handles(*find([*_ONE.split(), *_TWO, *_MANY], namespaces=(torch.fft,)))
 def fourier(
-    func: TensorFunction, x: ShardTensor, n: int | None = None, dim: int = -1, norm: str | None = None
+    func: TensorFunction,
+    x: ShardTensor,
+    size: int | Sequence[int] | None = None,
+    dim: Dims | EllipsisType = ...,
+    norm: str | None = None,
+    *,
+    n: int | None = None,
+    s: Sequence[int] | None = None,
 ) -> Tensor:
-    """Transform one dim. Collective where it is sharded: another dim is for the time being, one exchange each way."""
-    return _transformed(func, x, n, dim, norm)
-
-
-@handles(*find(_TWO, namespaces=(torch.fft,)))
-def fourier_2d(
-    func: TensorFunction, x: ShardTensor, s: Sequence[int] | None = None, dim: Dims = (-2, -1), norm: str | None = None
-) -> Tensor:
-    """Transform two dims."""
-    return _transformed(func, x, s, dim, norm)
-
-
-@handles(*find(_MANY, namespaces=(torch.fft,)))
-def fourier_of_many(
-    func: TensorFunction, x: ShardTensor, s: Sequence[int] | None = None, dim: Dims = None, norm: str | None = None
-) -> Tensor:
-    """Transform any dims."""
-    return _transformed(func, x, s, dim, norm)
-
-
-def _transformed(
-    func: TensorFunction, x: ShardTensor, size: int | Sequence[int] | None, dim: Dims, norm: str | None
-) -> Tensor:
+    """Transform dims. Collective where one is sharded: another is for the time being, one exchange each way."""
+    size = n if n is not None else s if s is not None else size
+    if isinstance(dim, EllipsisType):
+        dim = (-2, -1) if func.__name__.endswith("2") else None if func.__name__.endswith("n") else -1
     refuse_plain(func, x)
     dims = _dims(x.spec, size, dim)
     if any(d in x.spec.sharded for d in dims):

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from functools import reduce
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.comm.functions import call
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
-from scidata.shard.rows.ordered import sum_over
+from scidata.shard.rows.ordered import total_over
 from scidata.shard.spec import ShardSpec
 
 HALF = (torch.float16, torch.bfloat16)
@@ -31,52 +30,6 @@ HALF = (torch.float16, torch.bfloat16)
 def widened(local: Tensor) -> Tensor:
     """Return the tensor in the dtype that statistics are taken in."""
     return local.float() if local.dtype in HALF else local
-
-
-class _How(NamedTuple):
-    """How a reduction is differentiated."""
-
-    weights: Callable[..., Tensor]
-    dims: tuple[int, ...]
-    groups: Sequence[Group]
-    by_value: bool
-
-
-class _WeightedContext(Protocol):
-    """What autograd hands :class:`_Weighted` as ``ctx``."""
-
-    how: _How
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-    def save_for_forward(self, *tensors: Tensor) -> None: ...
-
-
-class _Weighted(Function):
-    @staticmethod
-    def forward(ctx: _WeightedContext, x: Tensor, value: Tensor, how: _How, *saved: Tensor) -> Tensor:
-        result = value.clone()
-        kept = (x, result, *saved) if how.by_value else (x, *saved)  # must not be written to before backward
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
-        ctx.how = how
-        return result
-
-    @staticmethod
-    def backward(ctx: _WeightedContext, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *rest = ctx.saved_tensors
-        grad, *rest = (replicate_to_shards(each, ctx.how.groups) for each in (grad, *rest))
-        return grad * ctx.how.weights(x, *rest), *[None] * (len(ctx.needs_input_grad) - 1)
-
-    @staticmethod
-    def jvp(ctx: _WeightedContext, tangent: Tensor, *none: None) -> Tensor:
-        x, *rest = ctx.saved_tensors
-        how, rest = ctx.how, [replicate_to_shards(each, ctx.how.groups) for each in rest]
-        total: Tensor = (how.weights(x, *rest) * tangent).sum(how.dims, keepdim=True)
-        for group in how.groups:
-            total = all_reduce_sum(total, group)
-        return total
 
 
 def weighted(
@@ -94,7 +47,18 @@ def weighted(
     also beside infinities, where the derivatives of the steps that ranks take would be NaN everywhere. The values are
     replicated.
     """
-    return call(_Weighted, local, value, _How(weights, tuple(dims), groups, by_value), *saved)
+
+    def slopes(kept: Sequence[Tensor]) -> Tensor:
+        x, rest = (kept[1], kept[:1]) if by_value else (kept[0], kept[1:])
+        return weights(x, *[replicate_to_shards(each, groups) for each in rest])
+
+    def gradient(grad: Tensor, *kept: Tensor) -> Tensor:
+        return replicate_to_shards(grad, groups) * slopes(kept)
+
+    def tangent(change: Tensor, *kept: Tensor) -> Tensor:
+        return reduce(all_reduce_sum, groups, (slopes(kept) * change).sum(tuple(dims), keepdim=True))
+
+    return known(local, value, gradient, local, *saved, tangent=tangent, keeps_result=by_value)
 
 
 def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
@@ -202,9 +166,7 @@ def of_prod(spec: ShardSpec, dims: Sequence[int], whole: bool, local: Tensor, pr
 
     ``whole``: it is the product of all elements.
     """
-    zeros = (local.detach() == 0).sum()
-    for group in spec.shard_groups:
-        zeros = sum_over(zeros, group)
+    zeros = total_over((local.detach() == 0).sum(), spec.shard_groups)
     if not zeros:
         return product / local
     return torch.zeros_like(local) if whole and zeros > 1 else _of_others(spec, dims, local)

@@ -6,15 +6,13 @@ On a sharded dim each rank does its part; one number for each row and rank goes 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.comm.functions import call
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group, gather, with_dim
 from scidata.shard.op_table import TensorFunction, find, unsupported
@@ -44,7 +42,7 @@ def softmax(
         return finish((torch.log_softmax if log else torch.softmax)(local, dim), spec)
     wide = widened(local)
     totals = _totals(wide.detach(), dim, len(spec.sizes_of(axis)), spec.group(axis))
-    return ShardTensor(call(_Softmax, wide, totals, _How(dim, log, spec.group(axis))).to(local.dtype), spec)
+    return ShardTensor(_from_totals(wide, totals, dim, log, spec.group(axis)).to(local.dtype), spec)
 
 
 def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
@@ -61,53 +59,23 @@ def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
     return torch.stack([largest, (sums * (peaks - largest).exp_()).sum(dim, keepdim=True)])
 
 
-class _How(NamedTuple):
-    dim: int
-    log: bool
-    group: Group
+def _from_totals(x: Tensor, totals: Tensor, dim: int, log: bool, group: Group) -> Tensor:
+    """Return a softmax, or its logarithm. Collective in backward."""
 
-
-class _SoftmaxContext(Protocol):
-    """What autograd hands :class:`_Softmax` as ``ctx``."""
-
-    how: _How
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-    def save_for_forward(self, *tensors: Tensor) -> None: ...
-
-
-class _Softmax(Function):
-    """Keeps its result, as torch's does, so that its input may be written to."""
-
-    @staticmethod
-    def forward(ctx: _SoftmaxContext, x: Tensor, totals: Tensor, how: _How) -> Tensor:
+    def compute(x: Tensor) -> Tensor:
         shifted = x - totals[0]
-        result = shifted.sub_(totals[1].log()) if how.log else shifted.exp_().div_(totals[1])
-        ctx.save_for_backward(result)
-        ctx.save_for_forward(result)
-        ctx.how = how
-        return result
+        return shifted.sub_(totals[1].log()) if log else shifted.exp_().div_(totals[1])
 
-    @staticmethod
-    def backward(ctx: _SoftmaxContext, grad: Tensor) -> tuple[Tensor, None, None]:
-        (result,), how = ctx.saved_tensors, ctx.how
-        return grad - result.exp() * _of_all(grad, how) if how.log else _turned(result, grad, how), None, None
+    def of_all(x: Tensor) -> Tensor:
+        return replicate_to_shards(all_reduce_sum(x.sum(dim, keepdim=True), group), [group])
 
-    @staticmethod
-    def jvp(ctx: _SoftmaxContext, tangent: Tensor, totals: None, how: None) -> Tensor:
-        (result,) = ctx.saved_tensors
-        return tangent - _of_all(result.exp() * tangent, ctx.how) if ctx.how.log else _turned(result, tangent, ctx.how)
+    def gradient(grad: Tensor, result: Tensor) -> Tensor:
+        return grad - result.exp() * of_all(grad) if log else result * (grad - of_all(grad * result))
 
+    def tangent(change: Tensor, result: Tensor) -> Tensor:  # that of a softmax is symmetric
+        return change - of_all(result.exp() * change) if log else gradient(change, result)
 
-def _turned(result: Tensor, change: Tensor, how: _How) -> Tensor:
-    """Apply the derivative of a softmax, which is symmetric. Collective."""
-    return result * (change - _of_all(change * result, how))
-
-
-def _of_all(x: Tensor, how: _How) -> Tensor:
-    """Sum over a dim, for each rank's own part. Collective."""
-    return replicate_to_shards(all_reduce_sum(x.sum(how.dim, keepdim=True), how.group), [how.group])
+    return known(x, compute, gradient, tangent=tangent, keeps_result=True)
 
 
 @handles("cumsum cumprod logcumsumexp")

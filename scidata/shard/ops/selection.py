@@ -21,7 +21,7 @@ from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of, to_l
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
 from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
-from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, sum_over
+from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, total_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -30,10 +30,7 @@ Pair = tuple[Tensor, Tensor]  # values and their places
 
 def _count(x: ShardTensor, mine: Tensor) -> int:
     """Count the true elements of all ranks. Collective."""
-    total = mine.sum()
-    for group in x.spec.shard_groups:
-        total = sum_over(total, group)
-    return int(total)
+    return int(total_over(mine.sum(), x.spec.shard_groups))
 
 
 def _missing(x: ShardTensor, keys: Tensor) -> int:

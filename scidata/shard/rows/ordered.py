@@ -87,7 +87,7 @@ def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> lis
     for shift in reversed(range(0, 64, _DIGIT)):
         digits = {prefix: (left >> shift) & ((1 << min(_DIGIT, 64 - shift)) - 1) for prefix, left in active.items()}
         counts = torch.stack([torch.bincount(each, minlength=1 << _DIGIT) for each in digits.values()])
-        counts = reduce(sum_over, groups, counts)
+        counts = total_over(counts, groups)
         rows = dict(zip(digits, counts.cumsum(1), strict=True))
         found = [int(torch.searchsorted(rows[prefix], place, right=True)) for prefix, place in at]
         before = [int(rows[prefix][digit - 1]) if digit else 0 for (prefix, _), digit in zip(at, found, strict=True)]
@@ -103,6 +103,11 @@ def keys_at(keys: Tensor, places: Sequence[int], groups: Sequence[Group]) -> lis
 def sum_over(x: Tensor, group: Group) -> Tensor:
     """Add up without autograd; a group of one communicates nothing. Collective."""
     return x if group_size(group) == 1 else transport.reduce(x, dist.ReduceOp.SUM, group)
+
+
+def total_over(x: Tensor, groups: Sequence[Group]) -> Tensor:
+    """Add up without autograd over several groups. Collective over each."""
+    return reduce(sum_over, groups, x)
 
 
 def least_over(x: Tensor, groups: Sequence[Group]) -> Tensor:

@@ -258,6 +258,11 @@ class ShardSpec:
         nothing = [None] * len(self.axes)
         return self.derive(global_shape, nothing, nothing)
 
+    def along(self, axis: int, dim: int, global_shape: Sequence[int], sizes: Sequence[int] | None = None) -> ShardSpec:
+        """Make a spec on the same mesh in which one axis alone shards: ``dim``, into its own sizes or others."""
+        dims = [dim if a == axis else None for a in range(len(self.axes))]
+        return self.derive(global_shape, dims, self.sizes if sizes is None else [sizes] * len(dims))
+
     def resize(self, global_shape: Sequence[int], sizes: PartSizes) -> ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""
         key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))

@@ -160,13 +160,12 @@ class ShardedDTensor(ShardTensor):
         meshes = given[0]._meshes
         new_args, new_kwargs = tree_unflatten([_joining(func, x, meshes) for x in flat], tree)
         known = {id(x._whole): x for x in given}  # a tensor that was written to is returned itself
-        nothing = [None] * meshes.both.ndim
 
         def show(x: Tensor) -> Tensor:
             if isinstance(x, ShardTensor):
                 return known[id(x)] if id(x) in known else ShardedDTensor(x, meshes)
-            spec = given[0].spec.derive(x.shape, nothing, nothing)
-            return ShardedDTensor(ShardTensor(x, spec, global_strides=memory_of(x)), meshes)
+            whole = ShardTensor(x, given[0].spec.replicated(x.shape), global_strides=memory_of(x))
+            return ShardedDTensor(whole, meshes)
 
         return tree_map_only(Tensor, show, func(*new_args, **new_kwargs))
 

@@ -238,7 +238,8 @@ def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, 
         assert isinstance(x, ShardTensor)
         return sharded_on(x, axis, x.spec.ndim - 3, [n * x.shape[-3] // num_heads for n in sizes])
 
-    if query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype and _same_layout(operands):
+    alike = len(set(specs_of([query, key, value]))) == 1  # the shapes, too
+    if alike and query.dtype == key.dtype == value.dtype:
         moved = [*to_heads(torch.stack([query, key, value])).unbind(0)]  # one exchange
     else:
         moved = [to_heads(x) for x in (query, key, value)]
@@ -248,11 +249,6 @@ def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, 
     result = func(*moved, mask, how.dropout_p, how.is_causal, scale=how.scale, enable_gqa=how.enable_gqa)
     assert isinstance(result, ShardTensor)
     return result.redistribute(placements=spec.placements, sizes={axis: spec.sizes_of(axis)})
-
-
-def _same_layout(operands: dict[str, Tensor]) -> bool:
-    specs = specs_of([operands[name] for name in _NAMES[:3]])
-    return all(spec == specs[0] for spec in specs)
 
 
 def _by_ring(operands: dict[str, Tensor], parts: dict[str, Tensor], how: _Options, axis: int) -> Tensor:

@@ -64,8 +64,7 @@ def in_a_row(x: ShardTensor) -> tuple[ShardTensor, int]:
 def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], dim: int = 0) -> ShardTensor:
     """Wrap rows of which each rank along one axis has so many, and all ranks along the others the same."""
     shape = (*local.shape[:dim], sum(counts), *local.shape[dim + 1 :])
-    dims = [dim if a == axis else None for a in range(len(like.axes))]
-    return ShardTensor(local, like.derive(shape, dims, [counts if d is not None else None for d in dims]))
+    return ShardTensor(local, like.along(axis, dim, shape, counts))
 
 
 # -- where something is --------------------------------------------------------------------------------------------

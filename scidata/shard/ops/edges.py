@@ -61,12 +61,7 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
         rows = source.index_select(dim, index.local_ids)
         shape = list(spec.global_shape)
     shape[dim] = ispec.global_shape[0]
-    return ShardTensor(rows, _along_axis(ispec, axis, shape, dim))
-
-
-def _along_axis(like: ShardSpec, axis: int, shape: Sequence[int], dim: int) -> ShardSpec:
-    """Return a layout of which ``dim`` is sharded by one mesh axis of ``like``, into the sizes of that one."""
-    return like.derive(shape, [dim if a == axis else None for a in range(len(like.axes))], like.sizes)
+    return ShardTensor(rows, ispec.along(axis, dim, shape))
 
 
 def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:
@@ -95,7 +90,7 @@ def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple
     else:
         whole = as_joined(func, local_of(x), dim, spec)
         local = slice_to_shard(whole, spec.sizes_of(axis), dim, spec.group(axis))
-        base = _along_axis(spec, axis, shape, dim)
+        base = spec.along(axis, dim, shape)
     return local, base.with_rows(dim, count_true(mask))
 
 
@@ -125,8 +120,7 @@ def new_filled(x: Tensor, size: tuple[int, ...], make: TensorFunction) -> Filled
     """
     if not is_sharded(x) or x.spec.exchange is None or not size or (constant := make(())).requires_grad:
         return None
-    nothing = [None] * len(x.spec.axes)
-    return FilledTensor(constant.expand(size), x.spec.derive(size, nothing, nothing))
+    return FilledTensor(constant.expand(size), x.spec.replicated(size))
 
 
 def join_edges(func: TorchFunction, tensors: Sequence[Tensor], dim: int, spec: ShardSpec) -> ShardTensor:

@@ -69,8 +69,7 @@ def _gather(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
         axis, extent = spec.sharded[dim], index.shape[dim]
         if not isinstance(index, ShardTensor):
             sizes = spec.sizes_of(axis) if extent == x.shape[dim] else even_sizes(extent, spec.axes[axis].size)
-            dims = [dim if a == axis else None for a in range(len(spec.axes))]
-            new = spec.derive(tuple(index.shape), dims, [sizes] * len(dims))
+            new = spec.along(axis, dim, index.shape, sizes)
             index = ShardTensor(index.narrow(dim, new.offsets[dim], new.local_shape[dim]), new)
         x = whole_along(x, dim)
     operands = [x, index]

@@ -21,6 +21,7 @@ from scidata.shard.ops.advanced import take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, plain_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.shapes import derived, keep_dims
 from scidata.shard.ops.writing import fill_where, overwrite, without_ones, write_through
 from scidata.shard.rows.edge_order import refuse_disorder
@@ -286,11 +287,7 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
 
 def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:
     """Return the view that is written to, wrapped even where it is replicated."""
-    target = take_basic(x, items)
-    if isinstance(target, ShardTensor):
-        return target
-    nothing = [None] * len(x.spec.axes)
-    return ShardTensor(target, x.spec.derive(target.shape, nothing, nothing))
+    return as_sharded(take_basic(x, items), x.spec)
 
 
 def _put_basic(x: ShardTensor, items: Sequence[Basic], value: float | Tensor) -> None:

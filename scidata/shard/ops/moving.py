@@ -52,8 +52,7 @@ def as_sharded(result: Tensor, spec: ShardSpec) -> ShardTensor:
     """Return a ShardTensor as it is, a plain tensor as one that is replicated on the mesh of ``spec``."""
     if isinstance(result, ShardTensor):
         return result
-    nothing = [None] * len(spec.axes)
-    return ShardTensor(result, spec.derive(result.shape, nothing, nothing))
+    return ShardTensor(result, spec.replicated(result.shape))
 
 
 def sharded_on(x: ShardTensor, axis: int, dim: int, sizes: Sequence[int]) -> ShardTensor:

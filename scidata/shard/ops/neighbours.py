@@ -101,9 +101,8 @@ def fps(func: TensorFunction, src: Tensor, ptr: Starts, ratio: float = 0.5, rand
     axis = spec.sharded[0]
     sizes = even_sizes(len(picked), spec.axes[axis].size)
     start = sum(sizes[: spec.coordinate(axis)])
-    dims = [0 if a == axis else None for a in range(len(spec.axes))]
     local = picked[start : start + sizes[spec.coordinate(axis)]].clone()
-    return ShardTensor(local, spec.derive(picked.shape, dims, [sizes if d == 0 else None for d in dims]))
+    return ShardTensor(local, spec.along(axis, 0, picked.shape, sizes))
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -125,8 +125,7 @@ def _find_reshaped(spec: ShardSpec, shape: Sequence[int]) -> _Plan:
     if new_shape == spec.global_shape or spec.is_replicated:
         return _Plan(spec, [], spec.derive(new_shape, spec.dims, spec.sizes))
     if 0 in spec.global_shape:  # which rank has nothing of it is no matter
-        nothing = [None] * len(spec.axes)
-        return _Plan(spec.derive(spec.global_shape, nothing, nothing), [], spec.derive(new_shape, nothing, nothing))
+        return _Plan(spec.replicated(spec.global_shape), [], spec.replicated(new_shape))
     groups = reshape_groups(spec.global_shape, new_shape)
     before = _without_merged(spec, groups, new_shape)
     dims, sizes, moves = list(before.dims), list(before.sizes), []

@@ -26,7 +26,7 @@ from scidata.core.bounds import bounds_of, owners_of
 from scidata.shard.op_table import TorchFunction
 from scidata.shard.ops.align import finish
 from scidata.shard.rows.halo import halo_runs
-from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, runs_move, runs_of, window_runs
+from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, parts_as_runs, runs_move, runs_of, window_runs
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -87,10 +87,6 @@ def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs
     return tuple(result)
 
 
-def _own_rows(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
-    return tuple(((start, size),) for start, size in zip(edges_of(sizes), sizes, strict=False))
-
-
 def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: float) -> Tensor | None:
     """Take the rows from the halo that the tensor holds, where it is wide enough on every rank."""
     padded, spec = x.held_halo(), x.spec
@@ -100,8 +96,8 @@ def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: flo
     for dim in {*x.halo, *wanted}:
         sizes, rank, _ = spec.parts(dim)
         widths = x.halo.get(dim)
-        has = _own_rows(sizes) if widths is None else halo_runs(sizes, **vars(widths))
-        found = _inside(has, wanted.get(dim, _own_rows(sizes)))
+        has = parts_as_runs(sizes) if widths is None else halo_runs(sizes, **vars(widths))
+        found = _inside(has, wanted.get(dim, parts_as_runs(sizes)))
         if found is None:
             return None
         places[dim] = found[rank]

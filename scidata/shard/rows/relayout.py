@@ -58,7 +58,8 @@ def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
         return local
     if old_dim == new_dim:
         return fetch_runs(local, old_sizes, old_dim, parts_as_runs(new_sizes), group)
-    return linear(_exchanged, _exchanged_back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
+    back = lambda x, old, new, group: _exchanged(x, new, old, group)  # noqa: E731
+    return linear(_exchanged, back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
 
 
 def _exchanged(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
@@ -71,7 +72,3 @@ def _exchanged(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tenso
     cut = with_dim(x.shape, new_dim, new_sizes[group_rank(group)])
     shapes = [with_dim(cut, old_dim, size) for size in old_sizes]
     return torch.cat(exchange(torch.split(x, list(new_sizes), new_dim), shapes, group), old_dim)
-
-
-def _exchanged_back(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tensor:
-    return _exchanged(x, new, old, group)

@@ -243,15 +243,15 @@ def vjp(
         results = func(*new)
     fits, outputs, aux = _split_aux(results, has_aux)
     flat = tree_flatten(outputs)[0]
-    if not fits or not flat or not all(isinstance(x, Tensor) and _is_continuous(x) for x in flat):
+    if (
+        not fits
+        or not flat
+        or not all(isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()) for x in flat)
+    ):
         return _as_plain(plain, results, torch.zeros(()), has_aux=has_aux)
     pullback = Pullback(plain, level, outputs, chosen)
     outputs, aux = level.release((outputs, aux))
     return (outputs, pullback, aux) if has_aux else (outputs, pullback)
-
-
-def _is_continuous(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
 
 
 def jvp(

@@ -234,12 +234,8 @@ class _Rows:
         place %= result.ndim
         if self.some_empty:
             result = result.narrow(place, 0, self.sizes[self.spec.coordinate(self.axis)])
-        axes = range(len(self.spec.axes))
-        spec = self.spec.derive(
-            [sum(self.sizes) if d == place else n for d, n in enumerate(result.shape)],
-            [place if axis == self.axis else None for axis in axes],
-            [self.sizes if axis == self.axis else None for axis in axes],
-        )
+        shape = [sum(self.sizes) if d == place else n for d, n in enumerate(result.shape)]
+        spec = self.spec.along(self.axis, place, shape, self.sizes)
         return ShardTensor(result, spec, global_strides=UNKNOWN)  # one row does not show in which order torch has them
 
 

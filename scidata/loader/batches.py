@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
+from torch.distributed.tensor import DTensor
 
 from scidata.core import trace
 from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.facts import facts_of, witness_of
+from scidata.data.irregular_sample import IrregularSample
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.loader.peers.agreement import Agreement
@@ -27,13 +29,13 @@ from scidata.loader.position import Position
 from scidata.loader.prefetch.buffers import Batch
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.loader.prefetch.slots import Slot, SlotRing
-from scidata.loader.transform_stream import tensors_of
 from scidata.loader.waiting import WaitWatch
+from scidata.shard import ShardTensor
 
 BatchT = TypeVar("BatchT", covariant=True)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Batches(Iterator[BatchT]):
     """One epoch. Keeps no batch between two calls, so that the user alone decides how long one lives."""
 
@@ -65,7 +67,7 @@ class Batches(Iterator[BatchT]):
                 with trace.span("transform", samples=index):
                     batch: BatchT = self._wrap(index, local)
             if self.stream is not None:
-                self.stream.hand_over(tensor for tensor in tensors_of(batch) if tensor.is_cuda)
+                self.stream.hand_over(tensor for tensor in _tensors_of(batch) if tensor.is_cuda)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished
@@ -120,6 +122,21 @@ class Batches(Iterator[BatchT]):
         sample.seed_generator(*self.draws)
         transform = self.source.dataset.transform
         return sample if transform is None else transform(sample)
+
+
+def _tensors_of(batch: object) -> Iterator[torch.Tensor]:
+    """Yield all local tensors in a batch, whatever it is made of."""
+    if isinstance(batch, torch.Tensor):
+        yield batch.to_local() if isinstance(batch, ShardTensor | DTensor) else batch
+    elif isinstance(batch, IrregularSample):
+        yield from _tensors_of([dict(batch), batch.held, batch.graph_values, batch.topology.tensors()])
+    elif dataclasses.is_dataclass(batch):
+        yield from _tensors_of([getattr(batch, field.name) for field in dataclasses.fields(batch)])
+    elif isinstance(batch, Mapping):
+        yield from _tensors_of(list(batch.values()))
+    elif isinstance(batch, Iterable) and not isinstance(batch, str | bytes):
+        for part in batch:
+            yield from _tensors_of(part)
 
 
 def items_of(order: Iterator[Any], batched: bool) -> Iterator[list[int]]:

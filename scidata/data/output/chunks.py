@@ -1,18 +1,26 @@
-"""Chunks of an output: the chunks of a box, padding at an array's end, and threads that encode them."""
+"""Chunks of an output: those of a box, threads that encode them, and files of Zarr v3.
+
+The files are byte for byte as zarr-python writes them, for a fraction of its time on each.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from scidata.plan.owners import Box, within
 
 _MAX_THREADS = 8
+Encode = Callable[[npt.NDArray[np.generic]], Any]
 
 
 def chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
@@ -51,3 +59,89 @@ def append(file: int, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
+
+
+# -- of Zarr ---------------------------------------------------------------------------------------------------------
+
+
+class ChunkFiles:
+    """The chunks of one array, a file each.
+
+    Parameters
+    ----------
+    folder
+        Of the array.
+    array
+        The ``zarr.Array``; see :meth:`can_write`.
+    threads
+        Those that encode and write.
+    """
+
+    def __init__(self, folder: str, array: Any, threads: ThreadPoolExecutor) -> None:
+        encode = _encoder(array)
+        assert encode is not None
+        self._folder, self._array, self._threads, self._encode = folder, array, threads, encode
+
+    @staticmethod
+    def can_write(array: Any) -> bool:
+        """Whether the array is of a kind that is written here: not in shards, with codecs that are known."""
+        return _encoder(array) is not None
+
+    def write(self, box: Box, values: npt.NDArray[np.generic]) -> None:
+        """Write a box of the array, of whole chunks."""
+        chunks: tuple[int, ...] = self._array.chunks
+
+        def put(index: tuple[int, ...], at: Box) -> None:
+            chunk = filled(values[at], chunks, self._array.fill_value)
+            body = memoryview(self._encode(chunk)).cast("B")
+            path = os.path.join(self._folder, self._array.metadata.encode_chunk_key(index))
+            _write_file(path, body, crc32c(body).to_bytes(4, "little"))
+
+        for _ in self._threads.map(lambda each: put(*each), chunks_of_box(box, chunks)):
+            pass
+
+
+def _encoder(array: Any) -> Encode | None:
+    """Return the encoder of a chunk in C order, without the crc32c at its end; None if zarr-python must encode it."""
+    import numcodecs
+    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
+
+    metadata = array.metadata
+    if metadata.zarr_format != 3 or array.dtype.kind not in "biufc" or array.dtype != array.dtype.newbyteorder("<"):
+        return None
+    encode: Encode | None = None
+    match metadata.codecs:
+        case (BytesCodec(), Crc32cCodec()):
+            encode = _as_bytes
+        case (BytesCodec(), BloscCodec() as blosc, Crc32cCodec()):
+            shuffle = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}[blosc.shuffle.value]
+            encode = numcodecs.Blosc(blosc.cname.value, blosc.clevel, shuffle, blosc.blocksize).encode
+        case (BytesCodec(), ZstdCodec() as zstd, Crc32cCodec()):
+            encode = numcodecs.Zstd(zstd.level, checksum=zstd.checksum).encode
+    return encode
+
+
+def _as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    return chunk.reshape(-1).view(np.uint8)
+
+
+def _write_file(path: str, *parts: bytes | memoryview) -> None:
+    """Write a file whole or not at all, under the name meanwhile that zarr-python would give it."""
+    partial = f"{path}.{uuid.uuid4().hex}.partial"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        file = os.open(partial, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = os.open(partial, flags, 0o666)
+    try:
+        try:
+            for part in parts:
+                append(file, part)
+        finally:
+            os.close(file)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise

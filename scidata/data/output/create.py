@@ -24,12 +24,11 @@ from scidata.data.output.packed_file import PackedFileOutput
 from scidata.data.output.places import Begun, LocalPlace, Place, begun_at, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import RowsBack
-from scidata.data.output.steps import check_steps
 from scidata.data.output.vtkhdf_output import VtkhdfOutput
 from scidata.data.output.writer import Writer
 from scidata.data.output.zarr_output import ZarrOutput
 from scidata.device_mesh import axes_of
-from scidata.errors import ConfigError, OutputError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, OutputError, near_matches
 
 _FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
 _ZARR = _FORMATS[:2]
@@ -234,7 +233,9 @@ def _layout(
     """Return the layout of the output; ``is_flat``: arrays without chunks."""
     sizes, labels = made.steps(times)
     fields = distinct_dims(made.fields(chunks, shards), sizes)
-    check_steps(list(sizes), fields)
+    for each in fields.values():
+        if twice := set(sizes) & set(each.dims):
+            raise FieldMismatchError(f"create: field {each.name!r} has dim {min(twice)!r}, which is that of the steps")
     if is_flat:
         fields = {name: replace(each, chunks=tuple(1 for _ in each.shape)) for name, each in fields.items()}
     last = list(sizes)[-1]

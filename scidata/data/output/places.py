@@ -129,18 +129,11 @@ class LocalPlace:
 
     def all_beside(self, start: str, end: str) -> list[str]:
         """Return the paths of those whose names start and end so, in order."""
-        names = sorted(os.listdir(self._folder))
-        return [self.beside(name) for name in names if name.startswith(start) and name.endswith(end)]
+        return [self.beside(name) for name in self.names() if name.startswith(start) and name.endswith(end)]
 
-    def documents(self) -> dict[str, str]:
-        """Return the files of the progress."""
-        found = {}
-        with contextlib.suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self._folder)):
-                if name.endswith(".json") and not name.startswith("."):
-                    with open(os.path.join(self._folder, name), encoding="utf-8") as file:
-                        found[name] = file.read()
-        return found
+    def names(self) -> list[str]:
+        """Return the names of the files of the progress, in order."""
+        return sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else []
 
     def finish(self) -> None:
         """Rename the finished output to its path; an earlier one there is removed."""
@@ -250,14 +243,10 @@ class RemotePlace:
         """Remove files of the progress."""
         self._remove(*(f"{self._folder}/{name}" for name in names))
 
-    def documents(self) -> dict[str, str]:
-        """Return the files of the progress."""
+    def names(self) -> list[str]:
+        """Return the names of the files of the progress, in order."""
         self._fs.invalidate_cache()
-        try:
-            names = self._fs.ls(self._folder, detail=False)
-        except FileNotFoundError:
-            return {}
-        return {os.path.basename(each): self._fs.cat_file(each).decode() for each in names if each.endswith(".json")}
+        return sorted(map(os.path.basename, self._fs.find(self._folder)))
 
     def finish(self) -> None:
         """Let the finished output take its name. A run that is killed meanwhile does so again with ``resume=True``."""
@@ -363,11 +352,11 @@ def whole_steps(place: Place) -> dict[str, set[int]]:
     sizes: dict[str, int] = {}
     begun = begun_at(place)
     starts = tuple(f"steps-{run}-" for run in (() if begun is None else begun.runs))
-    for name, text in place.documents().items():
-        if not name.startswith(starts):
+    for name in place.names():
+        if not name.startswith(starts) or not name.endswith(".json") or (text := place.get(name)) is None:
             continue
         try:
-            group, rank_of = name.removesuffix(".json").rsplit("-", 3)[0], name.removesuffix(".json").rsplit("-", 1)[1]
+            group, _, _, rank_of = name.removesuffix(".json").rsplit("-", 3)
             sizes[group] = int(rank_of)
             ranges = json.loads(text)["steps"]
             said.setdefault(group, []).append({s for start, stop in ranges for s in range(int(start), int(stop))})

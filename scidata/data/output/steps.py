@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import optional_module
-from scidata.data.output.fields import OutputField, OutputVariable
+from scidata.data.output.fields import OutputVariable
 from scidata.data.output.packing import OF_PACKING
-from scidata.errors import ConfigError, FieldMismatchError
+from scidata.errors import ConfigError
 from scidata.sources.cf import is_time
 
 _OF_STORAGE = {"_ARRAY_DIMENSIONS", "DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid"}
@@ -87,10 +87,3 @@ def _encoded(dim: str, values: npt.NDArray[np.generic], attributes: Mapping[str,
     encoded = xarray.conventions.encode_cf_variable(variable, name=dim)
     said = {k: v for k, v in attributes.items() if k not in ("units", "calendar", *OF_PACKING)}
     return OutputVariable.of(dim, np.asarray(encoded.values), {**said, **encoded.attrs})
-
-
-def check_steps(dims: Sequence[str], fields: Mapping[str, OutputField]) -> None:
-    """Raise where a field has a dimension of the steps."""
-    for each in fields.values():
-        if twice := set(dims) & set(each.dims):
-            raise FieldMismatchError(f"create: field {each.name!r} has dim {min(twice)!r}, which is that of the steps")

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.urls import Url
-from scidata.data.output.chunks import encoding_threads
+from scidata.data.output.chunks import ChunkFiles, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
 from scidata.data.output.places import Place
-from scidata.data.output.zarr_chunks import ChunkFiles
 from scidata.errors import ConfigError, near_matches
 from scidata.plan.owners import Box
 from scidata.sources.unfinished import UNFINISHED

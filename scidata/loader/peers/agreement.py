@@ -92,7 +92,7 @@ class Agreement:
         Raises as :meth:`begin`; RankFailedError also where a rank does not come to the end.
         """
         self.reached()
-        if self._start is not None and self._session.is_aligned and not self._start.is_alive:
+        if self._start is not None and self._session.is_aligned and not self._start.is_alive():
             talk = self._talk("end")
             talk.begin({"loader": {}, "data": self._session.whole_order()})
             self._wait(talk)
@@ -103,7 +103,7 @@ class Agreement:
     def _wait(self, talk: _Talk, grace: float = float("inf")) -> None:
         """Wait for a talk in its thread, which the store may not answer, and look whether another rank has failed."""
         began = time.monotonic()
-        while talk.is_alive:
+        while talk.is_alive():
             talk.join(_LOOK)
             self._session.check(self._session.at)
             if time.monotonic() - began > grace:
@@ -126,33 +126,25 @@ class Agreement:
             self._talk(name).pass_by()
 
 
-class _Talk:
+class _Talk(threading.Thread):
     """One exchange, of all ranks at the start of an iteration, of those that share their samples at its end."""
 
     def __init__(self, posts: Postings, name: str, iteration: int, watch: Watch, session: Session) -> None:
+        super().__init__(name="scidata-agree", daemon=True)
         self._posts, self._iteration, self._watch, self._session = posts, iteration, watch, session
         self._ranks = watch.ranks if name == "start" else watch.sharing
         self._where = "the first batch of" if name == "start" else "the end of"
         key, past = (f"agree/{number}/{name}/{self._ranks[0]}" for number in (iteration, iteration - 1))
         self._comparison = Comparison(posts, key, watch.rank, self._ranks, differing, past)
         self._is_alone = False  # the loop has gone on
-        self._thread: threading.Thread | None = None
+        self._record: Record[str] = {}
+        #: What it has come to its end with.
         self.error: Exception | None = None
 
     def begin(self, record: Record[str]) -> None:
-        """Begin to compare, in a thread."""
-        self._thread = threading.Thread(target=self._run, args=(record,), name="scidata-agree", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not come to its end, with what is in ``error``."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def join(self, seconds: float) -> None:
-        """Wait for that."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        """Begin to compare."""
+        self._record = record
+        self.start()
 
     def go_on_alone(self) -> None:
         """Say that the loop does not wait any more; an error that is found later is raised in its next step."""
@@ -167,16 +159,17 @@ class _Talk:
     def reason(self) -> Exception | None:
         """Return the error of the rank that still has not come; None where all have."""
         missing = call_with_timeout(_ASK_SECONDS, lambda: self._missing(self._ranks))
-        return missing if self.is_alive else None
+        return missing if self.is_alive() else None
 
     def pass_by(self) -> None:
         """Have nobody wait for this rank, which does not come here."""
         self._comparison.pass_by()
 
-    def _run(self, record: Record[str]) -> None:
+    def run(self) -> None:
+        """Compare: the body of the thread."""
         leaders = {"loader": self._ranks[0], "data": self._watch.leader}
         try:
-            if reports := self._comparison.run(record, leaders, self._wait_for):
+            if reports := self._comparison.run(self._record, leaders, self._wait_for):
                 self.error = ConfigError(_in_words(reports))
                 # where loops do not wait for this, but for a batch, or for the last of them to come
                 self._session.found(str(self.error), tell=self._comparison.is_last)

@@ -12,7 +12,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from scidata.data.output.zarr_chunks import ChunkFiles
+from scidata.data.output.chunks import ChunkFiles
 from scidata.plan.owners import Box
 
 CODECS: dict[str, Any] = {

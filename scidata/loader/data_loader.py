@@ -324,7 +324,7 @@ class DataLoader(BaseLoader[BatchT]):
         if not self.watch:
             return None
         dataset = self._source.dataset
-        if self._watch is None or self._watch.is_over:
+        if self._watch is None or self._watch.board.is_over:
             self._watch = Watch.of(dataset.mesh, dataset.dp_axis)
         if self._watch is None:
             return None

@@ -180,7 +180,10 @@ def create(
     owner = Owner(place, ranks.run)
     try:
         said = f"{kind} {codec} {layout.digest()}"
-        ranks.check_alike(str(place.path), said)
+        if len(set(ranks.share(said))) > 1:
+            raise OutputError(
+                f"{place.path}: ranks were asked to write different things there; give all of them the same"
+            )
         is_finished = ranks.run_on_first(
             lambda: _begin(place, output, said, owner, resume=resume, overwrite=overwrite, takeover=takeover)
         )

@@ -33,12 +33,6 @@ class Holder(ProcessId):
     run: str
     since: str
 
-    @classmethod
-    def of_run(cls, run: str) -> Holder:
-        """Return this process."""
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return cls(**ProcessId.own().to_json(), run=run, since=now)
-
     def __str__(self) -> str:
         own = ProcessId.own()
         here = " (this one)" if (self.pid, self.machine) == (own.pid, own.machine) else ""
@@ -108,7 +102,8 @@ class Owner:
             Another run was faster.
         """
         self._place.put(_beat(self.run), str(time.time()))
-        text = json.dumps(Holder.of_run(self.run).to_json())
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = json.dumps(ProcessId.own().to_json() | {"run": self.run, "since": now})
         try:
             self._place.put(_OWNER, text, new=self._place.get(_OWNER) is None)
         except FileExistsError:

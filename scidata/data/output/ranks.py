@@ -284,8 +284,3 @@ class Ranks:
         while posts.count(read, 0) < len(self._all) - 1 and time.monotonic() < deadline:
             time.sleep(_GOODBYE_LOOK_S)
         self._forget(posts, self._num_shared)
-
-    def check_alike(self, what: str, value: str) -> None:
-        """Raise where the ranks were given different outputs. Collective."""
-        if len(set(self.share(value))) > 1:
-            raise OutputError(f"{what}: ranks were asked to write different things there; give all of them the same")

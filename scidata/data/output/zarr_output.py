@@ -67,26 +67,16 @@ class ZarrOutput:
 
         group = zarr.create_group(self._store(), zarr_format=self._format)  # type: ignore[arg-type]
         layout = self._layout
-        steps = (*(1 for _ in list(layout.step_dims)[1:]), layout.step_chunk)[-len(layout.step_dims) :]
         for each in layout.fields.values():
-            shape = (*layout.step_dims.values(), *each.shape)
-            self._make(
-                group,
-                each,
-                shape,
-                dims=(*layout.step_dims, *each.dims),
-                chunks=tuple(max(1, c) for c in (*steps, *each.chunks)),
-                shards=None if each.shards is None else (*steps, *each.shards),
-            )
+            self._make(group, each)
         for variable in layout.variables:
             self._put(group, variable)
         text = "written by scidata.create, which has not come to its end; go on with resume=True"
         group.attrs.update({**_plain(layout.attributes), UNFINISHED: text})
 
-    def _make(
-        self, group: Any, each: OutputField, shape: tuple[int, ...], *, dims: tuple[str, ...], chunks: tuple[int, ...],
-        shards: tuple[int, ...] | None,
-    ) -> None:  # fmt: skip
+    def _make(self, group: Any, each: OutputField) -> None:
+        layout = self._layout
+        steps = (*(1 for _ in list(layout.step_dims)[1:]), layout.step_chunk)[-len(layout.step_dims) :]
         packing = each.packing
         fill = packing.fill if packing.fill is not None else (np.nan if packing.dtype.kind == "f" else None)
         said = packing.attributes()
@@ -94,16 +84,16 @@ class ZarrOutput:
             said["_FillValue"] = _fill_attribute(packing.fill, self._format)
         group.create_array(
             each.name,
-            shape=shape,
+            shape=(*layout.step_dims.values(), *each.shape),
             dtype=packing.dtype.newbyteorder("<"),
-            chunks=chunks,
-            shards=shards,
+            chunks=tuple(max(1, c) for c in (*steps, *each.chunks)),
+            shards=None if each.shards is None else (*steps, *each.shards),
             filters=None,
             compressors=self._compressors(packing.dtype.itemsize),
             # v3 has no arrays without one; 0 says nothing there, as readers go by the attribute
             fill_value=0 if fill is None and self._format == 3 else fill,
             config={"write_empty_chunks": True},  # else a chunk of fill values cannot be told from a lost one
-            **self._named(dims, {**_plain(each.attributes), **_plain(said)}),
+            **self._named((*layout.step_dims, *each.dims), {**_plain(each.attributes), **_plain(said)}),
         )
 
     def _named(self, dims: tuple[str, ...], attributes: dict[str, object]) -> dict[str, Any]:

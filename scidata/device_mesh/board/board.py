@@ -285,7 +285,7 @@ class Board(BoardState):
         silence = now - (stopped or since)
         if not has_ended and silence <= self._patience(process):
             return
-        if self.peers.has_said_goodbye(self.posts, neighbour) or self.last_event_of(neighbour) is not None:
+        if self.posts.has(f"ended/{neighbour}") or self.last_event_of(neighbour) is not None:
             return  # with a word: an event, which comes
         how = "has died, without a word" if has_ended else f"has given no sign of life for {silence:.0f} s"
         how += ": its process is stopped" if not has_ended and runs is False else ""

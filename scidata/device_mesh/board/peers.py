@@ -37,14 +37,10 @@ class PeerState:
                 self._seen[rank] = StepSeen(found, record["shown"])
         return self._processes.get(rank)
 
-    def has_said_goodbye(self, posts: Postings, rank: int) -> bool:
-        """Whether a rank has ended with a word: then an event says why, or it has ended well."""
-        return posts.has(f"ended/{rank}")
-
     def all_know(self, posts: Postings, event: Event) -> bool:
         """Whether all ranks have heard of an event, or have ended, besides this one and the event's."""
         others = [rank for rank in self.ranks if rank not in (self.rank, event.rank)]
-        return all(posts.has(f"knows/{event.number}/{rank}") or self.has_said_goodbye(posts, rank) for rank in others)
+        return all(posts.has(f"knows/{event.number}/{rank}") or posts.has(f"ended/{rank}") for rank in others)
 
     def dead(self, rank: int, loops: Loops, how: str) -> Event:
         """Return the event of a rank that has ended, or is silent; it has last said that it was in these loops."""
@@ -106,7 +102,7 @@ class PeerState:
     def _first(self, posts: Postings, is_so: Callable[[ProcessId], bool], how: str) -> Event | None:
         for rank in self.ranks:
             process = None if rank == self.rank else self.process(rank, posts)
-            if process is not None and is_so(process) and not self.has_said_goodbye(posts, rank):
+            if process is not None and is_so(process) and not posts.has(f"ended/{rank}"):
                 return self.dead(rank, self.loops(posts, rank), how)
         return None
 

@@ -7,6 +7,15 @@ Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks 
 :func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these four;
 ``tests/unit/device_mesh/test_stuck.py`` counts the callers.
 
+- :class:`StallDetector` looks, once another rank's failure is known, at where the thread is that would wait for it. It
+  changes nothing.
+- :func:`raise_in` has that thread raise the failed rank's error, and only where it is in a collective, so that the
+  error takes the place of torch's.
+- :func:`hang_up` closes the connections to the store, where a second after that the thread stands still: it waits there
+  for a rank to join a new group.
+- :func:`break_groups` ends all collectives of the process, for good: when all ranks know of the failure, or soon after
+  it; and when a process ends that has left its loop in the middle, so that the others do not wait for it.
+
 How to do without: the process group's timeout ends what waits, in any case. ``DataLoader(..., watch=False)`` keeps a
 loader off the board. A process that ends with an error which nobody has caught breaks its groups before its
 interpreter ends (:func:`scidata.device_mesh.groups.end_well`).

@@ -123,7 +123,7 @@ class Agreement:
         """Let the others pass, once, who come to what this rank does not come to: the loop was left before."""
         self._session.leave = lambda: None
         for name in ("start", "end") if self._start is None else ("end",):
-            self._talk(name).pass_by()
+            self._talk(name).comparison.pass_by()
 
 
 class _Talk(threading.Thread):
@@ -135,7 +135,7 @@ class _Talk(threading.Thread):
         self._ranks = watch.ranks if name == "start" else watch.sharing
         self._where = "the first batch of" if name == "start" else "the end of"
         key, past = (f"agree/{number}/{name}/{self._ranks[0]}" for number in (iteration, iteration - 1))
-        self._comparison = Comparison(posts, key, watch.rank, self._ranks, differing, past)
+        self.comparison = Comparison(posts, key, watch.rank, self._ranks, differing, past)
         self._is_alone = False  # the loop has gone on
         self._record: Record[str] = {}
         #: What it has come to its end with.
@@ -151,7 +151,7 @@ class _Talk(threading.Thread):
         self._is_alone = True
         self._session.go_on_alone()
         if not self._session.is_aligned:
-            call_with_timeout(_ASK_SECONDS, self._comparison.blank)
+            call_with_timeout(_ASK_SECONDS, self.comparison.blank)
         if not _alone:
             groups.add_explainer(_reason)
         _alone[:] = [weakref.ref(self)]
@@ -161,27 +161,23 @@ class _Talk(threading.Thread):
         missing = call_with_timeout(_ASK_SECONDS, lambda: self._missing(self._ranks))
         return missing if self.is_alive() else None
 
-    def pass_by(self) -> None:
-        """Have nobody wait for this rank, which does not come here."""
-        self._comparison.pass_by()
-
     def run(self) -> None:
         """Compare: the body of the thread."""
         leaders = {"loader": self._ranks[0], "data": self._watch.leader}
         try:
-            if reports := self._comparison.run(self._record, leaders, self._wait_for):
+            if reports := self.comparison.run(self._record, leaders, self._wait_for):
                 self.error = ConfigError(_in_words(reports))
                 # where loops do not wait for this, but for a batch, or for the last of them to come
-                self._session.found(str(self.error), tell=self._comparison.is_last)
+                self._session.found(str(self.error), tell=self.comparison.is_last)
             self._session.meeting.is_complete = True
         except Exception as e:
-            if isinstance(e, SciDataError) or not self._comparison.has_voted:  # else the store has ended with rank 0
+            if isinstance(e, SciDataError) or not self.comparison.has_voted:  # else the store has ended with rank 0
                 self.error = e
             with contextlib.suppress(Exception):
                 if self._is_of_no_use:
-                    self._comparison.pass_by()
+                    self.comparison.pass_by()
                 else:
-                    self._comparison.withdraw()
+                    self.comparison.withdraw()
 
     @property
     def _is_of_no_use(self) -> bool:
@@ -204,7 +200,7 @@ class _Talk(threading.Thread):
             raise self._missing(whose)
 
     def _missing(self, whose: Sequence[int]) -> RankFailedError:
-        missing = self._comparison.missing(whose)
+        missing = self.comparison.missing(whose)
         text = (
             f"rank {missing[0]} has not come to {self._where} iteration {self._iteration} of the loader, which all "
             f"ranks iterate alike; see its own output, or pass watch=False where rank {self._watch.rank} iterates alone"

@@ -71,11 +71,6 @@ class Watch:
         board = None if mesh is None or mesh.size() == 1 else begin()
         return None if board is None or mesh is None else cls(board, mesh, dp_axis)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the process group, and the store with it, was destroyed since."""
-        return self.board.is_over
-
     def begin(self) -> int:
         """Begin an iteration; return its number, from 1."""
         self.is_aligned = self.is_aligned and (self.meeting.is_complete or not self.meeting.is_past)

@@ -104,6 +104,3 @@ class SlotRing(Ring[SlotSet]):
     def fit(self, prefetch: int) -> None:
         """Change how many there may be."""
         self.limit = prefetch
-
-    def make_room(self) -> None:
-        """Do nothing: batches that the user keeps are not counted."""

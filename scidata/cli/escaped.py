@@ -7,6 +7,7 @@ where they go out.
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from rich import box
@@ -23,13 +24,8 @@ def shown(text: str) -> str:
     return visible(public_text(text))
 
 
-class Spoke:
-    """When a console has printed last."""
-
-    at = 0.0
-
-
-spoke = Spoke()
+#: When a console has printed last.
+spoke = SimpleNamespace(at=0.0)
 
 
 class EscapedConsole(Console):

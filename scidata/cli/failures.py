@@ -45,7 +45,9 @@ class Group(typer.core.TyperGroup):
         except BrokenPipeError:
             raise  # `scidata plan … | head`: the framework ends quietly
         except (SciDataError, OSError) as e:
-            message, code = self._in_options(ctx, _message(e)), _exit_code(e)
+            # arguments that cannot be honoured, and names that are not there, are the command's; the rest has failed
+            usage = isinstance(e, ConfigError | UnknownNameError) and not isinstance(e, OutputError)
+            message, code = self._in_options(ctx, _message(e)), USAGE if usage else FAILED
             if as_json:
                 _print_json(e, message, code)
             if ctx.meta.get("scidata.debug"):
@@ -91,12 +93,6 @@ def _print_json(error: BaseException, message: str, code: int) -> None:
 
     shown = " ".join(visible(public_text(message)).split())
     print_json({"error": {"type": type(error).__name__, "message": shown, "exit_code": code}})
-
-
-def _exit_code(error: BaseException) -> int:
-    """Arguments that cannot be honoured, and names that are not there, are the command's; the rest has failed."""
-    usage = isinstance(error, ConfigError | UnknownNameError) and not isinstance(error, OutputError)
-    return USAGE if usage else FAILED
 
 
 def _near(error: OSError) -> str:

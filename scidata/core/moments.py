@@ -110,7 +110,7 @@ class Moments:
             return
         slices, left = _sliced(x, exponent, np.empty((_MAX_SLICES + 1, x.size)) if work is None else work)
         for i, a in enumerate(slices):
-            self._put(self._sums, first, _row_sums(a), _UNIT - scaled)
+            self._put(self._sums, first, np.asarray(a.sum(axis=1)), _UNIT - scaled)
             for b in slices[: i + 1]:
                 self._put(self._squares, first, _row_dots(a, b), 2 * (_UNIT - scaled) + (b is not a))
         for row in np.flatnonzero(left.any(axis=1)) if left is not None else ():
@@ -218,10 +218,6 @@ def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.N
     for a in slices:
         a[left] = 0
     return slices, left
-
-
-def _row_sums(a: Floats) -> Floats:
-    return np.asarray(a.sum(axis=1))
 
 
 def _row_dots(a: Floats, b: Floats) -> Floats:

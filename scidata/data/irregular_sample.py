@@ -303,7 +303,8 @@ class IrregularSample(Sample[TensorT]):
     def to(self, *args: Any, **kwargs: Any) -> IrregularSample[TensorT]:
         """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
         device = torch.empty(0).to(*args, **kwargs).device
-        if not self._names_device(args, kwargs):
+        given = (*args, *kwargs.values())
+        if not any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given):  # none names a device
             device = next((x.device for x in self.values()), torch.device("cpu"))
         lazily = bool(kwargs.get("non_blocking", False))
 
@@ -320,11 +321,6 @@ class IrregularSample(Sample[TensorT]):
         }
         values = {name: x.to(*args, **kwargs) if isinstance(x, Tensor) else x for name, x in self._graph_values.items()}
         return self._changed(fields, held, topology=topology, graph_values=values)
-
-    @staticmethod
-    def _names_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-        given = (*args, *kwargs.values())
-        return any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given)
 
     def _wrap(self, held: Tensor, name: str) -> Tensor:
         place = self._places[name]

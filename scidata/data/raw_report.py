@@ -94,11 +94,15 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     try:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
-        warnings = [] if kind == "grid" else [_advice(path, kind, reason, source), *_others(source, paths)]
         reader = None
         if kind == "grid":
             reader, complaint = _default_reader(paths)
-            warnings += [complaint] if complaint else []
+            warnings = [complaint] if complaint else []
+        else:
+            command = partition_command(path, kind, reason, source)
+            mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
+            advice = f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}"
+            warnings = [advice, *_others(source, paths)]
         sample_dim = reader.sample_dim if reader else None
         shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
         kept = reader.fields if reader else ()
@@ -107,7 +111,10 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         if reader and reader.choice.left_out:
             warnings.append(left_out_text(reader.choice.left_out, reader.choice.reference.name))
         if reader:
-            warnings += filter(None, (reader.choice.taken_text, *reader.gap_texts, _gaps(reader)))
+            warnings += filter(None, (reader.choice.taken_text, *reader.gap_texts))
+        if reader and sample_dim is not None:  # times that do not follow each other matter to windows of steps alone
+            gaps = find_gaps(reader.series, rows_of(reader.partition.selected[sample_dim]))
+            warnings += [f"{gaps.text}; {gaps.remedy}"] if gaps is not None else []
         return StoreReport(
             paths=paths,
             format=source.format,
@@ -156,12 +163,6 @@ def _differences(first: Source, other: Source) -> Iterator[str]:
             yield f"{name} is {shapes[0]}, not {shapes[1]}"
 
 
-def _advice(path: str | Sequence[str], kind: str, reason: str, source: Source) -> str:
-    command = partition_command(path, kind, reason, source)
-    mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
-    return f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}"
-
-
 def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
     texts = []
     for codec in layout.codecs:
@@ -202,23 +203,12 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
         return None, f"{what}: {e}"
 
 
-def _gaps(reader: GridReader) -> str:
-    """Say where times do not follow each other, which matters to windows of steps alone."""
-    if reader.sample_dim is None:
-        return ""
-    found = find_gaps(reader.series, rows_of(reader.partition.selected[reader.sample_dim]))
-    return f"{found.text}; {found.remedy}" if found is not None else ""
-
-
-def _lacks_names(layout: ArrayLayout) -> bool:
-    return bool(layout.dims) and all(re.fullmatch(r"dim_\d+", dim) for dim in layout.dims)
-
-
 def _layout_warnings(
     source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
 ) -> Iterator[str]:
     """Say what reads badly: a line for each cause, of the field where it is worst, with the others that have it."""
-    if unnamed := [name for name in names if _lacks_names(source.arrays[name])]:
+    dims = {name: source.arrays[name].dims for name in names}
+    if unnamed := [name for name in names if dims[name] and all(re.fullmatch(r"dim_\d+", d) for d in dims[name])]:
         yield f"{_listed(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"
     found: dict[str, list[tuple[float, str, str]]] = {}
     for name in names:

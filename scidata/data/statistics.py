@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import check_flag, names_of
 from scidata.core.keywords import checked_keywords
-from scidata.core.moments import Moments, RoundedMoments
 from scidata.core.passes import FieldPass
 from scidata.core.tasks.executors import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
@@ -146,7 +144,9 @@ def statistics(
     digest = json.dumps([about["fingerprint"], names, dims, differences])
     moments = ranks.merged(lambda: _gathered(stretches, paths, executor, done, alone=alone), digest)
     found = {
-        name: own[name][0] if name in own else _field(passes[name], kept[name], moments[name], differences=differences)
+        name: own[name][0]
+        if name in own
+        else _field(passes[name], kept[name], moments.get(name), differences=differences)
         for name in names
     }
     about["source"] = "store" if len(own) == len(names) else "data"
@@ -182,14 +182,11 @@ def _leaves(dataset: object, samples: IntArray | None = None) -> list[_Leaf]:
     found = []
     for number, inner in enumerate(dataset.datasets):
         chosen = dataset.samples_of(number)
-        found += _leaves(inner, chosen if samples is None else _among(dataset, number, samples))
+        if samples is not None:  # those of this data set that are among the combination's
+            places = [dataset.locate(i) for i in samples.tolist()]
+            chosen = np.unique(np.array([own for part, own in places if part == number], np.int64))
+        found += _leaves(inner, chosen)
     return found
-
-
-def _among(dataset: CombinedDataset[Any], number: int, samples: IntArray) -> IntArray:
-    """Return which samples of one of the data sets are among some of the combination's."""
-    places = [dataset.locate(i) for i in samples.tolist()]
-    return np.unique(np.array([own for part, own in places if part == number], np.int64))
 
 
 def _stored(
@@ -322,16 +319,12 @@ def _field(
     has_steps = differences and any(rows.has_steps for rows in passes)
     return FieldStatistics(
         dims=by,
-        values=_shaped(moments.values, shape),
-        differences=_shaped(moments.differences, shape) if has_steps else None,
+        values=moments.values.result().reshaped(shape),
+        differences=moments.differences.result().reshaped(shape) if has_steps else None,
         skipped=sum(rows.num_skipped for rows in passes) if has_steps else 0,
         units=passes[0].units,
         dtype=str(passes[0].dtype),
     )
-
-
-def _shaped(moments: Moments, shape: tuple[int, ...]) -> RoundedMoments:
-    return moments.result().reshaped(shape)
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
@@ -350,7 +343,9 @@ class _Ranks:
     @classmethod
     def of(cls, dataset: DomainDataset[Any, Any]) -> _Ranks:
         mesh, dp = dataset.mesh, dataset.dp_axis
-        share, num_shares = (0, 1) if mesh is None or dp is None else _place(mesh, dp)
+        share, num_shares = 0, 1
+        if mesh is not None and dp is not None:
+            share, num_shares = mesh.get_local_rank(dp), dist.get_world_size(mesh.get_group(dp))
         axes = dataset.domain_axes if mesh is not None else ()
         groups = [] if mesh is None else [mesh.get_group(axis) for axis in ((dp,) if dp else ()) + axes]
         return cls(
@@ -365,10 +360,10 @@ class _Ranks:
     def num_ranks(self) -> int:
         return math.prod(dist.get_world_size(group) for group in self.groups)
 
-    def merged(self, gather: Callable[[], dict[str, FieldMoments]], digest: str) -> Mapping[str, FieldMoments | None]:
+    def merged(self, gather: Callable[[], dict[str, FieldMoments]], digest: str) -> dict[str, FieldMoments]:
         """Return the sums of all ranks; where one of them has failed, raise on all. Collective, one exchange."""
         if not self.groups:
-            return _Known(gather())
+            return gather()
         own: Exception | None = None
         message: dict[str, object] = {"rank": dist.get_rank(), "digest": digest}
         try:
@@ -391,15 +386,4 @@ class _Ranks:
             for name, state in other["fields"].items():
                 moments = FieldMoments.of(state)
                 totals.setdefault(name, FieldMoments.empty(moments.values.num_cells)).merge(moments)
-        return _Known(totals)
-
-
-class _Known(dict[str, "FieldMoments"]):
-    """Moments by field; None of those that had no rows."""
-
-    def __missing__(self, name: str) -> Any:
-        return None
-
-
-def _place(mesh: DeviceMesh, axis: str) -> tuple[int, int]:
-    return mesh.get_local_rank(axis), mesh.size(tuple(mesh.mesh_dim_names or ()).index(axis))
+        return totals

@@ -30,7 +30,8 @@ T = TypeVar("T")
 def save(stats: StatisticsOfFields, path: str, *, overwrite: bool) -> None:
     """Write statistics to a file, by a temporary one beside it."""
     check_place(path, [stats.path], overwrite=overwrite)
-    write_whole(path, dumped(stats).encode(), durable=True)
+    text = public_text("\n".join(_lines(as_plain(stats), ""))) + "\n"
+    write_whole(path, text.encode(), durable=True)
 
 
 def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
@@ -43,12 +44,6 @@ def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
         raise OutputError(f"{path}: there is no folder {folder}; make it first")
-
-
-def dumped(stats: StatisticsOfFields) -> str:
-    """Return statistics as JSON: an array on a line."""
-    lines = _lines(as_plain(stats), "")
-    return public_text("\n".join(lines)) + "\n"
 
 
 def as_plain(stats: StatisticsOfFields) -> dict[str, object]:
@@ -85,6 +80,7 @@ def _without_nan(value: object) -> object:
 
 
 def _lines(value: object, indent: str) -> list[str]:
+    """Return the lines of JSON: an array on a line."""
     if not isinstance(value, Mapping) or not value:
         return [json.dumps(value, allow_nan=False, ensure_ascii=True)]
     lines = ["{"]
@@ -140,21 +136,18 @@ class _Reading:
         if self._get(data, "version", int, "") != _VERSION:
             raise self._fail("version", f"{_VERSION}, which this scidata knows", data["version"])
         labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict, "").items()}
-        fields = self._get(data, "fields", dict, "")
+        fields, period = self._get(data, "fields", dict, ""), self._get(data, "period", dict, "")
+        for key, value in period.items():
+            if not isinstance(value, str | int | None) or isinstance(value, bool):
+                raise self._fail(f"period.{key}", "text or an integer", value)
         return StatisticsOfFields(
             fields={name: self._field(fields, name, labels) for name in fields},
             labels=labels,
             path=self._get(data, "path", str, ""),
-            period=self._period(self._get(data, "period", dict, "")),
+            period=period,
             fingerprint=self._get(data, "fingerprint", str, ""),
             source=self._get(data, "source", str, ""),
         )
-
-    def _period(self, period: dict[str, object]) -> dict[str, object]:
-        for key, value in period.items():
-            if not isinstance(value, str | int | None) or isinstance(value, bool):
-                raise self._fail(f"period.{key}", "text or an integer", value)
-        return period
 
     def _labels(self, dim: str, labels: object) -> Labels:
         if labels is None:

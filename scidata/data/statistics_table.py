@@ -87,17 +87,14 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
         """Return a record of plain numbers for each field and each row of the dims that it is kept by."""
         for name, found in self.items():
             for place in np.ndindex(found.count.shape):
-                labelled = {dim: self._label(dim, at) for dim, at in zip(found.dims, place, strict=True)}
+                labels = {dim: self.labels.get(dim) for dim in found.dims}
+                labelled = {d: at if (n := labels[d]) is None else n[at] for d, at in zip(labels, place, strict=True)}
                 record = {"field": name, "units": found.units} | labelled | _numbers(found.values, place)
                 if found.differences is not None:
                     steps = _numbers(found.differences, place)
                     record |= {f"difference_{key}": value for key, value in steps.items()}
                     record |= {"skipped": found.skipped}
                 yield record
-
-    def _label(self, dim: str, at: int) -> float | int | str:
-        labels = self.labels.get(dim)
-        return at if labels is None else labels[at]
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: mean {span(x.mean)}, std {span(x.std)}" for name, x in self.items())

@@ -21,7 +21,7 @@ from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
 from scidata.core.options import ReadOptions
 from scidata.errors import LauncherError, OutputError
-from scidata.grids.plan import GridPlan, plan_grid
+from scidata.grids.plan import plan_grid
 from scidata.grids.reader import GridReader
 
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
@@ -45,9 +45,11 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
         write_weather(path)
-        plan = _plan(path, ranks)
+        options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
+        plan = plan_grid(GridReader(path, options, axis_sizes={"domain": ranks}))
         if not as_json:
-            console().print(f"wrote synthetic weather: {human_bytes(_size(path))} in {path}", soft_wrap=True)
+            size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(path) for name in names)
+            console().print(f"wrote synthetic weather: {human_bytes(size)} in {path}", soft_wrap=True)
             print_plan(plan, path, every_rank=True)
             console().print()
             console().print(f"training a ViT in float64 on {ranks} ranks (torchrun, gloo)", style="bold")
@@ -71,16 +73,6 @@ def _folder(keep: str | None) -> Iterator[str]:
         raise OutputError(f"{keep}: exists and is not an empty folder; name another for --keep")
     os.makedirs(keep, exist_ok=True)
     yield keep
-
-
-def _size(folder: str) -> int:
-    return sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(folder) for name in names)
-
-
-def _plan(path: str, ranks: int) -> GridPlan:
-    options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
-    reader = GridReader(path, options, axis_sizes={"domain": ranks})
-    return plan_grid(reader)
 
 
 def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> list[dict[str, Any]]:

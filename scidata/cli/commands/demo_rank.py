@@ -99,7 +99,7 @@ def _run(path: str, out: str, num_ranks: int, num_steps: int) -> None:
     losses, order = [], []
     for batch, loss in _train(model, _forever(loader), num_steps):
         losses.append(loss)
-        order.append(_only_index(batch))
+        order.append(batch.index[0] if isinstance(batch.index, list) else int(batch.index or 0))
         if rank == 0:
             print(f"step {len(losses)}: sample {order[-1]}, loss {loss:.6f}", flush=True)
     start, stop = ds.reader.partition.owned_rows("latitude", {"domain": mesh.get_local_rank("domain")})
@@ -121,10 +121,6 @@ def _forever(loader: scidata.DataLoader) -> Iterator[Sample]:
         loader.set_epoch(epoch)
         yield from loader
         epoch += 1
-
-
-def _only_index(batch: Sample) -> int:
-    return batch.index[0] if isinstance(batch.index, list) else int(batch.index or 0)
 
 
 def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor) -> dict[str, Any]:

@@ -81,7 +81,9 @@ def _print_partitioned(report: PartitionedReport) -> None:
     out.print(f"{report.path}  (scidata store)", style="bold", soft_wrap=True)
     sphere = ", on the sphere" if report.on_sphere else ""
     wraps = f", periodic by {' x '.join(f'{width:g}' for width in report.period)}" if report.period else ""
-    out.print(f"kind: {report.kind}{sphere}{wraps}; order {report.order}{_edges_text(report)}", soft_wrap=True)
+    chosen = {name: value for name in ("edges", "weights") if (value := report.settings.get(name)) is not None}
+    order = ", ".join([str(report.order), *(f"{name} {value}" for name, value in chosen.items())])
+    out.print(f"kind: {report.kind}{sphere}{wraps}; order {order}", soft_wrap=True)
     out.print()
     _print_samples(report)
     out.print()
@@ -91,11 +93,6 @@ def _print_partitioned(report: PartitionedReport) -> None:
         _print_quality(report)
     notes = ((sample.name, note) for sample in report.samples for note in sample.notes)
     print_notes(notes, _MANY_SAMPLES, more=report.notes)
-
-
-def _edges_text(report: PartitionedReport) -> str:
-    parts = [f"{name} {value}" for name in ("edges", "weights") if (value := report.settings.get(name)) is not None]
-    return "".join(f", {part}" for part in parts)
 
 
 def _print_samples(report: PartitionedReport) -> None:

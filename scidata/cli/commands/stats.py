@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from scidata.cli.cluster import cluster
-from scidata.cli.output import console, make_table, print_json
+from scidata.cli.output import console, make_table, print_bullets, print_json
 from scidata.cli.progress import progress
 from scidata.core.options import ReadOptions
 from scidata.core.urls import is_url, public_text
-from scidata.data.field_statistics import FieldStatistics
 from scidata.data.open_dataset import open_dataset
 from scidata.data.statistics import statistics
 from scidata.data.statistics_json import as_plain, check_place
@@ -43,7 +42,9 @@ def run_stats(
         check_place(out, expand_paths(paths), overwrite=overwrite)
     floating = None if options.dtype is None else getattr(torch, str(options.dtype))
     here = os.path.join(os.getcwd(), "")
-    named = [_at(here, path) for path in paths] if dask is not None else list(paths)
+    named = list(paths)
+    if dask is not None:  # whose workers have other working folders
+        named = [path if is_url(path) or path.startswith(("/", "~")) else here + path for path in paths]
     dataset = open_dataset(
         named[0] if len(named) == 1 else named, dtype=floating, kind=options.kind, fields=options.fields,
         isel=options.isel, sel=options.sel, sample_dim=options.sample_dim, allow_missing=options.allow_missing,
@@ -64,11 +65,6 @@ def run_stats(
         print_json(as_plain(found))
     else:
         _print(found, out)
-
-
-def _at(folder: str, path: str) -> str:
-    """Return a path as processes with other working folders understand it."""
-    return path if is_url(path) or path.startswith(("/", "~")) else folder + path
 
 
 def _print(stats: Statistics, out: str | None) -> None:
@@ -94,18 +90,12 @@ def _print(stats: Statistics, out: str | None) -> None:
     if len(rows) > _MANY:
         screen.print(f"{len(rows) - _MANY} more; --json and --out list all")
     for name, found in stats.items():
-        _print_notes(name, found)
+        notes = [f"{int(found.infinite.sum())} infinite values are left out"] if np.any(found.infinite) else []
+        if found.skipped:
+            notes.append(f"{found.skipped} pairs of rows are not one usual step apart, and make no difference")
+        print_bullets("note", [f"{name}: {note}" for note in notes], "yellow")
     if out is not None:
         screen.print(f"written to {out}", soft_wrap=True)
-
-
-def _print_notes(name: str, found: FieldStatistics) -> None:
-    if np.any(found.infinite):
-        note = f"{name}: {int(found.infinite.sum())} infinite values are left out"
-        console().print_parts(("note: ", "yellow"), (note, "default"))
-    if found.skipped:
-        note = f"{name}: {found.skipped} pairs of rows are not one usual step apart, and make no difference"
-        console().print_parts(("note: ", "yellow"), (note, "default"))
 
 
 def _text(value: float | int | None) -> str:

@@ -156,7 +156,8 @@ class _Run(Generic[T]):
         self._events: deque[tuple[int, float]] = deque()
 
     def run(self, indices: Sequence[int]) -> None:
-        self._check_connection()
+        if not self._is_connected:
+            raise self._lost()
         try:
             threads = self._probe()
             self._client.subscribe_topic(self._run.name, lambda event: self._events.append((event[1][0], event[1][1])))
@@ -210,12 +211,17 @@ class _Run(Generic[T]):
         suspects: list[int] = []
         lonely = time.monotonic() + _LONELY_S
         while awaited:
-            self._check_connection()
+            if not self._is_connected:  # futures say so as well, but not those sent while the client connects anew
+                raise self._lost()
             ready = waiting.next_batch(block=False)
             if ready or self._events:
                 lonely = time.monotonic() + _LONELY_S
             while self._events:
-                self._told_of(*self._events.popleft())
+                index, total = self._events.popleft()
+                told = self._told.get(index, 0.0)
+                if total > told:  # a piece that is done again tells the same shares again
+                    self._told[index] = total
+                    self._tick(total - told)
             for future, result in ready:
                 batch = awaited.pop(future)
                 if future.status == "error":
@@ -234,13 +240,6 @@ class _Run(Generic[T]):
                         f"the cluster has no worker, and nothing was done for {_LONELY_S:.0f} s; waiting", stacklevel=2
                     )
         return suspects
-
-    def _told_of(self, index: int, total: float) -> None:
-        """Take in how far a piece is; one that is done again tells the same shares again."""
-        before = self._told.get(index, 0.0)
-        if total > before:
-            self._told[index] = total
-            self._tick(total - before)
 
     def _take_in(self, batch: Batch[T]) -> None:
         for index, value, ticked in batch.done:
@@ -275,14 +274,6 @@ class _Run(Generic[T]):
     def _is_connected(self) -> bool:
         """Whether the client has the scheduler still that the run began with: it goes on with another by itself."""
         return self._client.status == "running" and self._client.scheduler_comm is self._connection
-
-    def _check_connection(self) -> None:
-        """Raise where the scheduler has ended, or was restarted, and knows nothing of the tasks.
-
-        Their futures say so as well, but not those that are sent while the client connects anew.
-        """
-        if not self._is_connected:
-            raise self._lost()
 
     def _lost(self) -> ClusterError:
         address = getattr(self._client.scheduler, "address", None) or "of the client"

@@ -54,11 +54,8 @@ def exact_terms(x: Tensor) -> FloatArray:
         parts = [_extracted(rows[:, i : i + width]) for i in range(0, num_addends, width)]
         columns.append(fewer_terms(np.concatenate([np.zeros((0, len(rows))), *parts])))
     num_terms = max((len(terms) for terms in columns), default=0)
-    return np.concatenate([np.zeros((num_terms, 0)), *(_padded(terms, num_terms) for terms in columns)], axis=1)
-
-
-def _padded(terms: FloatArray, num_terms: int) -> FloatArray:
-    return np.concatenate([terms, np.zeros((num_terms - len(terms), terms.shape[1]))])
+    padded = [np.pad(terms, ((0, num_terms - len(terms)), (0, 0))) for terms in columns]
+    return np.concatenate([np.zeros((num_terms, 0)), *padded], axis=1)
 
 
 def fewer_terms(terms: FloatArray) -> FloatArray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -145,7 +144,15 @@ def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tup
             for dim, (start, size) in enumerate(zip(reference.offsets, reference.local_shape, strict=True)):
                 values = values.narrow(dim, start, size)  # noqa: PLW2901
         elif layout.global_shape != reference.global_shape:
-            raise ShardLayoutError(_differing(name, layout, reference))
+            is_part = layout.global_shape == reference.local_shape and not layout.axes
+            raise ShardLayoutError(
+                f"{name} has shape {layout.global_shape}, and the others have {reference.global_shape}: "
+                + (
+                    "this looks like a rank's own part; make a ShardTensor of it, with ShardTensor.from_local()"
+                    if is_part
+                    else "a metric compares tensors of one shape"
+                )
+            )
         elif not layout.lies_as(reference):
             raise ShardLayoutError(
                 f"{name} and the other tensors are split differently, {layout.local_shape} from {layout.offsets} and "
@@ -153,15 +160,3 @@ def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tup
             )
         found.append(values)
     return found, reference
-
-
-def _differing(name: str, layout: Layout, reference: Layout) -> str:
-    text = f"{name} has shape {layout.global_shape}, and the others have {reference.global_shape}"
-    if layout.global_shape == reference.local_shape and not layout.axes:
-        return text + ": this looks like a rank's own part; make a ShardTensor of it, with ShardTensor.from_local()"
-    return text + ": a metric compares tensors of one shape"
-
-
-def as_float64(x: Tensor) -> Tensor:
-    """Return values in which metrics are computed."""
-    return x.to(torch.float64)

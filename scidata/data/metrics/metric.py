@@ -17,7 +17,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.metrics.entries import Entry, Key, domain_sums, pack, unpack
 from scidata.data.metrics.exact import FloatArray, exact_terms, rounded_sum
-from scidata.data.metrics.layout import Layout, Ranks, aligned, as_float64, part_of
+from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of
 from scidata.data.metrics.weighting import Weights, WeightsByDim, weights_fault
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -225,14 +225,16 @@ class Metric:
 
     def _entry(self, parts: Sequence[tuple[Tensor, Layout]], words: Sequence[str], more: Weights) -> Entry:
         values, layout = aligned(parts, words)
-        quantities, layout = self._quantities([as_float64(x) for x in values], layout)
+        quantities, layout = self._quantities([x.to(torch.float64) for x in values], layout)
         kept = [d for d, name in enumerate(layout.dims) if name in (*self.by, *self._made_dims)]
         averaged = [d for d in range(len(layout.dims)) if d not in kept]
         device = quantities[0].device
         weight = self._weights.local(layout, device)
         if more:
             of_update = more.local(layout, device)
-            self._note(None if of_update is None else weights_fault(of_update))
+            fault = None if of_update is None else weights_fault(of_update)
+            if fault is not None and self._fault is None:  # this rank alone may see it: all hear of it in compute()
+                self._fault = f"weights: {fault}"
             weight = weight if of_update is None else of_update if weight is None else weight * of_update
         box = layout.select(kept)
         if not self._ranks.counts(layout):
@@ -241,11 +243,6 @@ class Metric:
         else:
             arrays = self._terms(quantities, weight, layout, kept, averaged, None if more else self._known_weights)
         return Entry(dims=box.dims, global_shape=box.global_shape, offsets=box.offsets, arrays=arrays)
-
-    def _note(self, fault: str | None) -> None:
-        """Keep a fault that one rank alone may see until all hear of it, in compute()."""
-        if fault is not None and self._fault is None:
-            self._fault = f"weights: {fault}"
 
     def _terms(
         self,

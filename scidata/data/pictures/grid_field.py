@@ -166,7 +166,9 @@ def _draw_parts(
     few = partition.num_parts <= LEGEND_RANKS
     cased = [withStroke(linewidth=2.2, foreground="white")]
     style: dict[str, Any] = {"lw": 0.9, "path_effects": cased} if few else {"lw": 0.35, "alpha": 0.7}
-    cuts = {dim: partition.bounds[dim] for dim in (vertical, horizontal) if dim is not None and _is_cut(reader, dim)}
+    cuts = {
+        dim: partition.bounds[dim] for dim in (vertical, horizontal) if dim is not None and dim in partition.axis_of_dim
+    }
     for dim, bounds in cuts.items():
         line, edges = (axes.axhline, rows) if dim == vertical else (axes.axvline, columns)
         for bound in bounds[1:-1]:
@@ -192,7 +194,3 @@ def _draw_parts(
             middle[place] = low + 0.02 * (high - low)
         size = 11 if few else 7
         axes.text(middle[1], middle[0], str(rank), ha="center", va="center", fontsize=size, path_effects=cased)
-
-
-def _is_cut(reader: GridReader, dim: str) -> bool:
-    return dim in reader.partition.axis_of_dim

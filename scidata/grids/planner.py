@@ -41,7 +41,7 @@ class Planner:
         sample_rows: SampleRows, allow_missing: bool,
     ) -> None:  # fmt: skip
         self._series, self._fields, self._partition = series, fields, partition
-        self._steps, self._sample_rows, self._allow_missing = steps, sample_rows, allow_missing
+        self._steps, self._sample_rows, self.allow_missing = steps, sample_rows, allow_missing
         self._parts: dict[tuple[int, ...], Part] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
@@ -154,4 +154,4 @@ class Planner:
         """Plan a read of a field in the file of the ``i``-th member."""
         source = self._series.sources[i]
         plan = family.plan(layout, selection, source.locate)
-        return Job(plan, source, self._fields[name].decodings[i], allow_missing=self._allow_missing)
+        return Job(plan, source, self._fields[name].decodings[i], allow_missing=self.allow_missing)

@@ -174,7 +174,8 @@ class Staging:
                 rows, took = source.block(key)
                 rows, stats = layout.rows_first(key.name, rows), stats + took
             else:
-                inside = layout.place_in(key.name, key.member, layout.together(whole))
+                held = layout.together(whole.name, whole.member, alone=whole.num == 1)
+                inside = layout.place_in(key.name, key.member, held)
                 rows = self._cut(layout.rows_first(key.name, values[inside]), union, key)
             self._keep(key, rows)
         return stats

@@ -15,7 +15,6 @@ from scidata.grids.blocks.on_disk import DiskBlocks
 from scidata.grids.blocks.on_node import NodeDecoder
 from scidata.grids.blocks.pool import BlockPool
 from scidata.grids.blocks.sizes import BlockSizes
-from scidata.grids.blocks.trajectories import Trajectories
 from scidata.grids.blocks.worth import BlockWorth
 from scidata.grids.parts import Field
 from scidata.grids.planner import Planner
@@ -67,20 +66,14 @@ def make_chain(
     disk
         Where blocks are kept for other epochs and runs, too; None: nowhere.
     """
-    layout, memory = BlockLayout(series, fields, Trajectories(series, selected)), ArrayPool()
+    layout, memory = BlockLayout(series, fields, selected), ArrayPool()
     worth = BlockWorth(layout, steps, has_disk=disk is not None, shares=shares)
     sharers = () if shares is None else shares.ranks.coordinates
     sizes = BlockSizes(
         layout, worth, steps=steps, max_bytes=pool_bytes, fits=pool_fits, planner=planner, sharers=sharers
     )
-    source: BlockStage = SourceBlocks(layout, planner, threads=threads, memory=memory)
-    if shares is not None:
-        source = NodeDecoder(source, layout, worth, planner, shares, threads=threads, memory=memory)
-    stage, on_disk = source, None
-    if disk is not None:
-        stage = on_disk = DiskBlocks(
-            source, layout, sizes, disk=disk, memory=memory, allow_missing=allow_missing,
-            side_by_side=planner.is_remote,
-        )  # fmt: skip
-    pool = BlockPool(stage, layout, sizes, places_of=planner.places_of, side_by_side=planner.is_remote)
+    files = SourceBlocks(layout, planner, threads=threads, memory=memory)
+    source = files if shares is None else NodeDecoder(files, layout, worth, shares, memory)
+    on_disk = None if disk is None else DiskBlocks(source, sizes, planner, disk=disk, memory=memory)
+    pool = BlockPool(on_disk or source, sizes, planner)
     return BlockChain(pool=pool, disk=on_disk, source=source, layout=layout, sizes=sizes)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
+from scidata.core.cache import Cache
+from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection
 from scidata.grids.blocks.key import BlockKey, Rows
-from scidata.grids.blocks.trajectories import Together, Trajectories
 from scidata.grids.parts import Field, Part
 from scidata.grids.sample_rows import Places
 from scidata.grids.series import Series
@@ -20,15 +23,39 @@ def must_decode(layout: ArrayLayout) -> bool:
     return bool(layout.codecs or layout.fallback)
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Members of a file that are read together of a field.
+
+    Attributes
+    ----------
+    member
+        The first of them, by which they are known.
+    members
+        All of them.
+    segments
+        Their rows along the dimensions that number trajectories, of those that the field has.
+    """
+
+    member: int
+    members: tuple[int, ...]
+    segments: Mapping[str, Segments]
+
+    @property
+    def num(self) -> int:
+        """Trajectories."""
+        return math.prod(segment.count for (segment,) in self.segments.values())
+
+
 class BlockLayout:
-    """Where blocks lie in the files of a series.
+    """Where blocks lie in the files of a series. Thread-safe.
 
     Parameters
     ----------
     series, fields
         The reader's.
-    trajectories
-        Which of them chunks hold together.
+    selected
+        Rows of each dimension after the crop. Trajectories between those that are left out are known alone.
 
     Attributes
     ----------
@@ -36,8 +63,11 @@ class BlockLayout:
         Which dimension of each field is that of samples; None of a field that is without it.
     """
 
-    def __init__(self, series: Series, fields: Mapping[str, Field], trajectories: Trajectories) -> None:
-        self.series, self.fields, self.trajectories = series, fields, trajectories
+    def __init__(self, series: Series, fields: Mapping[str, Field], selected: Mapping[str, Segments]) -> None:
+        self.series, self.fields = series, fields
+        runs = {dim: _run_of(selected[dim]) for dim in series.outer}
+        self._runs = {dim: run for dim, run in runs.items() if run is not None}
+        self._together: Cache[Together] = Cache(1 << 16)
         dims, dim = {name: field.source_dims for name, field in fields.items()}, series.sample_dim
         self.axes = {name: own.index(dim) if dim in own else None for name, own in dims.items()}
 
@@ -48,11 +78,7 @@ class BlockLayout:
 
     def _steps_in(self, i: int, name: str) -> int:
         layout, axis = self.series.layout_in(i, name), self.axes[name]
-        return (
-            1
-            if axis is None or not (layout.codecs or layout.fallback)
-            else min(layout.chunks[axis], layout.shape[axis])
-        )
+        return 1 if axis is None or not must_decode(layout) else min(layout.chunks[axis], layout.shape[axis])
 
     def rows_first(self, name: str, values: Rows) -> Rows:
         """View a field's values, dims in the source's order, with the steps first; a field without steps has one."""
@@ -64,9 +90,52 @@ class BlockLayout:
         axis = self.axes[name]
         return values[0] if axis is None else np.moveaxis(values, 0, axis)
 
-    def together(self, key: BlockKey) -> Together:
-        """Return the trajectories that a block holds."""
-        return self.trajectories.of(key.name, key.member, alone=key.num == 1)
+    # -- trajectories that are decoded together ----------------------------------------------------------------------
+
+    def together(self, name: str, i: int, *, alone: bool) -> Together:
+        """Return the members that are read together with the ``i``-th of a field; ``alone``: itself.
+
+        Of a field without a dimension of trajectories, which is the same in all of them, the first has it.
+        """
+        key = name, i, alone
+        found = self._together.get(key)
+        if found is None:
+            found = self._find(name, i, alone=alone)
+            for each in (i, *found.members):  # one for all, which each lists
+                self._together.put((name, each, alone), found)
+        return found
+
+    def most(self, name: str) -> int:
+        """Return how many trajectories a chunk of a field holds that is decoded for any of them, at most."""
+        found = 1
+        for i in self.series.firsts:
+            layout = self.series.layout_in(i, name)
+            here = [(layout.chunks[k], layout.shape[k], dim) for k, dim in enumerate(layout.dims) if dim in self._runs]
+            if must_decode(layout):
+                found = max(found, math.prod(min(chunk, n, len(self._runs[dim])) for chunk, n, dim in here))
+        return found
+
+    def _find(self, name: str, i: int, *, alone: bool) -> Together:
+        layout, at = self.series.layout_in(i, name), self.series.trajectory_of(i)
+        first, segments = {}, {}
+        for dim, row in at.items():
+            if dim not in layout.dims:
+                first[dim] = 0
+                continue
+            k = layout.dims.index(dim)
+            begin, end = row, row + 1
+            if dim in self._runs and not alone and must_decode(layout):
+                run, shift = self._runs[dim], self.series.first_along(dim, i)
+                begin = max(row - row % layout.chunks[k], run.start - shift)
+                end = min(row - row % layout.chunks[k] + layout.chunks[k], layout.shape[k], run.stop - shift)
+            first[dim] = begin
+            segments[dim] = (Segment(start=begin, count=end - begin),)
+        runs = {dim: range(s.start, s.start + s.count) for dim, (s,) in segments.items()}
+        places = itertools.product(*(runs.get(dim, (row,)) for dim, row in first.items()))
+        members = tuple(self.series.member_at(i, dict(zip(first, place, strict=True))) for place in places)
+        return Together(members[0], members, segments)
+
+    # -- rows of blocks ----------------------------------------------------------------------------------------------
 
     def place_in(self, name: str, i: int, together: Together) -> tuple[slice, ...]:
         """Return where a trajectory lies in blocks that hold several."""
@@ -79,7 +148,7 @@ class BlockLayout:
         """Return the array that a block is of, its selection there, and its shape."""
         part, name, i, _, start = key
         dims, layout, axis = self.fields[name].source_dims, self.series.layout_in(i, name), self.axes[name]
-        runs = self.together(key).segments
+        runs = self.together(name, i, alone=key.num == 1).segments
         shape = [runs[d][0].count if d in runs else n for d, n in zip(dims, part.families[name].out_shape, strict=True)]
         space = {**part.segments, **runs}
         if axis is None:
@@ -117,6 +186,15 @@ class BlockLayout:
         members = np.searchsorted(bounds, rows, side="right") - 1
         starts = rows - bounds[members]
         starts -= starts if self.axes[name] is None else starts % size
-        known = np.array([self.trajectories.of(name, i, alone=True).member for i in range(len(bounds) - 1)])
+        known = np.array([self.together(name, i, alone=True).member for i in range(len(bounds) - 1)])
         pairs: Sequence[tuple[int, int]] = np.unique(np.stack([known[members], starts], axis=1), axis=0).tolist()
         return [BlockKey(part, name, i, 1, start) for i, start in pairs]
+
+
+def _run_of(segments: Segments) -> range | None:
+    """Return rows that follow each other, None where some are left out or they are in another order."""
+    rows = [range(s.start, s.start + s.count * s.step, s.step) for s in segments if s.count]
+    every = np.concatenate([np.array(each) for each in rows]) if rows else np.empty(0, np.int64)
+    if not len(every) or (np.diff(every) != 1).any():
+        return None
+    return range(int(every[0]), int(every[-1]) + 1)

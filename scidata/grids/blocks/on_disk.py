@@ -29,8 +29,8 @@ from scidata.core.memory import ArrayPool
 from scidata.core.types import ArrayLayout, Files, Selection
 from scidata.core.urls import Url
 from scidata.grids.blocks.key import BlockKey, BlockStage, Rows, SampleRead, Wanted
-from scidata.grids.blocks.layout import BlockLayout
 from scidata.grids.blocks.sizes import BlockSizes
+from scidata.grids.planner import Planner
 from scidata.plan.array import chunks_needed
 from scidata.plan.as_json import inputs_to_json
 from scidata.read.context import NO_READ, ReadStats
@@ -57,27 +57,22 @@ class _Entry:
 class DiskBlocks:
     """A reader's blocks on disk. Thread-safe; pickles without the versions of the source's files.
 
+    Behind URLs, blocks are read on threads of their own, because that takes round trips.
+
     Parameters
     ----------
     following
         The next stage.
-    layout, sizes, memory
-        The chain's.
     disk
         Where blocks are kept.
-    allow_missing
-        Whether absent chunks are read as the fill value.
-    side_by_side
-        Whether blocks are read on threads of their own, because that takes round trips.
     """
 
     def __init__(
-        self, following: BlockStage, layout: BlockLayout, sizes: BlockSizes, *, disk: DiskCache, memory: ArrayPool,
-        allow_missing: bool, side_by_side: bool,
-    ) -> None:  # fmt: skip
+        self, following: BlockStage, sizes: BlockSizes, planner: Planner, *, disk: DiskCache, memory: ArrayPool
+    ) -> None:
         self.disk = disk
-        self._next, self._layout, self._sizes, self._memory = following, layout, sizes, memory
-        self._series, self._allow_missing, self._side_by_side = layout.series, allow_missing, side_by_side
+        self._next, self._layout, self._sizes, self._memory = following, sizes.layout, sizes, memory
+        self._series, self._planner = sizes.layout.series, planner
         self._forget()
 
     def _forget(self) -> None:
@@ -142,7 +137,7 @@ class DiskBlocks:
         content = inputs_to_json(lasting, rows, None, ()) | {
             "values": _VALUES,
             "decoding": repr(field.decodings[key.member]),  # and the dtype
-            "allow_missing": self._allow_missing,
+            "allow_missing": self._planner.allow_missing,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
@@ -176,7 +171,7 @@ class DiskBlocks:
                 if entry is None or not self._rows_are_read(entry, wanted, values):
                     missing.append(functools.partial(self._read, wanted, values))
         stats = ReadStats(read_ns=time.perf_counter_ns() - begin)
-        stats = sum(run_each(missing) if self._side_by_side else [read() for read in missing], start=stats)
+        stats = sum(run_each(missing) if self._planner.is_remote else [read() for read in missing], start=stats)
         others = [name for name in names if name not in mine]
         return stats + self._next.read_into(sample, others) if others else stats
 

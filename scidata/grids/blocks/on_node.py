@@ -20,18 +20,14 @@ from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
 from scidata.core.memory import ArrayPool
 from scidata.core.types import ArrayLayout, Files, IntArray, Segments, Selection
-from scidata.grids.blocks.key import BlockKey, BlockStage, BusyError, Rows, SampleRead
+from scidata.grids.blocks.from_source import SourceBlocks
+from scidata.grids.blocks.key import BlockKey, BusyError, Rows, SampleRead
 from scidata.grids.blocks.layout import BlockLayout
 from scidata.grids.blocks.node_shares import NodeShares
 from scidata.grids.blocks.shared_arrays import SharedArrays
 from scidata.grids.blocks.shares import NodeCut, Share
 from scidata.grids.blocks.worth import BlockWorth
-from scidata.grids.planner import Planner
-from scidata.plan.array import MAX_PLAN_BYTES
-from scidata.plan.family import PlanFamily
-from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ, ReadStats
-from scidata.read.threads import ReaderThreads
 from scidata.sources.access.validators import Validators
 
 _MAX_FILES = 1 << 14  # shares whose files are kept by name
@@ -54,29 +50,16 @@ class _Block:
 
 
 class NodeDecoder:
-    """Decodes the chunks of blocks together with the other ranks of the node. Thread-safe.
-
-    Parameters
-    ----------
-    following
-        The next stage, for blocks that ranks do not share.
-    layout, worth, planner, threads, memory
-        The chain's.
-    shares
-        Which chunks the ranks share.
-    """
+    """Decodes the chunks of blocks together with the other ranks of the node. Thread-safe."""
 
     def __init__(
-        self, following: BlockStage, layout: BlockLayout, worth: BlockWorth, planner: Planner, shares: NodeShares, *,
-        threads: ReaderThreads, memory: ArrayPool,
-    ) -> None:  # fmt: skip
-        self._next, self._layout, self._worth, self._planner, self._shares = following, layout, worth, planner, shares
-        self._series, self._threads, self._memory = layout.series, threads, memory
+        self, following: SourceBlocks, layout: BlockLayout, worth: BlockWorth, shares: NodeShares, memory: ArrayPool
+    ) -> None:
+        self._next, self._layout, self._worth, self._shares = following, layout, worth, shares
+        self._series, self._memory = layout.series, memory
         self._arrays = SharedArrays(shares.ranks.name, shares.ranks.me, shares.ranks.max_bytes)
         self._validators: Cache[Validators] = Cache(1 << 10)
-        self._families: Cache[PlanFamily] = Cache(1024)
         self._contents: Cache[bytes] = Cache(1024)
-        self._jobs: Cache[Job] = Cache(MAX_PLAN_BYTES, "none")
         self._files: Cache[tuple[Files | None]] = Cache(_MAX_FILES, "none")
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
@@ -85,7 +68,6 @@ class NodeDecoder:
 
     def clear(self) -> None:
         """Forget plans; arrays that other ranks may wait for stay."""
-        self._jobs.clear()
         self._files.clear()
         self._next.clear()
 
@@ -116,8 +98,9 @@ class NodeDecoder:
         if busy and len(busy) == len(shares) and not alone and not wait:
             raise BusyError
         if alone:
-            jobs = [(self._job(block, ("alone", k), rows, block.out.shape), block.out) for k, rows in enumerate(alone)]
-            stats += read_plans(jobs, executor=self._threads.executor())
+            job, shape = self._next.job, block.out.shape
+            jobs = [job(key, ("alone", k), block.with_samples(rows), shape) for k, rows in enumerate(alone)]
+            stats += self._next.read([(each, block.out) for each in jobs])
         for k in busy:
             stats += self._take(block, k, wait=True) or NO_READ
         return block.out, stats
@@ -130,27 +113,14 @@ class NodeDecoder:
         out = self._memory.empty(shape, self._layout.fields[key.name].dtype, keep=2)
         return _Block(key, layout, axis, selection[axis], self._shares.cut(layout, trajectories), out)
 
-    def _job(self, block: _Block, number: tuple[str, int], rows: Selection, shape: tuple[int, ...]) -> Job:
-        """Plan a read of some chunks, or find the plan of an earlier epoch."""
-        job = self._jobs.get((block.key, number))
-        if job is None:
-            name, layout = block.key.name, block.layout
-            moving = self._series.moving(layout.dims)
-            family = self._families.get_or_make(
-                (name, layout.geometry, number, shape), lambda: PlanFamily(moving, shape)
-            )
-            job = self._planner.job(name, block.key.member, family, layout, block.with_samples(rows))
-            self._jobs.put((block.key, number), job, job.plan.num_bytes)
-        return job
-
     def _take(self, block: _Block, k: int, *, wait: bool) -> ReadStats | None:
         """Copy this rank's rows of a share; return the statistics, None where another rank makes it now."""
         share = block.cut.shares[k]
-        shape = tuple([sum(s.count for s in each) for each in block.with_samples(share.rows)])
+        rows = block.with_samples(share.rows)
+        shape = tuple([sum(s.count for s in each) for each in rows])
 
         def make(values: Rows) -> ReadStats:
-            job = self._job(block, ("share", k), share.rows, shape)
-            return read_plans([(job, values)], executor=self._threads.executor())
+            return self._next.read([(self._next.job(block.key, ("share", k), rows, shape), values)])
 
         def use(values: Rows) -> None:
             for to, where in share.copies:

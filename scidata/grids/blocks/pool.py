@@ -13,15 +13,15 @@ import contextlib
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from scidata.core.cache import Cache, lock
 from scidata.grids.blocks.key import BlockKey, BlockStage, BusyError, Rows, SampleRead, Wanted
-from scidata.grids.blocks.layout import BlockLayout
 from scidata.grids.blocks.sizes import BlockSizes, KeptFields
 from scidata.grids.parts import Part
+from scidata.grids.planner import Planner
 from scidata.grids.sample_rows import Places
 from scidata.read.context import NO_READ, ReadStats
 from scidata.sources.access.fetches import run_each
@@ -94,24 +94,12 @@ Reads: TypeAlias = Mapping[str, Sequence[BlockRead]]
 class BlockPool:
     """The decoded rows of a reader's fields that are kept for other samples. Thread-safe; pickles empty.
 
-    Parameters
-    ----------
-    following
-        The next stage.
-    layout, sizes
-        The chain's.
-    places_of
-        Finds the rows of a sample.
-    side_by_side
-        Whether fields are read on threads of their own, because that takes round trips.
+    Behind URLs, fields are read on threads of their own, because that takes round trips.
     """
 
-    def __init__(
-        self, following: BlockStage, layout: BlockLayout, sizes: BlockSizes, *, places_of: Callable[[int], Places],
-        side_by_side: bool,
-    ) -> None:  # fmt: skip
-        self._next, self._layout, self.sizes, self.worth = following, layout, sizes, sizes.worth
-        self._places_of, self._side_by_side = places_of, side_by_side
+    def __init__(self, following: BlockStage, sizes: BlockSizes, planner: Planner) -> None:
+        self._next, self._layout, self._planner = following, sizes.layout, planner
+        self.sizes, self.worth = sizes, sizes.worth
         self._blocks: Cache[_Block] = Cache(0, "lru")
         self._reads: Cache[Reads] = Cache(_READS_BYTES, "none")
         self._uncounted: deque[ReadStats] = deque()
@@ -148,7 +136,7 @@ class BlockPool:
         found = self._reads.get((part, index))
         if found is None:
             self.max_bytes(part)  # known before anything is kept
-            places = self._places_of(index)
+            places = self._planner.places_of(index)
             found = {name: self._find(name, part, places) for name in self.worth.fields}
             self._reads.put((part, index), found, _READ_BYTES * sum(map(len, found.values())))
         return found
@@ -196,7 +184,7 @@ class BlockPool:
             if name in names and self._is_mine(name, reads[name], sample, kept):
                 mine.append(functools.partial(self._copy, name, reads[name], sample))
         if mine:
-            found = run_each(mine) if self._side_by_side else [copy() for copy in mine]
+            found = run_each(mine) if self._planner.is_remote else [copy() for copy in mine]
             stats = sum(itertools.chain(self._ahead(), *found), start=NO_READ)
         done = {copy.args[0] for copy in mine}
         others = [name for name in names if name not in done]

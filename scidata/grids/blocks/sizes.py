@@ -11,8 +11,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
-from scidata.grids.blocks.layout import BlockLayout
-from scidata.grids.blocks.trajectories import Together
+from scidata.grids.blocks.layout import BlockLayout, Together
 from scidata.grids.blocks.worth import BlockWorth
 from scidata.grids.parts import Part
 from scidata.grids.planner import Planner
@@ -128,8 +127,8 @@ class BlockSizes:
     def _numbers(self, rows: IntArray, size: int) -> IntArray:
         bounds = self._series.row_bounds
         members = np.searchsorted(bounds, rows, side="right") - 1
-        most = max(self.layout.fields, key=self.layout.trajectories.most)
-        firsts = np.array([self.layout.trajectories.of(most, i, alone=False).member for i in range(len(bounds) - 1)])
+        most = max(self.layout.fields, key=self.layout.most)
+        firsts = np.array([self.layout.together(most, i, alone=False).member for i in range(len(bounds) - 1)])
         of_each = int(np.diff(bounds).max(initial=0)) // size + 1
         places = firsts[members] * of_each + (rows - bounds[members]) // size
         numbers: IntArray = np.unique(places, return_inverse=True)[1].astype(np.int64)
@@ -188,17 +187,17 @@ class PartSizes:
     def together(self, name: str, i: int) -> Together:
         """Return the trajectories of a field that a block holds with the ``i``-th."""
         alone = self._worth.most[name] == 1 or not self._holds_several
-        return self._layout.trajectories.of(name, i, alone=alone)
+        return self._layout.together(name, i, alone=alone)
 
     def at_once(self, name: str, i: int) -> Together:
         """Return the trajectories of a field that are decoded with the ``i``-th, where all of them go to disk."""
         fits = self._at_once.get(name)
         if fits is None:
             fits = self._at_once[name] = self._fits_at_once(name)
-        return self._layout.trajectories.of(name, i, alone=not fits)
+        return self._layout.together(name, i, alone=not fits)
 
     def _fits_at_once(self, name: str) -> bool:
-        num = self._layout.steps_per_block[name] * self._layout.trajectories.most(name)
+        num = self._layout.steps_per_block[name] * self._layout.most(name)
         steps = [self.bytes_of_step(name), *(self._sizes.of(each).bytes_of_step(name) for each in self._sizes.sharers)]
         return num * max(steps) <= _MAX_AT_ONCE
 

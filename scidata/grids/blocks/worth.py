@@ -114,8 +114,8 @@ class BlockWorth:
     @functools.cached_property
     def most(self) -> dict[str, int]:
         """Trajectories of a block of each field, at most; one where the others' are kept on disk meanwhile."""
-        most = self._layout.trajectories.most
-        return {name: 1 if name in self.on_disk else most(name) for name in self._layout.fields}
+        layout = self._layout
+        return {name: 1 if name in self.on_disk else layout.most(name) for name in layout.fields}
 
     @functools.cached_property
     def enough(self) -> dict[str, int]:

@@ -18,7 +18,6 @@ from scidata.core.own_files import make_own_folder, open_own, write_whole
 from scidata.core.trace import _save
 from scidata.errors import RefusedError
 from scidata.grids.blocks import shared_arrays
-from scidata.grids.blocks.futex import Futex
 from scidata.grids.blocks.shared_arrays import SharedArrays
 from scidata.read.disk_cache import DiskCache
 
@@ -158,20 +157,15 @@ def test_the_folder_in_shared_memory(tmp_path, precious, monkeypatch):
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-@pytest.mark.parametrize("name", ["alive", "futex"])
-def test_files_in_shared_memory(tmp_path, precious, monkeypatch, name, trap):
+def test_the_lock_of_a_folder_in_shared_memory(tmp_path, precious, monkeypatch, trap):
     monkeypatch.setattr(shared_arrays, "_base", lambda: str(tmp_path / "shm"))
     monkeypatch.setattr(shared_arrays, "_sweep", lambda: None)
     (tmp_path / "shm").mkdir()
     joined = Path(shared_arrays._join("these"))
     shared_arrays._leave()
     joined.mkdir(0o700)
-    TRAPS[trap](joined / name, precious / "file")
-    if name == "alive":
-        assert shared_arrays._join("these") is None
-    else:
-        with pytest.raises(OSError, match="futex"):
-            Futex(str(joined / name))
+    TRAPS[trap](joined / "alive", precious / "file")
+    assert shared_arrays._join("these") is None
 
 
 @pytest.mark.parametrize("trap", ["a link", "a link to nothing", "another name", "a FIFO"])

@@ -72,7 +72,7 @@ def choose(source: Source, options: ReadOptions) -> Choice:
     """
     names = chosen_fields(source, options.fields)
     reference = reference_of(source, names)
-    dims = all_dims_of(source, names, reference)
+    dims = list(dict.fromkeys([*reference.dims, *(d for name in names for d in source.arrays[name].dims)]))
     split = None if options.shard is None else [resolve_dim(dim, dims, "shard") for dim in options.shard]
     sample_dims = choose_sample_dim(reference, split, options.sample_dim, dims, dim_roles(source, reference.dims))
     kept, text = names, ""
@@ -108,7 +108,10 @@ def choose_split(
         No such dimension or axis, the sample dimension, or none that could be split.
     """
     if shard is not None:
-        split = given_shard(shard, list(sizes), axis_sizes)
+        split = {resolve_dim(dim, list(sizes), "shard"): axis for dim, axis in shard.items()}
+        for dim, axis in split.items():
+            if axis not in axis_sizes:
+                raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axis_sizes)}")
     else:
         rows, reference = selected_rows(crop, sizes), choice.reference
         lengths = {
@@ -176,21 +179,6 @@ def default_shard(
             )
         shard[fits[0]] = axis
     return shard
-
-
-def given_shard(shard: Mapping[str | int, str], dims: Sequence[str], axes: Mapping[str, int]) -> dict[str, str]:
-    """Return the dimensions that are split, by name, and over which axis each.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such dimension or axis.
-    """
-    split_axes = {resolve_dim(dim, dims, "shard"): axis for dim, axis in shard.items()}
-    for dim, axis in split_axes.items():
-        if axis not in axes:
-            raise UnknownNameError(f"shard splits {dim!r} over mesh axis {axis!r}{near_matches(axis, axes)}")
-    return split_axes
 
 
 def _which_dim(
@@ -270,14 +258,6 @@ def _cells_of(layout: ArrayLayout, roles: Mapping[str, str]) -> set[str]:
     return {d for d in layout.dims if roles.get(d) in ("Y", "X")} or set(filter(numbers_cells, layout.dims))
 
 
-def all_dims_of(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
-    """Return the dimensions of all fields, those of the reference first."""
-    dims = list(reference.dims)
-    for name in names:
-        dims += [d for d in source.arrays[name].dims if d not in dims]
-    return dims
-
-
 def choose_sample_dim(
     reference: ArrayLayout,
     split: Sequence[str] | None,
@@ -330,12 +310,8 @@ def choose_sample_dim(
 def agreeing_fields(source: Source, names: Sequence[str], reference: ArrayLayout) -> list[str]:
     """Return the fields whose dimensions are the reference's: with them a sample is one grid."""
     sizes = dict(zip(reference.dims, reference.shape, strict=True))
-    kept = []
-    for name in names:
-        layout = source.arrays[name]
-        if all(sizes.get(d) == n for d, n in zip(layout.dims, layout.shape, strict=True)):
-            kept.append(name)
-    return kept
+    layouts = [(name, source.arrays[name]) for name in names]
+    return [name for name, x in layouts if all(sizes.get(d) == n for d, n in zip(x.dims, x.shape, strict=True))]
 
 
 def left_out_text(names: Sequence[str], reference: str) -> str:

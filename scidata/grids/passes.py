@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scidata.core.bounds import compose, num_rows_of, rows_of, segments_of_slice
 from scidata.core.checks import allocate
 from scidata.core.passes import PASS_BYTES, merged_blocks, usual_steps
-from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
+from scidata.core.types import ArrayLayout, IntArray, Segment, Segments
 from scidata.core.urls import Url
 from scidata.grids.labels import known_labels, label_text, labels_of, seconds_of
 from scidata.grids.partition import GridPartition, chunk_edges
@@ -136,7 +136,7 @@ class GridPass:
     def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
         i = int(self._members[start])
-        layout, source = self._layout(i), self._source(i)
+        layout, source = self._layout(i), self._series.sources[i]
         segments = {d: self._segments(tile, d) for d in self._owned}
         space = self._series.space(i, segments)
         axis = self._axis
@@ -153,9 +153,6 @@ class GridPass:
             executor=self._threads.executor(),
         )
         return out[None] if self._axis is None else np.moveaxis(out, self._axis, 0)
-
-    def _source(self, i: int) -> Source:
-        return self._series.sources[i]
 
     def _segments(self, tile: int, dim: str) -> Segments:
         first, end = self._tiles[tile][dim]

@@ -151,7 +151,7 @@ def plan_grid(
         reader=reader,
         sample=sample,
         **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in TOTALS},
-        bytes_memory=_memory(reader, places),
+        bytes_memory=np.array([sum(s.nbytes for s in reader.buffer_specs(at).values()) for at in places], np.int64),
         bytes_halo=np.sum([each.bytes_halo for each in reads], axis=0),
         num_owned=_num_owned(reader, places),
         shared_chunks=sum(summary.shared_chunks for summary in summaries),
@@ -175,34 +175,20 @@ def _reads_of(
     owned, local = _cells_of(reader, name, places)
     for k, (i, layout, first) in enumerate(reader.selections(name, sample, places[0])):
         small, shift = _only_this_sample(reader, layout, first)
-        selection_of = _selections(reader, name, sample, k, places, shift, tick)
+
+        def selection_of(rank: int, k: int = k, shift: IntArray = shift) -> Selection:
+            if tick is not None:
+                tick()
+            return _shifted(reader.selections(name, sample, places[rank])[k][2], shift)
+
         locate, note = _locator(reader.sources[i], layout, shift), ""
         if layout.fallback:
             note = "some arrays are decoded by the format's own library: their bytes are estimated"
-        elif _all_absent(locate(chunks_needed(small, _shifted(first, shift)))):
+        elif len(found := locate(chunks_needed(small, _shifted(first, shift))).path_index) and (found < 0).all():
             note = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
         summary = summarize(small, selection_of, len(places), None if note else locate)
         wanted = summary.bytes_wanted
         yield _Reads(summary, wanted - wanted * owned // np.maximum(local, 1), note)
-
-
-def _selections(
-    reader: GridReader,
-    name: str,
-    sample: int,
-    k: int,
-    places: Sequence[Mapping[str, int]],
-    shift: IntArray,
-    tick: Tick | None,
-) -> Callable[[int], Selection]:
-    """Return what gives the selection of a rank in the ``k``-th file of a sample, in the smaller layout."""
-
-    def selection_of(rank: int) -> Selection:
-        if tick is not None:
-            tick()
-        return _shifted(reader.selections(name, sample, places[rank])[k][2], shift)
-
-    return selection_of
 
 
 def _locator(source: Source, layout: ArrayLayout, shift: IntArray) -> Callable[[IntArray], ChunkRefs]:
@@ -288,10 +274,6 @@ def _shifted(selection: Selection, shift: IntArray) -> Selection:
     )
 
 
-def _all_absent(refs: ChunkRefs) -> bool:
-    return len(refs.path_index) > 0 and bool(np.all(refs.path_index < 0))
-
-
 def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
     partition = reader.partition
     cells = np.ones(len(places_of), np.int64)
@@ -329,11 +311,6 @@ def _wide_halos(reader: GridReader) -> Iterator[str]:
                 "read rows of ranks beyond their neighbours; use fewer ranks, or a smaller halo"
             )
             return
-
-
-def _memory(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
-    sums = [sum(spec.nbytes for spec in reader.buffer_specs(place).values()) for place in places_of]
-    return np.array(sums, np.int64)
 
 
 class Alternative(NamedTuple):

@@ -7,6 +7,8 @@ what any rank of any world size would.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +26,6 @@ from scidata.grids.blocks.key import SampleRead
 from scidata.grids.blocks.node_shares import NodeRanks, NodeShares
 from scidata.grids.blocks.pool import BlockRead
 from scidata.grids.choices import choose, choose_split, largest_chunks, row_weights, sizes_of
-from scidata.grids.fingerprint import fingerprint_of
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim
@@ -63,6 +64,11 @@ class GridReader:
     first
         The first file, where it is open already.
 
+    Attributes
+    ----------
+    series
+        The stores, seen as one.
+
     Raises
     ------
     SciDataError
@@ -87,28 +93,28 @@ class GridReader:
         self.choice = choose(head, options)
         self.fields, self.sample_dims = self.choice.fields, self.choice.sample_dims
         self.sample_dim = self.choice.sample_dim
-        self._series = Series(
+        self.series = Series(
             self.paths, self.fields, self.sample_dim, outer=self.sample_dims[:-1], first=head, opened=opened
         )
-        layouts = {name: self._series.combined(name) for name in self.fields}
+        layouts = {name: self.series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
-        crop = chosen_rows(self._series, options.isel or {}, options.sel or {}, sizes)
-        crop, missing = without_missing(self._series, crop, sizes, options.gaps)
+        crop = chosen_rows(self.series, options.isel or {}, options.sel or {}, sizes)
+        crop, missing = without_missing(self.series, crop, sizes, options.gaps)
         self.field_steps = checked_steps(options.steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
         self.partition = self._cut(head, sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
-        self.sample_rows, gaps = rows_of_samples(self._series, self.partition.selected, self.field_steps, options.gaps)
+        self.sample_rows, gaps = rows_of_samples(self.series, self.partition.selected, self.field_steps, options.gaps)
         self.gap_texts = tuple(filter(None, (missing, gaps)))
-        self.labels = Labels(self._series, self.partition)
+        self.labels = Labels(self.series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._dropped = single.union(self.sample_dims[:-1])
         self._threads = ReaderThreads(options.num_threads)
         self._fields = {name: self._field(name) for name in self.fields}
         self._planner = Planner(
-            self._series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
+            self.series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=options.allow_missing,
         )  # fmt: skip
         self.chain = make_chain(
-            self._series, self._fields, self._planner, steps=self.field_steps, selected=self.partition.selected,
+            self.series, self._fields, self._planner, steps=self.field_steps, selected=self.partition.selected,
             threads=self._threads, allow_missing=options.allow_missing,
             pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
             pool_fits=options.pool_bytes is None, disk=disk, shares=None if node is None else self.node_shares(node),
@@ -159,16 +165,11 @@ class GridReader:
     @property
     def sources(self) -> tuple[Source, ...]:
         """The opened stores, in order; of several trajectories in a file, once for each."""
-        return self._series.sources
-
-    @property
-    def series(self) -> Series:
-        """The stores, seen as one."""
-        return self._series
+        return self.series.sources
 
     def layout(self, name: str) -> ArrayLayout:
         """Return a field's layout in the first file."""
-        return self._series.layout_in(0, self._known(name))
+        return self.series.layout_in(0, self._known(name))
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dimensions of a field of one sample; several steps keep the sample dimension."""
@@ -186,7 +187,7 @@ class GridReader:
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the selected values along a dimension, or None where it has no coordinate variable."""
         dim = resolve_dim(dim, list(self.partition.sizes), "coordinate")
-        values = self._series.coordinate(dim)
+        values = self.series.coordinate(dim)
         if values is None:
             return None
         return values[rows_of(self.partition.selected[dim])]
@@ -199,16 +200,23 @@ class GridReader:
         return self.labels.of_sample(self.sample_rows.of(self._planner.number(index)), self.field_steps)
 
     def fingerprint(self) -> str:
-        """Return a digest of all that decides the samples: see :mod:`scidata.grids.fingerprint`."""
-        return fingerprint_of(
-            self._series.files,
-            {name: (self.global_shape(name), str(self.dtype(name))) for name in self.fields},
-            sample_dims=self.sample_dims,
-            num_samples=self.num_samples,
-            steps=self.field_steps,
-            labels=None if self.sample_dim is None else self.coordinate(self.sample_dim),
-            selected=self.partition.selected,
-        )
+        """Return a digest of fields, shapes, dtypes, crop, steps, and the labels of the sample dimension.
+
+        Not of where the data lie, so that they may move; nor of their values, which would have to be read. Of sources
+        that have revisions (Icechunk) also those, since ranks that open at different times could see different ones.
+        """
+        revisions = [found for x in self.series.files if (found := getattr(x, "revision", None)) is not None]
+        labels, selected = self.coordinate(self.sample_dim) if self.sample_dim else None, self.partition.selected
+        content: dict[str, object] = {
+            "fields": {name: (self.global_shape(name), str(self.dtype(name))) for name in self.fields},
+            "samples": self.num_samples,
+            "steps": self.field_steps.as_json(),
+            "coordinate": None if labels is None else hashlib.sha256(str(labels.tolist()).encode()).hexdigest(),
+            "selected": {dim: [(s.start, s.count, s.step) for s in segments] for dim, segments in selected.items()},
+        } | ({"revisions": revisions} if revisions else {})
+        if len(self.sample_dims) > 1:
+            content["sample_dims"] = self.sample_dims
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
@@ -246,11 +254,11 @@ class GridReader:
         return name
 
     def _field(self, name: str) -> Field:
-        layout = self._series.combined(name)
+        layout = self.series.combined(name)
         dtype = None if self.options.dtype is None else np.dtype(self.options.dtype)
         found = [
-            decoding_of(self._series.layout_in(i, name), dtype) if self.options.decodes else None
-            for i in self._series.firsts
+            decoding_of(self.series.layout_in(i, name), dtype) if self.options.decodes else None
+            for i in self.series.firsts
         ]
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in found}
         if len(dtypes) > 1:
@@ -260,7 +268,7 @@ class GridReader:
             )
         several = self.field_steps.num(name) > 1
         dims = tuple(d for d in layout.dims if d not in self._dropped and (several or d != self.sample_dim))
-        return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=self._series.by_file(found))
+        return Field(dims=dims, source_dims=layout.dims, dtype=dtypes.pop(), decodings=self.series.by_file(found))
 
     # -- planning ------------------------------------------------------------------------------------------------
 
@@ -306,7 +314,7 @@ class GridReader:
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> GridPass:
         """Return a pass over all rows of a field that some samples have, of one rank's own part."""
         return GridPass(
-            name, self._fields[self._known(name)], series=self._series, partition=self.partition,
+            name, self._fields[self._known(name)], series=self.series, partition=self.partition,
             sample_rows=self.sample_rows, samples=samples, coordinate=self.partition.coordinate(rank),
             threads=self._threads, allow_missing=self.options.allow_missing,
         )  # fmt: skip
@@ -315,7 +323,7 @@ class GridReader:
         """End the threads and close the files; the next read starts them again."""
         self._threads.close()
         self.pool.clear()
-        self._series.close()
+        self.series.close()
 
 
 def _check(options: ReadOptions) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scidata.core.types import Decoding, Source
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.array import ArrayPlan, plan_cut
-from scidata.read.context import ReadStats, Tally, Target
+from scidata.read.context import NO_READ, ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.pattern_tables import Task
 from scidata.sources.access.fetches import Fetches
@@ -161,7 +161,13 @@ def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
     remote = [(run, task) for run in runs if run[0].is_remote for task in run[0].tasks]
     threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
     stats = _run_local(local, executor, threads)
-    return stats + _run_fetched(remote, executor, threads) if remote else stats
+    if not remote:
+        return stats
+    fetched = _Fetched(remote)
+    try:
+        return stats + _share(fetched.work, executor, min(threads, len(remote)))
+    finally:
+        fetched.close()
 
 
 def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:
@@ -171,7 +177,7 @@ def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> Rea
         at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW
         if total >= _MIN_PARALLEL and (at_once or num_tasks > 2):  # of two, nothing is left for those woken after one
             work = _Batches(_batches(runs, total / (_BATCHES_PER_THREAD * threads)), at_once=at_once)
-            return _share(work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
+            return _share(work.work, executor, threads if at_once else min(threads, -(-total // _MIN_PARALLEL)))
     tally = Tally()
     for execution, target in runs:
         execution.run(execution.tasks, target, tally)
@@ -195,11 +201,9 @@ def _batches(runs: list[_Run], nbytes: float) -> list[tuple[_Run, list[Task], in
     return batches
 
 
-class _Work(Protocol):
-    """Work that threads share: each runs it until nothing is left. The first error ends it."""
-
-    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
-        """Do some of it; call ``wake``, once, when it is time for others to help."""
+#: Work that threads share: each runs it until nothing is left; the first error ends it. It calls the function that it
+#: is given, once, when it is time for others to help.
+_Work: TypeAlias = Callable[[Callable[[], None] | None], ReadStats]
 
 
 class _Batches:
@@ -211,7 +215,7 @@ class _Batches:
         self._failed = False
         self._at_once = at_once
 
-    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
+    def work(self, wake: Callable[[], None] | None) -> ReadStats:
         tally, done = Tally(), 0
         pace = None if self._at_once else _Pace()
         while not self._failed:
@@ -260,7 +264,7 @@ class _Fetched:
         self._tasks = tasks
         self._fetches = Fetches([execution.range_of(task) for (execution, _), task in tasks])
 
-    def work(self, wake: Callable[[], None] | None = None) -> ReadStats:
+    def work(self, wake: Callable[[], None] | None) -> ReadStats:
         if wake is not None:
             wake()
         tally = Tally()
@@ -283,15 +287,7 @@ class _Fetched:
         self._fetches.close()
 
 
-def _run_fetched(tasks: list[tuple[_Run, Task]], executor: Executor | None, threads: int) -> ReadStats:
-    fetched = _Fetched(tasks)
-    try:
-        return _share(fetched, executor, min(threads, len(tasks)))
-    finally:
-        fetched.close()
-
-
-def _share(shared: _Work, executor: Executor | None, threads: int) -> ReadStats:
+def _share(work: _Work, executor: Executor | None, threads: int) -> ReadStats:
     """Share work between the executor's threads and this one.
 
     This thread works too, and gives up helpers that never started once nothing is left: so a read from inside one of
@@ -301,12 +297,12 @@ def _share(shared: _Work, executor: Executor | None, threads: int) -> ReadStats:
 
     def wake() -> None:
         if executor is not None:
-            helpers.extend(executor.submit(shared.work) for _ in range(threads - 1))
+            helpers.extend(executor.submit(work, None) for _ in range(threads - 1))
 
     error: BaseException | None = None
-    stats = ReadStats()
+    stats = NO_READ
     try:
-        stats += shared.work(wake)
+        stats += work(wake)
     except BaseException as e:
         error = e
     for helper in helpers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,7 @@ from scidata.plan.array import ArrayPlan
 from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
 from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
-from scidata.read.copies import Copies
-from scidata.read.gathers import at_any_byte
+from scidata.read.copies import Copies, at_any_byte
 from scidata.read.pattern_tables import tables_of
 from scidata.sources.access.files import files, scatter
 
@@ -29,6 +29,9 @@ _STAGES = ("read", "decode", "copy")
 
 #: A buffer that a read fills.
 ByteBuffer: TypeAlias = npt.NDArray[np.uint8] | memoryview
+
+#: Notes a stage, its begin and its end, and its bytes.
+Tracer: TypeAlias = Callable[..., None]
 
 _thread = threading.local()
 
@@ -87,14 +90,14 @@ class Tally:
     def __init__(self) -> None:
         self.fetched = self.decoded = self.num_reads = 0
         self._ns = [0, 0, 0]
-        self.trace: Callable[[str, int, int, int], None] | None = None
+        self.trace: Tracer | None = None
 
     def mark(self, stage: int, begin: int, nbytes: int) -> int:
         """Count the time since ``begin`` to a stage; return the time now."""
         now = time.perf_counter_ns()
         self._ns[stage] += now - begin
         if self.trace is not None:
-            self.trace(_STAGES[stage], begin, now, nbytes)
+            self.trace(_STAGES[stage], begin, now, bytes=nbytes)
         return now
 
     def stats(self) -> ReadStats:
@@ -108,13 +111,6 @@ class Tally:
             decode_ns=decode,
             copy_ns=copy,
         )
-
-
-def _tracer(recorder: trace.Recorder, name: str, sample: int | None) -> Callable[[str, int, int, int], None]:
-    def add(stage: str, begin: int, end: int, nbytes: int) -> None:
-        recorder.add(stage, begin, end, field=name, sample=sample, bytes=nbytes)
-
-    return add
 
 
 class Target:
@@ -136,7 +132,9 @@ class Target:
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
-        self.tracer = None if trace.active is None else _tracer(trace.active, name, trace.get_sample())
+        self.tracer: Tracer | None = None
+        if trace.active is not None:
+            self.tracer = functools.partial(trace.active.add, field=name, sample=trace.get_sample())
         self.arrived: dict[tuple[int, int], bytes | Exception] = {}
 
 

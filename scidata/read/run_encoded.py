@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -189,23 +188,17 @@ class EncodedRun:
             if tables.direct[i]:
                 context.finish(tables.dest[i], tables.dest[i] + len(body), target, scratch)
         if self._sums is not None and found != self._sums[items.start : items.stop]:  # sound, but not these chunks
-            self._raise_exchanged(items, found)
+            i, carried = next((i, crc) for i, crc in zip(items, found, strict=True) if crc != self._sums[i])
+            message = (
+                f"carries the crc32c checksum {carried:#010x}, but {self._sums[i]:#010x} was recorded for it: the "
+                "bytes of another chunk, array or sample lie in its place"
+            )
+            raise self._named(i, ChecksumError(message))
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
             context.copy(tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, decoded)
-
-    def _raise_exchanged(self, items: range, found: list[int]) -> NoReturn:
-        assert self._sums is not None
-        i, stored = next((i, stored) for i, stored in zip(items, found, strict=True) if stored != self._sums[i])
-        raise self._named(
-            i,
-            ChecksumError(
-                f"carries the crc32c checksum {stored:#010x}, but {self._sums[i]:#010x} was recorded for it: the bytes "
-                "of another chunk, array or sample lie in its place"
-            ),
-        )
 
     def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides

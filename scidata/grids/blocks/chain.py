@@ -26,19 +26,7 @@ from scidata.read.threads import ReaderThreads
 
 @dataclass(frozen=True, kw_only=True)
 class BlockChain:
-    """The stages of a reader.
-
-    Attributes
-    ----------
-    pool
-        The first stage, which reads samples.
-    disk
-        The stage on disk; None without one.
-    source
-        The stage behind that.
-    layout, sizes
-        How fields are cut into blocks, and how large these are.
-    """
+    """The stages of a reader: the first, which reads samples; that on disk, if there is one; the stage behind that."""
 
     pool: BlockPool
     disk: DiskBlocks | None
@@ -69,9 +57,7 @@ def make_chain(
     layout, memory = BlockLayout(series, fields, selected), ArrayPool()
     worth = BlockWorth(layout, steps, has_disk=disk is not None, shares=shares)
     sharers = () if shares is None else shares.ranks.coordinates
-    sizes = BlockSizes(
-        layout, worth, steps=steps, max_bytes=pool_bytes, fits=pool_fits, planner=planner, sharers=sharers
-    )
+    sizes = BlockSizes(layout, worth, planner, max_bytes=pool_bytes, fits=pool_fits, sharers=sharers)
     files = SourceBlocks(layout, planner, threads=threads, memory=memory)
     source = files if shares is None else NodeDecoder(files, layout, worth, shares, memory)
     on_disk = None if disk is None else DiskBlocks(source, sizes, planner, disk=disk, memory=memory)

@@ -1,7 +1,7 @@
 """The stage of blocks that ranks of a node share: each chunk is decoded by one of them, for all.
 
-A block's chunks fall into *shares*, by the ranks that need them (:mod:`scidata.grids.blocks.shares`). Who needs a share
-first decodes it into an array that the others copy their rows from (:mod:`scidata.grids.blocks.shared_arrays`).
+A block's chunks fall into *shares*, by the ranks that need them (:mod:`scidata.grids.blocks.node_shares`). The first
+that needs a share decodes it into an array that others copy rows from (:mod:`scidata.grids.blocks.shared_arrays`).
 
 Example: 3 ranks split 18 rows, chunks have 4 rows. Chunk 0 is rank 0's alone, so rank 0 reads it by itself. Chunk 1
 (rows 4 to 7) is shared by ranks 0 and 1: one of them decodes it, rank 0 copies rows 4 and 5, rank 1 rows 6 and 7.
@@ -23,9 +23,8 @@ from scidata.core.types import ArrayLayout, Files, IntArray, Segments, Selection
 from scidata.grids.blocks.from_source import SourceBlocks
 from scidata.grids.blocks.key import BlockKey, BusyError, Rows, SampleRead
 from scidata.grids.blocks.layout import BlockLayout
-from scidata.grids.blocks.node_shares import NodeShares
+from scidata.grids.blocks.node_shares import NodeCut, NodeShares, Share
 from scidata.grids.blocks.shared_arrays import SharedArrays
-from scidata.grids.blocks.shares import NodeCut, Share
 from scidata.grids.blocks.worth import BlockWorth
 from scidata.read.context import NO_READ, ReadStats
 from scidata.sources.access.validators import Validators
@@ -88,7 +87,9 @@ class NodeDecoder:
             return self._next.block(key, wait=wait)
         shares, alone = block.cut.shares, block.cut.alone
         stats, busy = NO_READ, []
-        first = self._shares.me * len(shares) // len(self._shares.ranks.coordinates)  # each begins with another one
+        first = (
+            self._shares.ranks.me * len(shares) // len(self._shares.ranks.coordinates)
+        )  # each begins with another one
         for k in itertools.chain(range(first, len(shares)), range(first)):
             took = self._take(block, k, wait=False)
             if took is None:
@@ -127,7 +128,7 @@ class NodeDecoder:
                 block.out[to] = values[where]
 
         version = self._version(block, share, k)
-        takers = share.takers if version is not None else (self._shares.me,)
+        takers = share.takers if version is not None else (self._shares.ranks.me,)
         name = hashlib.blake2b(
             self._content(block, share, k) + repr((block.samples, version)).encode(), digest_size=16
         ).digest()

@@ -108,11 +108,6 @@ class BlockPool:
         return self.__dict__ | {"_uncounted": deque()}
 
     @property
-    def wanted(self) -> dict[int, set[BlockKey]]:
-        """Keys of blocks that are worth reading: see :class:`scidata.grids.blocks.worth.BlockWorth`."""
-        return self.worth.wanted
-
-    @property
     def num_bytes(self) -> int:
         """Bytes that are kept now."""
         return self._blocks.size

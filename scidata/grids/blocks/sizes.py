@@ -15,7 +15,6 @@ from scidata.grids.blocks.layout import BlockLayout, Together
 from scidata.grids.blocks.worth import BlockWorth
 from scidata.grids.parts import Part
 from scidata.grids.planner import Planner
-from scidata.grids.steps import FieldSteps
 
 _LEAST = 3  # blocks of samples for which there is room, at least, where they hold several trajectories
 _MAX_AT_ONCE = 256 << 20  # bytes of several trajectories' blocks that are decoded to go to disk
@@ -41,10 +40,6 @@ class BlockSizes:
 
     Parameters
     ----------
-    layout, worth
-        How fields are cut into blocks, and which of them are worth keeping.
-    steps
-        Of a sample.
     max_bytes, fits
         Of all blocks that are kept in memory, see :class:`scidata.grids.blocks.pool.BlockPool`.
     planner, sharers
@@ -52,17 +47,10 @@ class BlockSizes:
     """
 
     def __init__(
-        self,
-        layout: BlockLayout,
-        worth: BlockWorth,
-        *,
-        steps: FieldSteps,
-        max_bytes: int,
-        fits: bool,
-        planner: Planner,
+        self, layout: BlockLayout, worth: BlockWorth, planner: Planner, *, max_bytes: int, fits: bool,
         sharers: Sequence[Mapping[str, int]],
-    ) -> None:
-        self.layout, self.worth, self.steps = layout, worth, steps
+    ) -> None:  # fmt: skip
+        self.layout, self.worth, self.steps = layout, worth, worth.steps
         self.limit, self.fits = max_bytes, fits
         self._series, self._planner, self._sharers = layout.series, planner, sharers
         self._of_parts: Cache[PartSizes] = Cache(1 << 10)

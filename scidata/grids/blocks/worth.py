@@ -42,10 +42,6 @@ class BlockWorth:
 
     Parameters
     ----------
-    layout
-        How fields are cut into blocks.
-    steps
-        Of a sample.
     has_disk
         Whether there is a disk to keep blocks on.
     shares
@@ -61,7 +57,7 @@ class BlockWorth:
     """
 
     def __init__(self, layout: BlockLayout, steps: FieldSteps, *, has_disk: bool, shares: NodeShares | None) -> None:
-        self._layout, self._steps, self._has_disk, self._shares = layout, steps, has_disk, shares
+        self._layout, self.steps, self._has_disk, self._shares = layout, steps, has_disk, shares
         self._series = layout.series
         self.wanted: dict[int, set[BlockKey]] = {}
         self.touched: Cache[bool] = Cache(0, "lru")
@@ -75,13 +71,15 @@ class BlockWorth:
     def shared_steps(self) -> dict[str, int]:
         """Steps of a block of the fields of which samples share some: by their chunks, or because windows overlap."""
         sizes = list(self._layout.steps_per_block.items())
-        first = 0 if self._shares is None else self._shares.me % max(1, len(sizes))  # ranks begin with different fields
+        first = (
+            0 if self._shares is None else self._shares.ranks.me % max(1, len(sizes))
+        )  # ranks begin with different fields
         return {name: size for name, size in sizes[first:] + sizes[:first] if self._is_shared(name, size)}
 
     def _is_shared(self, name: str, size: int) -> bool:
         if size > 1 or name in self.by_node or (self.most[name] > 1 and name not in self.fixed):
             return True
-        return self._layout.axes[name] is not None and self._steps.num(name) > 1 and self._takes_time(name)
+        return self._layout.axes[name] is not None and self.steps.num(name) > 1 and self._takes_time(name)
 
     @functools.cached_property
     def fixed(self) -> frozenset[str]:
@@ -95,7 +93,7 @@ class BlockWorth:
         """Fields whose blocks are kept on disk: they take decoding, or come over a network, mounts included."""
         if not self._has_disk:
             return frozenset()
-        return frozenset(name for name in self._layout.fields if any(map(self._gains_by_disk, self._layouts_of(name))))
+        return frozenset(name for name in self._layout.fields if self._gains_by_disk(name))
 
     @functools.cached_property
     def by_node(self) -> frozenset[str]:
@@ -131,16 +129,16 @@ class BlockWorth:
     def _takes_time(self, name: str) -> bool:
         return must_decode(self._series.layout_in(0, name)) or isinstance(self._series.sources[0].path, Url)
 
-    def _layouts_of(self, name: str) -> list[tuple[ArrayLayout, Source]]:
-        return [(self._series.layout_in(i, name), self._series.sources[i]) for i in self._series.firsts]
-
-    def _gains_by_disk(self, place: tuple[ArrayLayout, Source]) -> bool:
-        layout, source = place
-        if must_decode(layout) or _is_far(layout.store):
-            return True
-        first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
-        files = source.files_of(layout, first)  # others lie where those of the first chunk do
-        return files is not None and any(map(_is_far, files.paths))
+    def _gains_by_disk(self, name: str) -> bool:
+        for i in self._series.firsts:
+            layout = self._series.layout_in(i, name)
+            first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
+            if must_decode(layout) or _is_far(layout.store):
+                return True
+            files = self._series.sources[i].files_of(layout, first)  # others lie where those of the first chunk do
+            if files is not None and any(map(_is_far, files.paths)):
+                return True
+        return False
 
     # -- by block ----------------------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ class ReadAhead(Iterator[list[int]]):
         """Tell the threads to end; takes no lock."""
         self._closed = True
         for pool in list(self._pools.values()):
-            pool.wanted.pop(id(self), None)
+            pool.worth.wanted.pop(id(self), None)
         self._queue.put(None)
 
     def _has_room(self) -> bool:
@@ -157,7 +157,7 @@ class ReadAhead(Iterator[list[int]]):
         pool = place[0]
         if pool not in self._wanted:
             self._pools[pool] = read.pool
-            self._wanted[pool] = read.pool.wanted[id(self)] = set()
+            self._wanted[pool] = read.pool.worth.wanted[id(self)] = set()
         if not self._uses[place]:
             self._held[pool] += read.nbytes
         self._uses[place] += 1

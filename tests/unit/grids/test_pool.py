@@ -236,11 +236,11 @@ def test_a_block_that_has_been_used_is_not_read_ahead(tmp_path):
     reader = GridReader(path, ReadOptions(shard={"y": "domain"}, pool_bytes=1 << 20), axis_sizes={"domain": 2})
     here = reader.partition.coordinate(0)
     (first,), (second,) = reader.shared_reads(0, here), reader.shared_reads(3, here)
-    reader.pool.wanted[1] = {second.key}
+    reader.pool.worth.wanted[1] = {second.key}
     assert first.load()
     assert second.load()
     assert (first.is_kept(), second.is_kept()) == (False, True)
-    reader.pool.wanted[1].add(first.key)
+    reader.pool.worth.wanted[1].add(first.key)
     first.load()
     assert first.is_kept()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scidata.core.bounds import rows_of
-from scidata.grids.blocks.shares import cut_by_ranks, touched_blocks
+from scidata.grids.blocks.node_shares import cut_by_ranks, touched_blocks
 
 
 def random_rows(rng: np.random.Generator, size: int, num_ranks: int) -> list[np.ndarray]:

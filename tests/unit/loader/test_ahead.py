@@ -56,10 +56,12 @@ def test_items_are_those_of_the_order_and_what_is_held_has_room(
         pool = ds.reader.pool
         assert sum(ahead._held.values()) <= pool.max_bytes(ds.reader.part_of({}))
         wanted = {read.key for index in item for read in ds.shared_reads(index)}
-        assert wanted <= pool.wanted[id(ahead)] or item in order[-3:]  # at the end Blosc chunks may have few uses left
+        assert (
+            wanted <= pool.worth.wanted[id(ahead)] or item in order[-3:]
+        )  # at the end Blosc chunks may have few uses left
     assert seen == order
     ahead.stop()
-    assert not ds.reader.pool.wanted
+    assert not ds.reader.pool.worth.wanted
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -127,7 +129,7 @@ def test_threads_read_blocks_before_their_samples_are_asked_for(path: Path) -> N
     assert num_threads_ahead() == 2
     del loader
     assert num_threads_ahead() == 0
-    assert not pool.wanted
+    assert not pool.worth.wanted
 
 
 def test_each_chunk_is_decoded_once_by_default_and_none_whole_in_a_full_shuffle_of_blosc(path: Path) -> None:

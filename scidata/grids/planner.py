@@ -20,21 +20,7 @@ from scidata.sources.access.fetches import run_each
 
 
 class Planner:
-    """Plans the reads of any rank of a domain, for any sample. Thread-safe; pickles without its plans.
-
-    Parameters
-    ----------
-    series
-        The files, seen as one.
-    fields
-        Those that are read.
-    partition
-        Which rank owns which rows.
-    steps, sample_rows
-        Which rows along the sample dimension a sample is.
-    allow_missing
-        Whether absent chunks are fill values.
-    """
+    """Plans the reads of any rank of a domain, for any sample. Thread-safe; pickles without its plans."""
 
     def __init__(
         self, series: Series, fields: Mapping[str, Field], *, partition: GridPartition, steps: FieldSteps,
@@ -83,18 +69,18 @@ class Planner:
     def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
         numbers = {self._series.sample_dim, *self._series.outer}
         dims = [d for d in self._partition.sizes if d not in numbers]
-        sizes = {d: self._partition.local_size(d, coordinate) for d in dims}
+        sizes: dict[str | None, int] = {d: self._partition.local_size(d, coordinate) for d in dims}
+        families = {}
+        for name, field in self._fields.items():
+            sizes[self._series.sample_dim] = self._steps.num(name)
+            shape = tuple([sizes.get(d, 1) for d in field.source_dims])
+            families[name] = PlanFamily(self._series.moving(field.source_dims), shape)
         return Part(
             position=position,
             segments={d: self._partition.segments(d, coordinate) for d in dims},
             shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
-            families={name: self._family(name, sizes) for name in self._fields},
+            families=families,
         )
-
-    def _family(self, name: str, sizes: Mapping[str, int]) -> PlanFamily:
-        dims = self._fields[name].source_dims
-        shape = tuple(self._steps.num(name) if d == self._series.sample_dim else sizes.get(d, 1) for d in dims)
-        return PlanFamily(self._series.moving(dims), shape)
 
     # -- a sample ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from scidata.core.bounds import rows_of
 from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
-from scidata.grids.blocks.chain import make_chain
+from scidata.grids.blocks.chain import BlockChain
 from scidata.grids.blocks.key import SampleRead
 from scidata.grids.blocks.node_shares import NodeRanks, NodeShares
 from scidata.grids.blocks.pool import BlockRead
@@ -58,7 +58,7 @@ class GridReader:
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
     memory_bytes
         The most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it open, and no more
-        than those need: see :func:`~scidata.grids.blocks.chain.make_chain`.
+        than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
     node
         The ranks that share the decoding of chunks; None: each decodes what it needs.
     first
@@ -113,10 +113,9 @@ class GridReader:
             self.series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=options.allow_missing,
         )  # fmt: skip
-        self.chain = make_chain(
+        self.chain = BlockChain(
             self.series, self._fields, self._planner, steps=self.field_steps, selected=self.partition.selected,
-            threads=self._threads, allow_missing=options.allow_missing,
-            pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
+            threads=self._threads, pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
             pool_fits=options.pool_bytes is None, disk=disk, shares=None if node is None else self.node_shares(node),
         )  # fmt: skip
         self.pool = self.chain.pool

@@ -79,13 +79,7 @@ def read_plan(
 
 
 class Job:
-    """A plan and how to read it, any number of times. Its execution is prepared once, at the first read.
-
-    Parameters
-    ----------
-    plan, source, decoding, allow_missing
-        As in :func:`read_plan`.
-    """
+    """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
 
     __slots__ = ("_allow_missing", "_decoding", "_ready", "_source", "plan")
 

@@ -123,8 +123,8 @@ def _by_takers(size: int, rows: Sequence[IntArray] | None) -> list[tuple[frozens
     return [(ranks, np.array(ids, np.int64)) for ranks, ids in found.items()]
 
 
-def _runs(to: IntArray, source: IntArray) -> list[tuple[int, int, int, int]]:
-    """Split pairs of places into runs: first of both, number, step of the source; the destination's is 1."""
+def _segments(to: IntArray, source: IntArray) -> Segments:
+    """Split pairs of places into runs, in which the destination's follow each other."""
     runs: list[tuple[int, int, int, int]] = []
     places = zip(to.tolist(), source.tolist(), strict=True)
     for a, b in places:
@@ -134,20 +134,14 @@ def _runs(to: IntArray, source: IntArray) -> list[tuple[int, int, int, int]]:
                 runs[-1] = first, start, count + 1, b - start if count == 1 else step
                 continue
         runs.append((a, b, 1, 1))
-    return runs
-
-
-def _segments(to: IntArray, source: IntArray) -> Segments:
-    return tuple(
-        Segment(start=start, count=count, step=step, offset=first) for first, start, count, step in _runs(to, source)
-    )
+    return tuple(Segment(start=start, count=num, step=step, offset=first) for first, start, num, step in runs)
 
 
 def _slices(to: IntArray, source: IntArray) -> list[tuple[slice, slice]]:
     found = []
-    for first, start, count, step in _runs(to, source):
-        stop = start + count * step
-        found.append((slice(first, first + count), slice(start, None if stop < 0 else stop, step)))
+    for s in _segments(to, source):
+        stop = s.start + s.count * s.step
+        found.append((slice(s.offset, s.offset + s.count), slice(s.start, None if stop < 0 else stop, s.step)))
     return found
 
 
@@ -205,15 +199,7 @@ def decodes_in_parts(layout: ArrayLayout) -> bool:
 
 
 class NodeShares:
-    """Which parts of a grid's chunks each rank of a node needs. Thread-safe.
-
-    Parameters
-    ----------
-    partition, sample_dim
-        How the grid is cut, and the dimension of samples, which is not.
-    ranks
-        The ranks that share.
-    """
+    """Which parts of a grid's chunks each rank of a node needs. Thread-safe."""
 
     def __init__(self, partition: GridPartition, sample_dim: str | None, ranks: NodeRanks) -> None:
         self.ranks, self.sample_dim, self._partition = ranks, sample_dim, partition

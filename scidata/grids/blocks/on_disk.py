@@ -58,13 +58,6 @@ class DiskBlocks:
     """A reader's blocks on disk. Thread-safe; pickles without the versions of the source's files.
 
     Behind URLs, blocks are read on threads of their own, because that takes round trips.
-
-    Parameters
-    ----------
-    following
-        The next stage.
-    disk
-        Where blocks are kept.
     """
 
     def __init__(

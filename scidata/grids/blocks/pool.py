@@ -212,11 +212,6 @@ class BlockPool:
                 values[place] = rows[row]
         return stats
 
-    def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, and the statistics of the reads it took now."""
-        stats: list[ReadStats] = []
-        return self._block(key, stats, wait=wait).values, sum(stats, start=NO_READ)
-
     def read_ahead(self, key: BlockKey, *, wait: bool = True) -> None:
         """Read a block, unless it is kept; its statistics are counted with the next sample.
 

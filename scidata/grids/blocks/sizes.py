@@ -129,7 +129,6 @@ class PartSizes:
     def __init__(self, sizes: BlockSizes, part: Part) -> None:
         self._sizes, self._part = sizes, part
         self._layout, self._worth, self._steps = sizes.layout, sizes.worth, sizes.steps
-        self._at_once: dict[str, bool] = {}
 
     # -- room in memory ------------------------------------------------------------------------------------
 
@@ -179,15 +178,13 @@ class PartSizes:
 
     def at_once(self, name: str, i: int) -> Together:
         """Return the trajectories of a field that are decoded with the ``i``-th, where all of them go to disk."""
-        fits = self._at_once.get(name)
-        if fits is None:
-            fits = self._at_once[name] = self._fits_at_once(name)
-        return self._layout.together(name, i, alone=not fits)
+        return self._layout.together(name, i, alone=not self._fit_at_once[name])
 
-    def _fits_at_once(self, name: str) -> bool:
-        num = self._layout.steps_per_block[name] * self._layout.most(name)
-        steps = [self.bytes_of_step(name), *(self._sizes.of(each).bytes_of_step(name) for each in self._sizes.sharers)]
-        return num * max(steps) <= _MAX_AT_ONCE
+    @functools.cached_property
+    def _fit_at_once(self) -> dict[str, bool]:
+        layout, parts = self._layout, [self, *map(self._sizes.of, self._sizes.sharers)]
+        steps = {name: layout.steps_per_block[name] * layout.most(name) for name in layout.fields}
+        return {n: max(part.bytes_of_step(n) for part in parts) * num <= _MAX_AT_ONCE for n, num in steps.items()}
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 

@@ -150,9 +150,9 @@ def test_threads_count_what_was_read_and_used(
         GridReader(stores["lz4"], ReadOptions(sample_dim="time", num_threads=0, pool_bytes=n)) for n in (0, BIG)
     )
     shared = pooled.pool
-    shared._uncounted, shared.wanted[0] = SlowDeque(), set()
+    shared._uncounted, shared.worth.wanted[0] = SlowDeque(), set()
     for index in range(STEPS):
-        shared.wanted[0].update(each.key for each in pooled.shared_reads(index, pooled.partition.coordinate(0)))
+        shared.worth.wanted[0].update(each.key for each in pooled.shared_reads(index, pooled.partition.coordinate(0)))
     barrier = threading.Barrier(8)
 
     def run(i: int) -> int:
@@ -170,7 +170,7 @@ def test_threads_count_what_was_read_and_used(
         total = sum(threads.map(run, range(8)))
     once = sum(read(alone, index, 0)[1].bytes_decoded for index in range(0, STEPS, 8))
     assert total + sum(stats.bytes_decoded for stats in shared._uncounted) == once
-    blocks = [shared._blocks.get(key) for key in shared.wanted[0]]
+    blocks = [shared._blocks.get(key) for key in shared.worth.wanted[0]]
     assert sum(8 - block.left for block in blocks) == 8 * 2 * STEPS
 
 

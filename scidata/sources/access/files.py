@@ -244,7 +244,8 @@ class FileCache:
         local = local_path(path)
         names = {str(path)} if local is None else {str(path), os.path.abspath(os.path.expanduser(local))}
         with self._lock:
-            for known in [k for k in self._handles if any(_is_below(k, name) for name in names)]:
+            folders = tuple(name.rstrip("/") + "/" for name in names)
+            for known in [k for k in self._handles if k in names or k.startswith(folders)]:
                 del self._handles[known]
 
     def close(self) -> None:
@@ -303,10 +304,6 @@ class Versions:
                 before_new()
                 are_new = True
             self.note(path, found)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _shown(version: Version) -> str:

@@ -120,14 +120,10 @@ class Bucket:
                 if found is None:
                     if len(self._made) >= _MAX_STORES:
                         self._made.clear()
-                    times = map(_seconds, (seconds, to_connect, _SILENCE))
+                    times = [datetime.timedelta(seconds=each) for each in (seconds, to_connect, _SILENCE)]
                     client = dict(zip(("timeout", "connect_timeout", "read_timeout"), times, strict=True))
                     found = self._made[key] = self._make({"allow_http": True, **client})  # type: ignore[typeddict-item]
         return found
-
-
-def _seconds(number: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=number)
 
 
 def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:

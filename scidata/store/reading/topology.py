@@ -37,10 +37,12 @@ def read_topology(
         rows = info.counts[entity]
         path = f"{entity}/pos"
         found.append(radius_ghosts(access, path, start, stop, rows, radius, on_sphere=sphere, period=info.period))
-    raw = None
-    if "cell/indptr" in info.arrays:
-        raw = _read_cells(access, *cut.owned("cell", part))
-        corners = raw.connectivity
+    has_cells = "cell/indptr" in info.arrays
+    if has_cells:
+        first, last = cut.owned("cell", part)
+        offsets = access.rows("cell/offsets", first, last + 1)
+        corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
+        types = access.rows("cell/type", first, last)
         found.append(corners[(corners < start) | (corners >= stop)])
     ghosts = dict.fromkeys(cut.bounds, np.empty(0, np.int64))
     ghosts[entity] = np.unique(np.concatenate(found))
@@ -55,13 +57,6 @@ def read_topology(
     if hops is not None:
         edges["edge"] = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
         far["edge"] = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
-    if raw is not None:
-        cells = LocalCells(offsets=raw.offsets, connectivity=nodes.to_local(raw.connectivity), types=raw.types)
+    if has_cells:
+        cells = LocalCells(offsets=offsets - offsets[0], connectivity=nodes.to_local(corners), types=types)
     return LocalTopology(index_maps=maps, relations=edges, far_relations=far, cells=cells, identity=Identity())
-
-
-def _read_cells(access: RowAccess, start: int, stop: int) -> LocalCells:
-    """Read cells ``[start, stop)``; their nodes keep global ids."""
-    offsets = access.rows("cell/offsets", start, stop + 1)
-    corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
-    return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", start, stop))

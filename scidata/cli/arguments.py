@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -69,10 +69,10 @@ def _by_dim(option: str, values: Sequence[str], accepted: str, parse: Callable[[
     return named
 
 
-def parse_sample_dim(text: str | None, option: str = "--sample-dim") -> SampleDim:
+def parse_sample_dim(text: str, option: str = "--sample-dim") -> SampleDim:
     """``time`` or a position; ``trajectory,time`` as a tuple of them; ``none`` as False."""
-    if text is None or text == "none":
-        return None if text is None else False
+    if text == "none":
+        return False
     if not all(part.strip() for part in text.split(",")):
         raise usage_error(option, f"{text!r} is incomplete; accepted: a dimension, or several: trajectory,time.")
     dims = tuple(map(_dim, text.split(",")))
@@ -193,24 +193,12 @@ def read_options(
     axis_sizes: dict[str, int],
     *,
     of_store: bool,
-    shard: Sequence[str] | None = None,
     halo: Sequence[str] | None = None,
-    periodic: Sequence[str] | None = None,
     bounds: Sequence[str] | None = None,
-    align: Sequence[str] | None = None,
+    shard: Sequence[str] | None = None,
     weights: str | None = None,
-    fields: Sequence[str] | None = None,
-    isel: Sequence[str] | None = None,
-    sel: Sequence[str] | None = None,
-    sample_dim: str | None = None,
-    steps: Sequence[str] | None = None,
-    dtype: str | None = None,
     ghosts: str | None = None,
-    kind: str | None = None,
-    allow_missing: bool = False,
-    cache_dir: str | None = None,
-    cache_disk_bytes: int | None = None,
-    num_threads: int = 4,
+    **others: Any,
 ) -> ReadOptions:
     """Return what is read and how it is cut, from the texts of the options that commands share.
 
@@ -218,6 +206,8 @@ def read_options(
     ----------
     of_store
         Whether a partitioned store is read, whose halo and bounds are given otherwise than those of grids.
+    others
+        Texts of options that the library calls alike, or values of its arguments.
     """
     from scidata.core.options import ReadOptions
 
@@ -228,25 +218,15 @@ def read_options(
         check_choice("--ghosts", ghosts, ("disk", "exchange"))
     elif ghosts is not None:
         raise usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
+    given = {name: value for name, value in others.items() if value is not None}
+    parsed = {name: _PARSERS[name](value) if name in _PARSERS else value for name, value in given.items()}
     return ReadOptions(
         shard=parse_shard(shard or (), axis_sizes),
         halo=(parse_width if of_store else parse_halo)(halo or ()),
-        periodic=parse_names(periodic or ()),
         bounds=cut,
-        align=parse_align(align or ()),
         weights=weights,
-        fields=parse_fields(fields),
-        isel=parse_isel(isel or ()),
-        sel=parse_sel(sel or ()),
-        sample_dim=parse_sample_dim(sample_dim),
-        steps=parse_steps(steps or ()),
-        dtype=parse_dtype(dtype),
         ghosts=ghosts,
-        kind=kind,
-        allow_missing=allow_missing,
-        cache_dir=cache_dir,
-        cache_disk_bytes=cache_disk_bytes,
-        num_threads=num_threads,
+        **parsed,
     )
 
 
@@ -355,9 +335,9 @@ def parse_steps(values: Sequence[str], option: str = "--steps") -> tuple[int, ..
     return named or (0,)
 
 
-def parse_dtype(text: str | None, option: str = "--dtype") -> str | None:
+def parse_dtype(text: str, option: str = "--dtype") -> str:
     """Return the name of a floating dtype."""
-    if text is not None and text not in _FLOATS:
+    if text not in _FLOATS:
         raise usage_error(option, f"{text!r} is no floating dtype{near_matches(text, _FLOATS)}")
     return text
 
@@ -434,3 +414,15 @@ def _word_or_rows(option: str, text: str, words: Sequence[str], what: str, accep
         hint = near_matches(word, words, listed=False)
         raise usage_error(option, f"{text!r} are no {what}{hint}; accepted: {accepted}.")
     return [_integer(option, part, accepted) for part in word.split(",")]
+
+
+_PARSERS: dict[str, Callable[[Any], object]] = {
+    "periodic": parse_names,
+    "align": parse_align,
+    "fields": parse_fields,
+    "isel": parse_isel,
+    "sel": parse_sel,
+    "steps": parse_steps,
+    "sample_dim": parse_sample_dim,
+    "dtype": parse_dtype,
+}

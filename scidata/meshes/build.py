@@ -40,7 +40,7 @@ from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import RawSet, check_set_name, relation_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
-from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
+from scidata.meshes.sample import HeteroHeader, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
@@ -295,7 +295,10 @@ def with_sizes(fields: Mapping[str, RawField]) -> dict[str, RawField]:
 def _mesh_of(header: SampleHeader, own: str) -> _FileSet:
     def make() -> NodeSet:
         raw = header.read()
-        return _node_set(raw)
+        if raw.points is None:
+            raise ConfigError(f"sample {raw.name}: has no positions, which edges between sets are found by")
+        points = raw.points[:, :2] if raw.on_sphere else raw.points
+        return NodeSet(points=points, on_sphere=raw.on_sphere, cells=raw.cells)
 
     fields = {
         f"{own}/{each.base}": replace(each, name=f"{own}/{each.base}", entity=own)
@@ -310,13 +313,6 @@ def _mesh_of(header: SampleHeader, own: str) -> _FileSet:
     }
     num = header.topology.sizes[header.entity]
     return _FileSet(make=make, num_nodes=num, on_sphere=header.topology.on_sphere, fields=fields, left_out=left_out)
-
-
-def _node_set(raw: RawSample) -> NodeSet:
-    if raw.points is None:
-        raise ConfigError(f"sample {raw.name}: has no positions, which edges between sets are found by")
-    points = raw.points[:, :2] if raw.on_sphere else raw.points
-    return NodeSet(points=points, on_sphere=raw.on_sphere, cells=raw.cells)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ All of it pickles (sources by path), so that samples can be handed to worker pro
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ GROUPS: Mapping[str, str] = {
 Box = tuple[slice, ...]
 #: Reads a box of an array, one slice with a positive step per dimension, in native byte order.
 Reader: TypeAlias = Callable[[Box], Array]
+#: Names of dimensions that a source has made up.
+UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 _MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
 
 

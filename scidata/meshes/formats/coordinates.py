@@ -88,23 +88,19 @@ def read_columns(source: Source, names: Sequence[str], options: Options, *, on_s
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
     """
     layouts = [source.arrays[name] for name in names]
-    columns = [_read_coordinate(source, layout, options) for layout in layouts]
-    for layout, column in zip(layouts, columns, strict=True):
-        if len(columns) > 1 and column.shape != (layouts[0].shape[0],):
+    columns: list[npt.NDArray[np.float64]] = []
+    for layout in layouts:
+        column = read_values(source, layout.name, options).astype(np.float64)
+        if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
+            column[column == _NETCDF_FILL] = np.nan  # NetCDF's own fill value: nothing was ever written
+        columns.append(column)
+        if len(layouts) > 1 and column.shape != (layouts[0].shape[0],):
             raise FieldMismatchError(
                 f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
                 f"has {layouts[0].shape}; one value per node was expected"
             )
     points = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
     return in_degrees(points, layouts) if on_sphere else points
-
-
-def _read_coordinate(source: Source, layout: ArrayLayout, options: Options) -> npt.NDArray[np.float64]:
-    """Read a coordinate; NaN where nothing was ever written, by NetCDF's default fill value too."""
-    values = read_values(source, layout.name, options).astype(np.float64)
-    if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
-        values[values == _NETCDF_FILL] = np.nan
-    return values
 
 
 def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:

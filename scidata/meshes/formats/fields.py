@@ -14,7 +14,7 @@ from dataclasses import replace
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.base import GROUPS, Joined, NewDim, RawField, RawTopology, base_name, field_of
+from scidata.meshes.formats.base import GROUPS, UNNAMED, Joined, NewDim, RawField, RawTopology, base_name, field_of
 from scidata.meshes.formats.graph_values import is_graph_value
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
@@ -25,7 +25,6 @@ _NUMBERS = re.compile(
     r"|.*_(links|connectivity|neighbou?rs|connections)|.*_?neighbou?r_(cell|node|edge)_index|adjacent_cell_of_edge",
     re.IGNORECASE,
 )
-_UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 
 def find_fields(
@@ -119,7 +118,7 @@ def _elsewhere(topology: RawTopology, layout: ArrayLayout) -> str | None:
 
 def _named_entity(topology: RawTopology, dim: str) -> str | None:
     """Return the entity of a dimension by its name, None for names that a source made up."""
-    return None if _UNNAMED.match(dim) else topology.entity_of_dim.get(dim)
+    return None if UNNAMED.match(dim) else topology.entity_of_dim.get(dim)
 
 
 def _absent(entity: str) -> str:
@@ -151,7 +150,7 @@ def _place_of_entity(
     fitting = [i for i, n in enumerate(layout.shape) if n == topology.sizes[entity]]
     if len(named) == 1:
         return entity, named[0]
-    if by_name and not any(map(_UNNAMED.match, layout.dims)):
+    if by_name and not any(map(UNNAMED.match, layout.dims)):
         return f"lives on {entity}s of another mesh of the file, by its dimensions {_shown(layout)}"
     if not fitting:
         raise FieldMismatchError(
@@ -169,7 +168,7 @@ def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout,
         (entity, position)
         for position, (dim, n) in enumerate(zip(layout.dims, layout.shape, strict=True))
         for entity, size in topology.sizes.items()
-        if n == size and (_UNNAMED.match(dim) or (not own and not is_time(source, dim)))
+        if n == size and (UNNAMED.match(dim) or (not own and not is_time(source, dim)))
     ]
     first = [place for place in candidates if place[1] == 0]
     one_entity = len({entity for entity, _ in candidates}) == 1
@@ -181,7 +180,7 @@ def _place_by_length(topology: RawTopology, source: Source, layout: ArrayLayout,
                 f"has shape {_shown(layout)}, which may be one step of a field or a value of the whole; say which by a "
                 f"group, '{entity}/{short}' or 'graph/{short}'"
             )
-    elif first and (one_entity or (topology.leading_only and _UNNAMED.match(layout.dims[0]))):
+    elif first and (one_entity or (topology.leading_only and UNNAMED.match(layout.dims[0]))):
         candidates = first  # a square array, or a layout without names: rows first
     if len(candidates) > 1:
         entities = " and ".join(f"{entity}s" for entity in dict.fromkeys(entity for entity, _ in candidates))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.arrays import check_pointers, num_pairs, read_indices, read_pairs
 from scidata.meshes.formats.base import Options, RawTopology
@@ -49,18 +49,17 @@ class GraphTopology(RawTopology):
     def load(self) -> Geometry:
         """Read positions and edges."""
         points = read_points(self) if self.coordinates else None
-        if self.pairs is None:
-            return Geometry(points=points, edge_index=self._from_pointers())
+        if self.pointers is not None:
+            indptr, indices = (read_indices(self.source, name, self.options) for name in self.pointers)
+            check_pointers(self.source, self.pointers, indptr, len(indices), "row")
+            rows = np.repeat(np.arange(len(indptr) - 1, dtype=np.int64), np.diff(indptr))
+            said = str(self.source.arrays[self.pointers[0]].attributes.get("rows", "destination"))
+            return Geometry(
+                points=points, edge_index=np.stack([rows, indices] if said == "source" else [indices, rows])
+            )
+        assert self.pairs is not None
         pairs = read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, edge_index=pairs)
-
-    def _from_pointers(self) -> IntArray:
-        assert self.pointers is not None
-        indptr, indices = (read_indices(self.source, name, self.options) for name in self.pointers)
-        check_pointers(self.source, self.pointers, indptr, len(indices), "row")
-        rows = np.repeat(np.arange(len(indptr) - 1, dtype=np.int64), np.diff(indptr))
-        said = str(self.source.arrays[self.pointers[0]].attributes.get("rows", "destination"))
-        return np.stack([rows, indices] if said == "source" else [indices, rows])
 
 
 def open_topology(source: Source, options: Options) -> GraphTopology:
@@ -77,7 +76,13 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
         num_edges = num_pairs(source.arrays[pairs])
         structure = {pairs}
     elif pointers is not None:
-        _check_pointers(source, pointers)
+        for name in pointers:
+            shape = source.arrays[name].shape
+            if len(shape) != 1 or (name == pointers[0] and shape[0] < 1):
+                raise FieldMismatchError(
+                    f"{source.path}: field {name!r} has shape {shape}, but one dimension was expected: "
+                    "(num_nodes + 1,) pointers and (num_edges,) indices"
+                )
         num_edges = source.arrays[pointers[1]].shape[0]
         structure = {*pointers, "csr/edge_id"}
     else:
@@ -110,15 +115,6 @@ def open_topology(source: Source, options: Options) -> GraphTopology:
         pairs=pairs,
         pointers=pointers,
     )
-
-
-def _check_pointers(source: Source, pointers: tuple[str, str]) -> None:
-    for name in pointers:
-        if len(source.arrays[name].shape) != 1 or (name == pointers[0] and source.arrays[name].shape[0] < 1):
-            raise FieldMismatchError(
-                f"{source.path}: field {name!r} has shape {source.arrays[name].shape}, but one dimension was expected: "
-                "(num_nodes + 1,) pointers and (num_edges,) indices"
-            )
 
 
 def _positions(source: Source, options: Options) -> tuple[list[ArrayLayout], bool]:

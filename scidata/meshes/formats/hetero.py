@@ -20,18 +20,14 @@ dimension that its fields share.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
-from scidata.meshes.formats.base import Options, RawField, field_of
+from scidata.meshes.formats.base import UNNAMED, Options, RawField, field_of
 from scidata.meshes.formats.coordinates import as_coordinates, read_columns
 from scidata.meshes.formats.graph_values import find_graph_values, is_graph_value, read_graph_values
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
@@ -41,7 +37,6 @@ from scidata.sources.torch_files import ENTITY_DIMS
 
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
-_UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 
 
 def has_relations(source: Source) -> bool:
@@ -61,15 +56,13 @@ class _Loading:
     on_sphere: bool
 
     def __call__(self) -> tuple[dict[str, RawSet], dict[str, IntArray]]:
-        sets = {name: RawSet(num_nodes=num, points=self._points(name)) for name, num in self.counts.items()}
+        points = {
+            name: read_columns(self.source, names, self.options, on_sphere=self.on_sphere)
+            for name, names in self.positions.items()
+        }
+        sets = {name: RawSet(num_nodes=num, points=points.get(name)) for name, num in self.counts.items()}
         pairs = {name: read_pairs(self.source, f"edges/{name}/edge_index", self.options) for name in self.relations}
         return sets, pairs
-
-    def _points(self, name: str) -> npt.NDArray[np.float64] | None:
-        names = self.positions.get(name)
-        if names is None:
-            return None
-        return read_columns(self.source, names, self.options, on_sphere=self.on_sphere)
 
 
 def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[str] | None) -> HeteroHeader:
@@ -200,7 +193,7 @@ def _place(layout: ArrayLayout, num_rows: int, rows: set[str]) -> int | str:
     """Return the dimension of a field that counts its rows, or why there is none."""
     if layout.dtype.kind not in "iufb" or layout.dtype.itemsize > 8:
         return f"has dtype {layout.dtype}, which is no real number of at most 64 bits"
-    named = [i for i, dim in enumerate(layout.dims) if dim in rows and not _UNNAMED.match(dim)]
+    named = [i for i, dim in enumerate(layout.dims) if dim in rows and not UNNAMED.match(dim)]
     same = [i for i, size in enumerate(layout.shape) if size == num_rows]
     found = [i for i in named if i in same] or same
     if not found:

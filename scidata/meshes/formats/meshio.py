@@ -151,7 +151,12 @@ class MeshioSource:
             The file leads out of its folder, or declares XML entities.
         """
         if self._mesh is None:
-            self._mesh = _without_ghosts(self.path, _read(self.path, allow_external=self.allow_external))
+            mesh = _read(self.path, allow_external=self.allow_external)
+            of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
+            for fields in (of_points, of_cells):
+                if GHOSTS in fields:  # VTK's mark; where it marks none, it is no field
+                    check_ghosts(self.path, GHOSTS, fields.pop(GHOSTS), of_cells=fields is of_cells)
+            self._mesh = replace(mesh, point_data=of_points, cell_data=of_cells)
         return self._mesh
 
     @property
@@ -162,7 +167,19 @@ class MeshioSource:
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
         """Fields of points and cells, by name."""
-        return {name: self._layout(name, values) for name, values in self._values().items()}
+        return {
+            name: ArrayLayout(
+                store=self.path,
+                name=name,
+                shape=values.shape,
+                dims=(name.split("/")[0], *(f"dim_{i}" for i in range(1, values.ndim))),
+                dtype=values.dtype,
+                chunks=values.shape,
+                axis_order=tuple(range(values.ndim)),
+                fallback=True,
+            )
+            for name, values in self._values().items()
+        }
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Say that every chunk is there; which bytes of the file it came from is not known."""
@@ -187,18 +204,6 @@ class MeshioSource:
         of_points = {f"point/{name}": values for name, values in self.mesh.point_data.items()}
         return of_points | {f"cell/{name}": values for name, values in self.mesh.cell_data.items()}
 
-    def _layout(self, name: str, values: npt.NDArray[Any]) -> ArrayLayout:
-        return ArrayLayout(
-            store=self.path,
-            name=name,
-            shape=values.shape,
-            dims=(name.split("/")[0], *(f"dim_{i}" for i in range(1, values.ndim))),
-            dtype=values.dtype,
-            chunks=values.shape,
-            axis_order=tuple(range(values.ndim)),
-            fallback=True,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeshioTopology(RawTopology):
@@ -209,19 +214,6 @@ class MeshioTopology(RawTopology):
         assert isinstance(self.source, MeshioSource)
         mesh = self.source.mesh
         return Geometry(points=np.asarray(mesh.points, np.float64), cells=mesh.cells)
-
-
-def _as_data(path: str, mesh: Any) -> MeshData:
-    """Return what meshio read, the blocks of its cells and of their fields joined."""
-    return MeshData(
-        points=np.asarray(mesh.points),
-        cells=join_cells([_block(path, block.type, block.data) for block in mesh.cells]),
-        point_data={name: np.asarray(values) for name, values in mesh.point_data.items()},
-        cell_data={
-            name: np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
-            for name, blocks in mesh.cell_data.items()
-        },
-    )
 
 
 def _block(path: str, kind: str, data: Any) -> RawCells:
@@ -273,16 +265,15 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     points = np.asarray(mesh.points)
     if points.ndim != 2 or points.shape[1] not in (2, 3):
         raise CorruptDataError(f"{path}: has points of shape {points.shape}, but (N, 2) or (N, 3) was expected")
-    return _as_data(path, mesh)
-
-
-def _without_ghosts(path: str, mesh: MeshData) -> MeshData:
-    """Refuse VTK's ghosts; where it marks none, they are no field."""
-    of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
-    for fields in (of_points, of_cells):
-        if GHOSTS in fields:
-            check_ghosts(path, GHOSTS, fields.pop(GHOSTS), of_cells=fields is of_cells)
-    return replace(mesh, point_data=of_points, cell_data=of_cells)
+    return MeshData(  # the blocks of cells and of their fields joined
+        points=points,
+        cells=join_cells([_block(path, block.type, block.data) for block in mesh.cells]),
+        point_data={name: np.asarray(values) for name, values in mesh.point_data.items()},
+        cell_data={
+            name: np.concatenate([np.asarray(b) for b in blocks]) if blocks else np.empty(0)
+            for name, blocks in mesh.cell_data.items()
+        },
+    )
 
 
 def _read_apart(path: str) -> Any:

@@ -40,7 +40,8 @@ def check_outside(path: str, *, allow_external: bool) -> None:
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _XML:
         _check_xml(path)
-    roots = _folders(path)
+    # the folder of a file, and the folder of its target where it is a link
+    roots = os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.dirname(os.path.realpath(path))
     for name, reference in _references(path, suffix):
         if not allow_external:
             _check_inside(path, name, reference, roots)
@@ -50,11 +51,6 @@ def check_outside(path: str, *, allow_external: bool) -> None:
             _check_hdf5(name, allow_external=allow_external)
     if suffix in _HDF5 and h5py.is_hdf5(path):
         _check_hdf5(path, allow_external=allow_external)
-
-
-def _folders(path: str) -> tuple[str, ...]:
-    """Return the folder of a file, and the folder of its target where it is a link."""
-    return os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.dirname(os.path.realpath(path))
 
 
 def _check_inside(path: str, name: str, reference: str, roots: tuple[str, ...]) -> None:

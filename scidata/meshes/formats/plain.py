@@ -70,17 +70,16 @@ class PlainTopology(RawTopology):
     def load(self) -> Geometry:
         """Read points and cells."""
         points = read_points(self)
-        offsets, connectivity = self._padded(self.rows) if self.rows is not None else self._ragged()
+        if self.rows is None:
+            offsets, connectivity = self._ragged()
+        else:
+            rows, padding, start = read_padded_rows(self.source, self.rows, self.options, self.sizes["node"])
+            check_start(self.source.arrays[self.rows], rows[~padding], self.sizes["node"])
+            offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start)
         types = self._types(offsets, flat=points.shape[1] == 2)
         cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=types)
         edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, cells=cells, edge_index=edges)
-
-    def _padded(self, name: str) -> tuple[IntArray, IntArray]:
-        num_nodes = self.sizes["node"]
-        rows, padding, start = read_padded_rows(self.source, name, self.options, num_nodes)
-        check_start(self.source.arrays[name], rows[~padding], num_nodes)
-        return ragged_of_padded(rows, padding=padding, start_index=start)
 
     def _ragged(self) -> tuple[IntArray, IntArray]:
         assert self.ragged is not None

@@ -83,10 +83,15 @@ def read_vtk(path: str, data: bytes) -> MeshData:
     point_data = _joined(path, [piece.data("PointData", len(piece.points)) for piece in pieces])
     cell_data = _joined(path, [piece.data("CellData", piece.num_cells) for piece in pieces])
     if suffix == ".vtu":
-        cells = _cells_of_grid(pieces, first)
+        found = [piece.cells("Cells") for piece in pieces]
+        cells = RawCells(
+            offsets=bounds_of(np.concatenate([sizes for sizes, _ in found])),
+            connectivity=np.concatenate([nodes + at for (_, nodes), at in zip(found, first, strict=False)]),
+            cell_type=np.concatenate([piece.types() for piece in pieces]),
+        )
         return MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data)
     if not is_surface:
-        moved = [piece.vertices() + at for piece, at in zip(pieces, first, strict=False)]
+        moved = [piece.points_of("Verts")[1] + at for piece, at in zip(pieces, first, strict=False)]
         return _cloud(points, np.concatenate(moved), pieces, point_data, cell_data)
     of_pieces, rows = [], []
     num_cells = 0
@@ -102,16 +107,6 @@ def read_vtk(path: str, data: bytes) -> MeshData:
         cells=RawCells(offsets=offsets, connectivity=nodes, cell_type=polygon_types(offsets)),
         point_data=point_data,
         cell_data={name: values[of_cell] for name, values in cell_data.items()},
-    )
-
-
-def _cells_of_grid(pieces: list[_Piece], first: IntArray) -> RawCells:
-    """Return the cells of an unstructured grid, piece after piece, with points numbered over all pieces."""
-    found = [piece.cells("Cells") for piece in pieces]
-    return RawCells(
-        offsets=bounds_of(np.concatenate([sizes for sizes, _ in found])),
-        connectivity=np.concatenate([nodes + at for (_, nodes), at in zip(found, first, strict=False)]),
-        cell_type=np.concatenate([piece.types() for piece in pieces]),
     )
 
 
@@ -165,14 +160,10 @@ class _Piece:
         arrays = self._element.findall(f"{group}/DataArray")
         return {a.get("Name", group): self._rows(a, num_rows) for a in arrays if a.get("type") not in ("String", "Bit")}
 
-    def vertices(self) -> IntArray:
-        """Return the points of the vertices, one after the other."""
-        return self._points_of("Verts")[1]
-
     def surface(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return sizes and nodes of polygons and then strips' triangles, and the row of cell data of each."""
-        sizes, nodes = self._points_of("Polys")
-        lengths, strip_nodes = self._points_of("Strips")
+        sizes, nodes = self.points_of("Polys")
+        lengths, strip_nodes = self.points_of("Strips")
         triangles, of_strip = _triangles(lengths, strip_nodes)
         first = self._counts["Verts"] + self._counts["Lines"]
         rows = np.concatenate([np.arange(len(sizes)), len(sizes) + of_strip]) + first
@@ -208,7 +199,7 @@ class _Piece:
             )
         return sizes, nodes
 
-    def _points_of(self, name: str) -> tuple[IntArray, IntArray]:
+    def points_of(self, name: str) -> tuple[IntArray, IntArray]:
         """Read sizes and nodes of a list of cells, all of which the piece has."""
         sizes, nodes = self.cells(name)
         if nodes.size and (nodes.min() < 0 or nodes.max() >= len(self.points)):

@@ -16,7 +16,6 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
@@ -91,18 +90,16 @@ class VTKFile:
                 f"{self.path}: array {name!r} is of type {kind!r}; read are {', '.join(_TYPES)}"
             )
         dtype = np.dtype(self._order + _TYPES[kind])
-        with self._damage_named(name):
+        try:
             if array.get("format") == "ascii":
                 values = _of_text(array.text or "", dtype)
             else:
                 values = np.frombuffer(self._bytes(array, num_rows), dtype)
             values = values.astype(dtype.newbyteorder("="), copy=False)
-            return _in_tuples(values, array.get("NumberOfComponents", ""))
-
-    @contextmanager
-    def _damage_named(self, name: str) -> Iterator[None]:
-        try:
-            yield
+            num = int(array.get("NumberOfComponents", "").strip() or 1)
+            if num > 1 and len(values) % num:
+                raise ValueError(f"it has {len(values)} values, which are no tuples of {num}")
+            return values.reshape(-1, num) if num > 1 else values
         except (ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, DeprecationWarning) as e:
             raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {_AGAIN}") from e
 
@@ -232,15 +229,6 @@ def _of_text(text: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         warnings.simplefilter("error", DeprecationWarning)
         values: npt.NDArray[Any] = np.fromstring(text, dtype.newbyteorder("="), sep=" ")
     return values
-
-
-def _in_tuples(values: npt.NDArray[Any], num_components: str) -> npt.NDArray[Any]:
-    num = int(num_components.strip() or 1)
-    if num <= 1:
-        return values
-    if len(values) % num:
-        raise ValueError(f"it has {len(values)} values, which are no tuples of {num}")
-    return values.reshape(-1, num)
 
 
 def parse(path: str, data: bytes) -> VTKFile:

@@ -52,7 +52,11 @@ class VTKHDFTopology(RawTopology):
                 f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == _POLYHEDRON).sum())} of "
                 f"{len(types)} cells, which are not read; {FOR_POLYHEDRA}"
             )
-        _check_ghosts(self.source, self.options)
+        for group in ("CellData", "PointData"):
+            name = f"{_ROOT}/{group}/{GHOSTS}"
+            if name in self.source.arrays and 0 not in self.source.arrays[name].shape:
+                values = read_values(self.source, name, self.options)
+                check_ghosts(self.source.path, name, values, of_cells=group == "CellData")
         ids = self._indices("Connectivity")[: sum(self.piece_ids)]
         first_points = np.cumsum((0, *self.piece_points[:-1]))
         connectivity = ids + np.repeat(first_points, self.piece_ids)
@@ -279,11 +283,3 @@ def _field(
         reader=StepsReader(array=array, first_rows=tuple(first.tolist()), num_rows=size),
         attributes=layout.attributes,
     )
-
-
-def _check_ghosts(source: Source, options: Options) -> None:
-    """Refuse pieces with ghosts."""
-    for group in ("CellData", "PointData"):
-        name = f"{_ROOT}/{group}/{GHOSTS}"
-        if name in source.arrays and 0 not in source.arrays[name].shape:
-            check_ghosts(source.path, name, read_values(source, name, options), of_cells=group == "CellData")

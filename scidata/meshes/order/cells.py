@@ -109,7 +109,12 @@ def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
 def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
     """Return both ends of the edges of all cells of one type, edge by edge of the type; views where they can be."""
     if kind == POLYGON or kind == 4:
-        return [_edges_of_rings(kind, cells)]
+        rows = np.flatnonzero(cells.cell_type == kind)  # each node and the next; the last and the first of a polygon
+        entries, following = rings(cells.offsets[rows], cells.offsets[rows + 1])
+        if kind != POLYGON:
+            inner = following > entries
+            entries, following = entries[inner], following[inner]
+        return [(cells.connectivity[entries], cells.connectivity[following])]
     if kind == 2:
         return []
     if kind not in NUM_NODES:
@@ -119,13 +124,11 @@ def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
             f"{FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
         )
     corners = _corners(kind, cells)
-    columns = _edges_of_quadratic(kind) if kind in _LINEAR else _EDGES[kind]
+    columns = _EDGES.get(kind, ())
+    if kind in _LINEAR:
+        linear, first_middle = _LINEAR[kind]
+        columns = tuple(half for i, (a, b) in enumerate(_EDGES[linear], first_middle) for half in ((a, i), (i, b)))
     return [(corners[:, a], corners[:, b]) for a, b in columns]
-
-
-def _edges_of_quadratic(kind: int) -> list[tuple[int, int]]:
-    linear, first_middle = _LINEAR[kind]
-    return [half for i, (a, b) in enumerate(_EDGES[linear], first_middle) for half in ((a, i), (i, b))]
 
 
 def _corners(kind: int, cells: RawCells) -> NodeIds:
@@ -142,16 +145,6 @@ def _corners(kind: int, cells: RawCells) -> NodeIds:
         return nodes[offsets[0] : offsets[-1]].reshape(-1, size)
     corners: NodeIds = nodes[offsets[rows][:, None] + np.arange(size)]
     return corners
-
-
-def _edges_of_rings(kind: int, cells: RawCells) -> tuple[NodeIds, NodeIds]:
-    """Return the edges of polygons and poly-lines: each node and the next; the last and the first of a polygon."""
-    rows = np.flatnonzero(cells.cell_type == kind)
-    entries, following = rings(cells.offsets[rows], cells.offsets[rows + 1])
-    if kind != POLYGON:
-        inner = following > entries
-        entries, following = entries[inner], following[inner]
-    return cells.connectivity[entries], cells.connectivity[following]
 
 
 def rings(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:

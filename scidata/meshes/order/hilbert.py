@@ -45,7 +45,10 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
     array = unit_sphere(points) if on_sphere else finite_points(points)
     order, num_lost, num_distinct = _along_curve(array, None)
     if on_sphere:
-        num_lost = max(0, num_lost - _repeats_at_poles(np.asarray(points)))
+        # a grid has a whole row of points at each pole, which on the unit sphere differ by rounding alone: no reason to
+        # order all the others in another way
+        at_pole = [int((np.asarray(points)[:, 1] == pole).sum()) for pole in (-90, 90)]
+        num_lost = max(0, num_lost - sum(max(0, num - 1) for num in at_pole))
     notes = []
     num_repeated = len(array) - num_distinct
     if num_repeated > _MAX_COLLAPSED * len(array):
@@ -65,16 +68,6 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
             f"far from the rest ({_stretched(array, box)}): {instead}"
         )
     return order, notes
-
-
-def _repeats_at_poles(points: npt.NDArray[Any]) -> int:
-    """Return how many rows lie where another one does, at a pole, of whatever longitude.
-
-    A grid has a whole row of them there. On the unit sphere they differ by rounding alone, which is no reason to order
-    all the others in another way.
-    """
-    at_pole = [int((points[:, 1] == pole).sum()) for pole in (-90, 90)]
-    return sum(max(0, num - 1) for num in at_pole)
 
 
 def _along_curve(points: npt.NDArray[Any], box: Box | None) -> tuple[IntArray, int, int]:

@@ -91,10 +91,8 @@ def radius_edges(
 
 
 def _tree(points: npt.NDArray[Any], period: Sequence[float] | None) -> cKDTree:
-    if period is None:
-        return cKDTree(points)
     inside, width = wrapped(points, period)
-    return cKDTree(inside, boxsize=width)
+    return cKDTree(inside, boxsize=None if period is None else width)
 
 
 def wrapped(points: npt.NDArray[Any], period: Sequence[float] | _Floats | None) -> tuple[_Floats, _Floats]:

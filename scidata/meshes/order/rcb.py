@@ -48,8 +48,11 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
     while boxes:
         start, stop, level, reverse = boxes.pop()
         here = coordinates[:, start:stop]
-        if level == 0 or stop - start < 2:
-            order[start:stop] = order[start:stop][_curve_order(here.T)]
+        if stop - start < 2:
+            continue
+        if level == 0:  # a last box, in Hilbert order; outliers at its border
+            keys = hilbert_keys(here.T, box=robust_box(here.T))
+            order[start:stop] = order[start:stop][stable_sort(keys, len(here) * BITS[len(here)])[1]]
             continue
         middle = (start + stop) // 2
         inside = _halves(here, middle - start, upper_first=reverse)
@@ -73,11 +76,3 @@ def _halves(coordinates: npt.NDArray[np.float64], num_first: int, *, upper_first
     in_lower[np.flatnonzero(along == median)[: num_lower - int(in_lower.sum())]] = True
     lower, upper = np.flatnonzero(in_lower), np.flatnonzero(~in_lower)
     return np.concatenate([upper, lower] if upper_first else [lower, upper])
-
-
-def _curve_order(points: npt.NDArray[np.float64]) -> IntArray:
-    """Return the points of a last box in Hilbert order; outliers at its border."""
-    if len(points) < 2:
-        return np.arange(len(points), dtype=np.int64)
-    keys = hilbert_keys(points, box=robust_box(points))
-    return stable_sort(keys, points.shape[1] * BITS[points.shape[1]])[1]

@@ -73,8 +73,12 @@ def latitude_longitude(latitudes: npt.ArrayLike, longitudes: npt.ArrayLike) -> N
     shape = (len(lats), len(lons))
     if min(shape) < 2:
         return NodeSet(points=points.reshape(-1, 2), on_sphere=True, grid_shape=shape)
-    closed = _is_closed(lons)
-    area = np.outer(_heights(lats), np.deg2rad(_widths(lons, closed))).reshape(-1)
+    gaps = np.abs(np.diff(lons))
+    closed = bool(0 < 360.0 - abs(lons[-1] - lons[0]) <= _CLOSED * gaps.max())
+    # each column covers the degrees of longitude half-way to its neighbours
+    ends = (360.0 - gaps.sum(),) * 2 if closed else (gaps[0], gaps[-1])
+    widths = (np.concatenate([ends[:1], gaps]) + np.concatenate([gaps, ends[1:]])) / 2
+    area = np.outer(_heights(lats), np.deg2rad(widths)).reshape(-1)
     return NodeSet(
         points=points.reshape(-1, 2),
         on_sphere=True,
@@ -98,19 +102,6 @@ def _axis(values: npt.ArrayLike, what: str, reach: float) -> Floats:
     if abs(array[-1] - array[0]) > reach:
         raise ConfigError(f"{what} of a grid reach over {abs(array[-1] - array[0])} degrees, more than {reach:g}")
     return array
-
-
-def _is_closed(lons: Floats) -> bool:
-    gap = 360.0 - abs(lons[-1] - lons[0])
-    return bool(0 < gap <= _CLOSED * np.abs(np.diff(lons)).max())
-
-
-def _widths(lons: Floats, closed: bool) -> Floats:
-    """Return the degrees of longitude that each column covers, half-way to its neighbours."""
-    gaps = np.abs(np.diff(lons))
-    ends = (360.0 - gaps.sum(),) * 2 if closed else (gaps[0], gaps[-1])
-    widths: Floats = (np.concatenate([ends[:1], gaps]) + np.concatenate([gaps, ends[1:]])) / 2
-    return widths
 
 
 def _heights(lats: Floats) -> Floats:

@@ -34,8 +34,7 @@ class Group(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        from scidata.cli.progress import pulse
-        from scidata.cli.warned import warnings_on_stderr
+        from scidata.cli.progress import pulse, warnings_on_stderr
 
         as_json = ctx.meta["scidata.json"]
         try:

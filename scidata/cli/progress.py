@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -92,3 +95,40 @@ def doing(what: str) -> None:
     """Say what is done from now on, where a command does several things that take long."""
     if _now:
         _now[-1].what, _now[-1].total = what, 0.0
+
+
+@contextmanager
+def warnings_on_stderr(reword: Callable[[str], str]) -> Iterator[None]:
+    """Print what is warned of, or logged as a warning, once; at the end, how often what came again did."""
+    times: Counter[str] = Counter()
+
+    def tell(text: str) -> None:
+        times[text] += 1
+        if times[text] == 1:
+            _print(reword(text))
+
+    def show(message: Warning | str, *place: object) -> None:
+        tell(str(message))
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(record.getMessage())
+
+    handler, log = Handler(logging.WARNING), logging.getLogger("scidata")
+    log.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show  # type: ignore[assignment]
+            yield
+    finally:
+        log.removeHandler(handler)
+        for text, count in times.items():
+            if count > 1:
+                _print(f"{reword(text)} ({count} times)")
+
+
+def _print(text: str) -> None:
+    from scidata.cli.output import console
+
+    line = " ".join(text.split())
+    console(stderr=True).print_parts(("warning: ", "bold yellow"), (line, "yellow"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -115,18 +114,6 @@ class FieldStatistics:
     def __repr__(self) -> str:
         by = f" by {', '.join(self.dims)}" if self.dims else ""
         return f"FieldStatistics({int(self.count.sum())} values{by}, mean {span(self.mean)}, std {span(self.std)})"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StatisticsOfFields:
-    """The content of a file of statistics; the attributes are those of :class:`scidata.Statistics`."""
-
-    fields: Mapping[str, FieldStatistics]
-    labels: Mapping[str, Labels] = field(default_factory=dict)
-    path: str = ""
-    period: Mapping[str, object] = field(default_factory=dict)
-    fingerprint: str = ""
-    source: str = "data"
 
 
 def span(values: Floats) -> str:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from scidata.core.checks import check_flag, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.passes import FieldPass
-from scidata.core.tasks.executors import executor_of
+from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
 from scidata.core.types import IntArray
 from scidata.data.combine import as_combined

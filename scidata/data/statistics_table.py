@@ -1,24 +1,31 @@
-"""``Statistics``: those of each field over the samples of a data set, for normalising. No torch."""
+"""``Statistics``: those of each field over the samples of a data set, for normalising. No torch.
+
+As a JSON file they are written whole or not at all, and read with every size and type checked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
+from scidata.core.apart import check_apart
 from scidata.core.html import card
 from scidata.core.moments import RoundedMoments
-from scidata.data.field_statistics import FieldStatistics, StatisticsOfFields, span
-from scidata.data.statistics_json import load, save
-from scidata.errors import UnknownNameError, near_matches
+from scidata.core.own_files import write_whole
+from scidata.core.urls import public_text
+from scidata.data.field_statistics import FieldStatistics, Labels, span
+from scidata.errors import OutputError, UnknownNameError, UnsupportedFormatError, near_matches
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
+class Statistics(Mapping[str, FieldStatistics]):
     """Statistics of each field, by name: ``stats["u"].mean``. Made by :func:`scidata.statistics`, or :meth:`load`.
 
     Attributes
@@ -48,6 +55,13 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
     ([224, 224, 224], True)
     """
 
+    fields: Mapping[str, FieldStatistics]
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+    path: str = ""
+    period: Mapping[str, object] = field(default_factory=dict)
+    fingerprint: str = ""
+    source: str = "data"
+
     def __getitem__(self, name: str) -> FieldStatistics:
         try:
             return self.fields[name]
@@ -68,7 +82,9 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
         OutputError
             The file is there already, and is not to be overwritten.
         """
-        save(self, os.fspath(path), overwrite=overwrite)
+        check_place(os.fspath(path), [self.path], overwrite=overwrite)
+        text = public_text("\n".join(_lines(as_plain(self), ""))) + "\n"
+        write_whole(os.fspath(path), text.encode(), durable=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
@@ -81,7 +97,15 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
         UnsupportedFormatError
             It is no JSON of statistics, or of a later version; the place of the fault is named.
         """
-        return cls(**vars(load(os.fspath(path))))
+        name = os.fspath(path)
+        if os.path.getsize(name) > _MAX_BYTES:
+            raise UnsupportedFormatError(f"{name}: {os.path.getsize(name)} bytes are more than statistics take")
+        with open(name, encoding="utf-8") as file:
+            try:
+                data = json.load(file, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError) as e:
+                raise UnsupportedFormatError(f"{name}: no JSON ({e}); write it with Statistics.save") from None
+        return _Reading(name).statistics(data)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Return a record of plain numbers for each field and each row of the dims that it is kept by."""
@@ -115,3 +139,173 @@ class Statistics(StatisticsOfFields, Mapping[str, FieldStatistics]):
 
 def _numbers(moments: RoundedMoments, place: Sequence[int]) -> dict[str, object]:
     return {part.name: getattr(moments, part.name)[tuple(place)].item() for part in dataclasses.fields(moments)}
+
+
+_FORMAT, _VERSION = "scidata statistics", 1
+_MAX_BYTES = 256 << 20
+_COUNTS = ("count", "missing", "infinite")
+_NAMES = tuple(part.name for part in dataclasses.fields(RoundedMoments))
+
+
+T = TypeVar("T")
+
+
+def check_place(path: str, inputs: Iterable[str], *, overwrite: bool) -> None:
+    """Raise OutputError where a file cannot be written, as far as looking tells, or lies in an input."""
+    if os.path.isdir(path):
+        raise OutputError(f"{path}: is a folder; name a file in it, {os.path.join(path, 'stats.json')} say")
+    check_apart(path, inputs, "the file of statistics")
+    if os.path.exists(path) and not overwrite:
+        raise OutputError(f"{path} is there already; remove it, or overwrite it with overwrite=True")
+    folder = os.path.dirname(path)
+    if folder and not os.path.isdir(folder):
+        raise OutputError(f"{path}: there is no folder {folder}; make it first")
+
+
+def as_plain(stats: Statistics) -> dict[str, object]:
+    """Return statistics as plain values that JSON holds; NaN is None."""
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "path": stats.path,
+        "fingerprint": stats.fingerprint,
+        "source": stats.source,
+        "period": dict(stats.period),
+        "std": "of the population (ddof=0)",
+        "labels": {dim: None if labels is None else list(labels) for dim, labels in stats.labels.items()},
+        "fields": {name: _plain_field(found) for name, found in stats.fields.items()},
+    }
+
+
+def _plain_field(found: FieldStatistics) -> dict[str, object]:
+    about = {"dims": list(found.dims), "shape": list(found.count.shape), "units": found.units, "dtype": found.dtype}
+    differences = None
+    if found.differences is not None:
+        differences = {"skipped": found.skipped} | _plain_moments(found.differences)
+    return about | {"values": _plain_moments(found.values), "differences": differences}
+
+
+def _plain_moments(moments: RoundedMoments) -> dict[str, object]:
+    return {name: _without_nan(getattr(moments, name).tolist()) for name in _NAMES}
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines(value: object, indent: str) -> list[str]:
+    """Return the lines of JSON: an array on a line."""
+    if not isinstance(value, Mapping) or not value:
+        return [json.dumps(value, allow_nan=False, ensure_ascii=True)]
+    lines = ["{"]
+    for number, (key, item) in enumerate(value.items(), 1):
+        first, *more = _lines(item, indent + " ")
+        inner = [f"{indent} {json.dumps(str(key))}: {first}", *more]
+        lines += [*inner[:-1], inner[-1] + ("," if number < len(value) else "")]
+    return [*lines, indent + "}"]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+class _Reading:
+    """Checks the content of a file, and names the place of a fault."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def _fail(self, where: str, expected: str, found: object) -> UnsupportedFormatError:
+        shown = repr(found)
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+        return UnsupportedFormatError(f"{self._path}: {where}: expected {expected}, found {shown}")
+
+    def _get(self, data: Mapping[str, object], key: str, kind: type[T], where: str, *, expected: str = "") -> T:
+        value = data.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self._fail(f"{where}{key}", f"{_WORDS[kind]}{expected}", value)
+        return value
+
+    def _get_or_none(self, data: Mapping[str, object], key: str, kind: type[T], where: str) -> T | None:
+        return None if data.get(key) is None else self._get(data, key, kind, where, expected=" or null")
+
+    def statistics(self, data: object) -> Statistics:
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise self._fail("format", repr(_FORMAT), data.get("format") if isinstance(data, dict) else data)
+        if self._get(data, "version", int, "") != _VERSION:
+            raise self._fail("version", f"{_VERSION}, which this scidata knows", data["version"])
+        labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict, "").items()}
+        fields, period = self._get(data, "fields", dict, ""), self._get(data, "period", dict, "")
+        for key, value in period.items():
+            if not isinstance(value, str | int | None) or isinstance(value, bool):
+                raise self._fail(f"period.{key}", "text or an integer", value)
+        return Statistics(
+            fields={name: self._field(fields, name, labels) for name in fields},
+            labels=labels,
+            path=self._get(data, "path", str, ""),
+            period=period,
+            fingerprint=self._get(data, "fingerprint", str, ""),
+            source=self._get(data, "source", str, ""),
+        )
+
+    def _labels(self, dim: str, labels: object) -> Labels:
+        if labels is None:
+            return None
+        if not isinstance(labels, list) or any(not isinstance(x, str | int | float) or x is True for x in labels):
+            raise self._fail(f"labels.{dim}", "a list of numbers or text", labels)
+        return tuple(labels)
+
+    def _field(self, fields: dict[str, object], name: str, labels: Mapping[str, Labels]) -> FieldStatistics:
+        data, where = self._get(fields, name, dict, "fields."), f"fields.{name}."
+        dims, shape = self._get(data, "dims", list, where), self._get(data, "shape", list, where)
+        if not all(isinstance(dim, str) for dim in dims) or len(set(dims)) != len(dims):
+            raise self._fail(f"{where}dims", "names of dims", dims)
+        if len(shape) != len(dims) or any(type(size) is not int or size < 0 for size in shape):
+            raise self._fail(f"{where}shape", "a size of each dim", shape)
+        for dim, size in zip(dims, shape, strict=True):
+            known = labels.get(dim)
+            if known is not None and len(known) != size:
+                raise self._fail(f"labels.{dim}", f"{size} labels, as many as {name!r} has rows", len(known))
+        differences = self._get_or_none(data, "differences", dict, where)
+        steps = f"{where}differences."
+        return FieldStatistics(
+            dims=tuple(dims),
+            values=self._moments(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
+            differences=None if differences is None else self._moments(differences, tuple(shape), steps),
+            skipped=0 if differences is None else self._get(differences, "skipped", int, steps),
+            units=self._get_or_none(data, "units", str, where),
+            dtype=self._get_or_none(data, "dtype", str, where),
+        )
+
+    def _moments(self, data: dict[str, object], shape: tuple[int, ...], where: str) -> RoundedMoments:
+        arrays = {}
+        for name in _NAMES:
+            kind: Any = np.int64 if name in _COUNTS else np.float64
+            flat = list(_flat(data.get(name)))
+            allowed = (int,) if name in _COUNTS else (int, float, type(None))
+            if not all(isinstance(x, allowed) and not isinstance(x, bool) for x in flat):
+                raise self._fail(f"{where}{name}", "numbers", data.get(name))
+            try:
+                array = np.array([math.nan if x is None else x for x in flat], kind).reshape(shape)
+            except (ValueError, OverflowError):
+                raise self._fail(f"{where}{name}", f"numbers of shape {shape}", data.get(name)) from None
+            if name in _COUNTS and (array < 0).any():
+                raise self._fail(f"{where}{name}", "no negative number", data.get(name))
+            arrays[name] = array
+        return RoundedMoments(**arrays)
+
+
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer"}
+
+
+def _flat(value: object) -> Iterator[object]:
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _flat(item)

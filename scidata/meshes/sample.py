@@ -13,8 +13,7 @@ import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, CorruptDataError, near_matches
-from scidata.meshes.formats.base import RawField, RawTopology, damage_named
-from scidata.meshes.formats.graph_values import read_graph_values
+from scidata.meshes.formats.base import RawField, RawTopology, damage_named, read_graph_values
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.hetero import JOINT, RawSet, check_set_name, relation_ends
 

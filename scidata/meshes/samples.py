@@ -18,9 +18,8 @@ from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
-from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named
+from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named, find_graph_values
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
-from scidata.meshes.formats.graph_values import find_graph_values
 from scidata.meshes.formats.hetero import has_relations, open_hetero
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source

@@ -16,8 +16,7 @@ from scidata.core.options import ReadOptions
 from scidata.core.urls import is_url, public_text
 from scidata.data.open_dataset import open_dataset
 from scidata.data.statistics import statistics
-from scidata.data.statistics_json import as_plain, check_place
-from scidata.data.statistics_table import Statistics
+from scidata.data.statistics_table import Statistics, as_plain, check_place
 from scidata.sources.paths import expand_paths
 
 _MANY = 60  # rows of the table

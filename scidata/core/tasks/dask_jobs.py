@@ -24,9 +24,11 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic
 
+from scidata.core.checks import check_int
 from scidata.core.install import install_hint
 from scidata.core.tasks.dask_worker import Batch, Run, do_batch, prober, published
-from scidata.core.tasks.work import T, Tick, Work
+from scidata.core.tasks.processes import Processes
+from scidata.core.tasks.work import Executor, T, Tick, Work
 from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
 
 if TYPE_CHECKING:
@@ -281,3 +283,21 @@ class _Run(Generic[T]):
             f"the scheduler {address} has lost the run: it was restarted or has ended, or somebody cancelled the "
             f"tasks{self._work.after}"
         )
+
+
+def executor_of(jobs: int, client: object) -> Executor:
+    """Return an executor: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
+
+    Raises
+    ------
+    ConfigError
+        Both are given, or ``client`` is none.
+    MissingDependencyError
+        ``client`` is given, and distributed is not installed.
+    """
+    jobs = check_int("jobs", jobs, least=1)
+    if client is None:
+        return Processes(jobs)
+    if jobs > 1:
+        raise ConfigError(f"jobs={jobs}: excludes client=, whose cluster has its own processes; give one of the two")
+    return Cluster(client)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scidata.core.types import IntArray
 from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
 from scidata.errors import ConfigError
-from scidata.meshes.surface import surface_of
+from scidata.meshes.order.faces import surface_of
 from scidata.store.format.store import Store
 
 if TYPE_CHECKING:

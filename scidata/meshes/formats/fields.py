@@ -14,8 +14,17 @@ from dataclasses import replace
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.base import GROUPS, UNNAMED, Joined, NewDim, RawField, RawTopology, base_name, field_of
-from scidata.meshes.formats.graph_values import is_graph_value
+from scidata.meshes.formats.base import (
+    GROUPS,
+    UNNAMED,
+    Joined,
+    NewDim,
+    RawField,
+    RawTopology,
+    base_name,
+    field_of,
+    is_graph_value,
+)
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
 #: Names of integers that number rows of the mesh: ``nod_in_elem2D``, ``cellsOnCell``, ``edge_cells``, ``face_links``.

@@ -27,9 +27,16 @@ from functools import partial
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import num_pairs, read_indices, read_pairs
-from scidata.meshes.formats.base import UNNAMED, Options, RawField, field_of
+from scidata.meshes.formats.base import (
+    UNNAMED,
+    Options,
+    RawField,
+    field_of,
+    find_graph_values,
+    is_graph_value,
+    read_graph_values,
+)
 from scidata.meshes.formats.coordinates import as_coordinates, read_columns
-from scidata.meshes.formats.graph_values import find_graph_values, is_graph_value, read_graph_values
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
 from scidata.meshes.sample import HeteroHeader
 from scidata.sources.kinds import RELATION

@@ -36,11 +36,10 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types
+from scidata.meshes.formats.arrays import GHOSTS, cells_of_kind, check_ghosts, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
-from scidata.meshes.formats.vtk_ghosts import GHOSTS, check_ghosts
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.meshes.formats.arrays import as_indices
+from scidata.meshes.formats.arrays import GHOSTS, as_indices, check_ghosts
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
@@ -24,7 +24,6 @@ from scidata.meshes.formats.base import (
     field_of,
     read_values,
 )
-from scidata.meshes.formats.vtk_ghosts import GHOSTS, check_ghosts
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value

@@ -12,7 +12,7 @@ from typing import Any
 from scidata.core.apart import check_apart
 from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
-from scidata.core.tasks.executors import executor_of
+from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
 from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError

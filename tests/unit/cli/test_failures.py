@@ -19,7 +19,7 @@ from scidata.cli import progress
 from scidata.cli.app import app
 from scidata.cli.escaped import spoke
 from scidata.cli.output import console
-from scidata.cli.warned import warnings_on_stderr
+from scidata.cli.progress import warnings_on_stderr
 from scidata.testing import make_grid
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scidata.meshes.surface import surface_of
+from scidata.meshes.order.faces import surface_of
 
 HEXAHEDRON = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]])
 

@@ -219,7 +219,9 @@ def read_options(
     elif ghosts is not None:
         raise usage_error("--ghosts", "the halo of a grid is always read from disk; leave it out.")
     given = {name: value for name, value in others.items() if value is not None}
-    parsed = {name: _PARSERS[name](value) if name in _PARSERS else value for name, value in given.items()}
+    parsed: dict[str, Any] = {
+        name: _PARSERS[name](value) if name in _PARSERS else value for name, value in given.items()
+    }
     return ReadOptions(
         shard=parse_shard(shard or (), axis_sizes),
         halo=(parse_width if of_store else parse_halo)(halo or ()),

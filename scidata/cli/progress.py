@@ -1,4 +1,4 @@
-"""That a command is at work: a bar on a terminal; else a line on stderr where nothing was printed for a while."""
+"""What a command says on stderr: that it is at work, as a bar or a line now and then, and warnings, once each."""
 
 from __future__ import annotations
 

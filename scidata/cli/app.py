@@ -33,7 +33,7 @@ def _root(debug: opt.RootDebug = False, version: opt.Version = False) -> None:
 
 @app.command()
 def inspect(
-    paths: opt.InspectPaths,
+    paths: opt.DataPaths,
     sample: opt.InspectSample = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -100,7 +100,7 @@ def plan(
 
 @app.command()
 def stats(
-    paths: opt.StatsPaths,
+    paths: opt.DataPaths,
     by: opt.By = None,
     fields: opt.Fields = None,
     sel: opt.Sel = None,

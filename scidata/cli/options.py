@@ -81,7 +81,7 @@ Fields = Annotated[list[str] | None, _option("NAME,...", "Arrays to read; defaul
 
 # -- inspect -----------------------------------------------------------------------------------------------------------
 
-InspectPaths = Annotated[
+DataPaths = Annotated[
     list[str], _argument("PATH...", "A file, Zarr store, scidata store or URL; a glob or list of a series of files.")
 ]
 InspectSample = Annotated[
@@ -262,10 +262,6 @@ StageJobs = Annotated[
 
 # -- stats -------------------------------------------------------------------------------------------------------------
 
-StatsPaths = Annotated[
-    list[str],
-    _argument("PATH...", "A file, Zarr store, scidata store or URL; a glob or list of a series of files."),
-]
 By = Annotated[
     list[str] | None, _option("DIM,...", "Figures of each row of these dims, level say; may be repeated.", _PRINTED)
 ]

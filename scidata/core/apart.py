@@ -49,7 +49,8 @@ def check_apart(
         if (here is None) != (other is None):
             continue
         if here is None or other is None:
-            found = _relation_of_urls(_key(path), _key(each)) if _may_be_one_server(path, each) else None
+            servers = {url.server for url in (path, each) if isinstance(url, Url)} - {"[]"}
+            found = _relation_of_urls(_key(path), _key(each)) if len(servers) < 2 else None
         else:
             found = _relation(own, os.path.exists(_real(here)), _real(other), folders)
         if found is not None and not (found == "holds" and may_hold):
@@ -98,11 +99,6 @@ def _key(url: str) -> str:
     address = url.identity if isinstance(url, Url) else url
     scheme, _, rest = address.rpartition("::")[2].partition("://")
     return f"{_ALIASES.get(scheme, scheme)}://{re.sub('/+', '/', rest).rstrip('/')}"
-
-
-def _may_be_one_server(*urls: str) -> bool:
-    named = {url.server for url in urls if isinstance(url, Url)} - {"[]"}
-    return len(named) < 2
 
 
 def _relation_of_urls(out: str, path: str) -> str | None:

@@ -105,8 +105,11 @@ class Moments:
         if peak == 0:
             return
         exponent = math.frexp(peak)[1]  # no number is larger than 2**exponent
-        if abs(exponent) > _FAR and not scaled:
-            self._add_far(first, x, exponent)
+        if abs(exponent) > _FAR and not scaled:  # the largest is huge, or tiny: by other powers of two
+            scaled = -2 * _FAR if exponent > 0 else 2 * _FAR
+            far = np.abs(x) > 2.0**_FAR if exponent > 0 else np.ones(x.shape, np.bool_)
+            self._add_finite(first, np.where(far, np.ldexp(x, scaled), 0.0), scaled)
+            self._add_finite(first, np.where(far, 0.0, x), 0)
             return
         slices, left = _sliced(x, exponent, np.empty((_MAX_SLICES + 1, x.size)) if work is None else work)
         for i, a in enumerate(slices):
@@ -115,13 +118,6 @@ class Moments:
                 self._put(self._squares, first, _row_dots(a, b), 2 * (_UNIT - scaled) + (b is not a))
         for row in np.flatnonzero(left.any(axis=1)) if left is not None else ():
             self._add_finite(first + int(row), x[row][left[row]][None], scaled)  # type: ignore[index]
-
-    def _add_far(self, first: int, x: Floats, exponent: int) -> None:
-        """Add numbers of which the largest is huge, or tiny, by other powers of two."""
-        scaled = -2 * _FAR if exponent > 0 else 2 * _FAR
-        far = np.abs(x) > 2.0**_FAR if exponent > 0 else np.ones(x.shape, np.bool_)
-        self._add_finite(first, np.where(far, np.ldexp(x, scaled), 0.0), scaled)
-        self._add_finite(first, np.where(far, 0.0, x), 0)
 
     @staticmethod
     def _put(to: list[int], first: int, sums: Floats, unit: int) -> None:

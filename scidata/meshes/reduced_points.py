@@ -43,7 +43,9 @@ def resolved_nodes(nodes: Mapping[str, Any]) -> dict[str, str]:
             found[str(name)] = _as_rule(np.asarray(rule), f"nodes: {name!r}", None)
             continue
         match = _RULE.fullmatch(str(rule))
-        if match is None or _NUMBERS.fullmatch(match[2]) or not _is_path(match[2]):
+        # whether it names a file, and no grid, be it one that there is not
+        is_path = match is not None and (any(mark in match[2] for mark in "./\\") or os.path.exists(match[2]))
+        if match is None or _NUMBERS.fullmatch(match[2]) or not is_path:
             found[str(name)] = str(rule)
             continue
         found[str(name)] = _as_rule(_read(match[2]), f"nodes: {name!r}: {match[2]}", match[1])
@@ -56,11 +58,6 @@ def gaussian_of_rule(text: str) -> NodeSet:
         return reduced_gaussian(text)
     counts = [int(each) for each in text.split(",")]
     return reduced_gaussian(f"N{len(counts) // 2}", counts)
-
-
-def _is_path(text: str) -> bool:
-    """Whether it names a file, and no grid, be it one that there is not."""
-    return any(mark in text for mark in "./\\") or os.path.exists(text)
 
 
 def _as_rule(given: npt.NDArray[Any], where: str, grid: str | None) -> str:

@@ -27,12 +27,11 @@ from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges, grow_ghosts, symmetrise
 from scidata.meshes.order.curve import hilbert_keys
 from scidata.meshes.order.cuts import cut_bounds
-from scidata.meshes.order.hilbert import order_hilbert
+from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.metis import order_metis
 from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import quality_of_parts
-from scidata.meshes.order.rcb import order_rcb
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -264,9 +265,21 @@ def _library(
 ) -> dict[str, Callable[[], object]]:
     """Return plain slicing and the best call of the format's own library."""
     if source.format.startswith("zarr"):
-        return _zarr(source, layout, box, out)
+        import zarr
+        from zarr.core.buffer import default_buffer_prototype
+
+        array: Any = zarr.open(source.path, mode="r")
+        if layout.name and not isinstance(array, zarr.Array):
+            array = array[layout.name]
+        into = default_buffer_prototype().nd_buffer.from_numpy_array(out)
+        return {"slicing": lambda: array[box], "library": lambda: array.get_basic_selection(box, out=into)}
     if source.format in ("hdf5", "netcdf4"):
-        return _h5py(source, layout, box, out)
+        import h5py
+
+        with suppress(ImportError):
+            import hdf5plugin  # noqa: F401 - registers filters
+        dataset = h5py.File(source.path, "r")[layout.name]
+        return {"slicing": lambda: dataset[box], "library": lambda: dataset.read_direct(out, box)}
     if source.format in ("icechunk", "kerchunk", "kerchunk-parquet"):
         return {}  # these have several libraries, and no best call
     try:
@@ -276,35 +289,3 @@ def _library(
     variable = netCDF4.Dataset(source.path).variables[layout.name]
     variable.set_auto_maskandscale(False)
     return {"slicing": lambda: variable[box]}
-
-
-def _zarr(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
-) -> dict[str, Callable[[], object]]:
-    import zarr
-    from zarr.core.buffer import default_buffer_prototype
-
-    array: Any = zarr.open(source.path, mode="r")
-    if layout.name and not isinstance(array, zarr.Array):
-        array = array[layout.name]
-    into = default_buffer_prototype().nd_buffer.from_numpy_array(out)
-    return {
-        "slicing": lambda: array[box],
-        "library": lambda: array.get_basic_selection(box, out=into),
-    }
-
-
-def _h5py(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
-) -> dict[str, Callable[[], object]]:
-    import contextlib
-
-    import h5py
-
-    with contextlib.suppress(ImportError):
-        import hdf5plugin  # noqa: F401 - registers filters
-    dataset = h5py.File(source.path, "r")[layout.name]
-    return {
-        "slicing": lambda: dataset[box],
-        "library": lambda: dataset.read_direct(out, box),
-    }

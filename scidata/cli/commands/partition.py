@@ -28,17 +28,20 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, dask: str | 
         raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
     *inputs, out = paths
     check_choice("--order", options["order"], ORDERS)
+    part = None
     if options["part"] is not None:
         try:
-            Part.parse(options["part"])
+            part = Part.parse(options["part"])
         except ConfigError as e:
             raise usage_error("--part", f"{e}.") from None
-    if dask is not None and options["part"] is not None:
+    if dask is not None and part is not None:
         raise usage_error("--dask", "excludes --part, which is for job arrays: its workers share all samples.")
     if options["dry_run"]:
         report = partition(inputs, out, **options)
     else:
-        num_samples = _num_samples(inputs, options)
+        num_samples = len(read_samples(list(inputs), mesh=options["mesh"]))  # of this run, from names alone
+        if part is not None:
+            num_samples = len(range(part.index, num_samples, part.num_parts))
         with cluster(dask, options["jobs"]) as client, progress("partitioning", num_samples, " samples") as tick:
             report = partition(inputs, out, **options, client=client, tick=tick)
     _print(report, as_json=as_json)
@@ -66,15 +69,6 @@ def run_verify(path: str, *, as_json: bool) -> bool:
         rows = ", ".join(f"{num} {rows_named(entity)}" for entity, num in store.manifest.counts.items())
         console().print(f"{store.path}: sound: {len(store)} samples, {rows}", soft_wrap=True)
     return fault is None
-
-
-def _num_samples(inputs: Sequence[str], options: dict[str, Any]) -> int:
-    """Return how many samples this run will do, from names alone."""
-    num = len(read_samples(list(inputs), mesh=options["mesh"]))
-    if options["part"] is None:
-        return num
-    part = Part.parse(options["part"])
-    return len(range(part.index, num, part.num_parts))
 
 
 def _print(report: PartitionReport, *, as_json: bool) -> None:

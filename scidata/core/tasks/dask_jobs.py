@@ -21,15 +21,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic
 
-from scidata.core.checks import check_int
-from scidata.core.install import install_hint
+from scidata.core.checks import check_int, optional_module
 from scidata.core.tasks.dask_worker import Batch, Run, do_batch, prober, published
 from scidata.core.tasks.processes import Processes
 from scidata.core.tasks.work import Executor, T, Tick, Work
-from scidata.errors import ClusterError, ConfigError, MissingDependencyError, SciDataError
+from scidata.errors import ClusterError, ConfigError, SciDataError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -45,13 +43,6 @@ _POLL_S = 0.02
 _LONELY_S = 30.0  # without a worker, after which a warning says so
 
 
-def _distributed() -> ModuleType:
-    try:
-        return importlib.import_module("distributed")
-    except ImportError as e:
-        raise MissingDependencyError(f"dask.distributed is not installed ({e}): {install_hint('dask')}") from e
-
-
 @contextmanager
 def connected(address: str) -> Iterator[Client]:
     """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
@@ -63,7 +54,7 @@ def connected(address: str) -> Iterator[Client]:
     MissingDependencyError
         distributed is not installed.
     """
-    distributed = _distributed()
+    distributed = optional_module("distributed", "dask.distributed is not installed", "dask")
     target = _address(address)
     try:
         client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
@@ -107,7 +98,7 @@ class Cluster:
     is_remote = True
 
     def __init__(self, client: object) -> None:
-        distributed = _distributed()
+        distributed = optional_module("distributed", "dask.distributed is not installed", "dask")
         if not isinstance(client, distributed.Client):
             raise ConfigError(
                 f"client: expected a distributed.Client, not {type(client).__name__}; distributed.Client(address) "

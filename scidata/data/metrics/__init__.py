@@ -9,8 +9,7 @@ tensor(2.4495, dtype=torch.float64)
 """
 
 from scidata.data.metrics.metric import Metric
-from scidata.data.metrics.scores import ACC, CRPS, MAE, MSE, RMSE, Bias, Mean, PairMetric, Sum
-from scidata.data.metrics.spectrum import Spectrum
+from scidata.data.metrics.scores import ACC, CRPS, MAE, MSE, RMSE, Bias, Mean, PairMetric, Spectrum, Sum
 from scidata.data.metrics.weighting import latitude_weights, level_weights
 
 __all__ = [

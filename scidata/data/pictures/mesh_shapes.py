@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
+from scidata.meshes.order.positions import unit_sphere
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,16 +162,10 @@ def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> 
     for rank, (first, stop) in enumerate(itertools.pairwise(bounds.tolist())):
         if stop > first:
             own = places.xy[first:stop]
-            points = own if places.start is None else _on_sphere(own)
+            points = own if places.start is None else unit_sphere(own)
             x, y = own[np.argmin(np.linalg.norm(points - points.mean(axis=0), axis=1))]
             halo = [withStroke(linewidth=2, foreground="white")]
             size, side = 11 if few else 7, "center"
             if places.start is not None:  # not over the border of the map
                 side = "left" if x < places.start + 5 else "right" if x > places.start + 355 else side
             axes.text(x, y, str(rank), ha=side, va="center", fontsize=size, zorder=6, path_effects=halo)
-
-
-def _on_sphere(lon_lat: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return points in space, ``(N, 3)``, of longitudes and latitudes, degrees."""
-    lon, lat = np.deg2rad(lon_lat).T
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)

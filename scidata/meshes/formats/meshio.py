@@ -6,7 +6,6 @@ A file is read whole; fields are then views of its arrays.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -25,13 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.install import install_hint
+from scidata.core.checks import optional_module
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
     FieldMismatchError,
-    MissingDependencyError,
     RefusedError,
     UnsupportedFormatError,
     near_matches,
@@ -237,12 +235,8 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
         check_outside(path, allow_external=allow_external)
         with open(path, "rb") as file:
             return read_vtk(path, file.read())
-    try:
-        meshio: Any = importlib.import_module("meshio")
-    except ImportError as e:
-        raise MissingDependencyError(
-            f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio: {install_hint('meshio')}"
-        ) from e
+    needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
+    meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):
         _check_cgns(path)

@@ -9,8 +9,7 @@ from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.ids import NodeIds, both_directions, ranges, undirected_keys
-from scidata.meshes.order.sort import Keys
+from scidata.meshes.order.ids import Keys, NodeIds, both_directions, ranges, undirected_keys
 
 CELL_NAMES = {
     1: "vertex", 2: "poly-vertex", 3: "line", 4: "poly-line", 5: "triangle", 6: "triangle strip", 7: "polygon",

@@ -13,6 +13,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import (
     NodeIds,
+    blocks,
     both_directions,
     contains,
     id_bits,
@@ -20,9 +21,10 @@ from scidata.meshes.order.ids import (
     low_ids,
     node_ids,
     pair_keys,
+    run_starts,
+    stable_sort,
     undirected_keys,
 )
-from scidata.meshes.order.sort import blocks, run_starts, stable_sort
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,8 +12,16 @@ from scidata.core.types import IntArray
 from scidata.errors import UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
-from scidata.meshes.order.ids import both_directions, id_bits, pair_keys, ranges, undirected_keys
-from scidata.meshes.order.sort import Keys, run_starts, stable_sort
+from scidata.meshes.order.ids import (
+    Keys,
+    both_directions,
+    id_bits,
+    pair_keys,
+    ranges,
+    run_starts,
+    stable_sort,
+    undirected_keys,
+)
 
 _FLAT = (5, 7, 8, 9)
 # Quadratic flat cells: their corners come first. Number of these.

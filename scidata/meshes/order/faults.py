@@ -17,8 +17,7 @@ from scidata.core.types import IntArray
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES, POLYGON
 from scidata.meshes.order.faces import crowded_faces
-from scidata.meshes.order.ids import id_bits, pair_keys, ranges
-from scidata.meshes.order.sort import run_starts, stable_sort
+from scidata.meshes.order.ids import id_bits, pair_keys, ranges, run_starts, stable_sort
 
 #: The repair of each kind of finding; None where there is none.
 REMEDIES: dict[str, str | None] = {

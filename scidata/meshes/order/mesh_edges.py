@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import FieldMismatchError
-from scidata.meshes.order.ids import id_bits, pair_keys
-from scidata.meshes.order.sort import run_starts, stable_sort
+from scidata.meshes.order.ids import id_bits, pair_keys, run_starts, stable_sort
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,8 +13,8 @@ from scipy.sparse.csgraph import connected_components
 from scidata.core.types import IntArray
 from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.cuts import equal_bounds
+from scidata.meshes.order.ids import run_starts
 from scidata.meshes.order.positions import num_duplicates
-from scidata.meshes.order.sort import run_starts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 
-from scidata.core.install import install_hint
-from scidata.errors import ConfigError, MissingDependencyError
+from scidata.core.checks import optional_module
+from scidata.errors import ConfigError
 from scidata.meshes.sets.node_set import NodeSet
 
 _MAX_NSIDE = 1 << 12  # 201 M nodes
@@ -40,11 +38,8 @@ def healpix(nside: int, *, nest: bool = True) -> NodeSet:
     """
     if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE or nside & (nside - 1):
         raise ConfigError(f"nside of a HEALPix grid is a power of two from 1 to {_MAX_NSIDE}, not {nside!r}")
-    if importlib.util.find_spec("astropy_healpix") is None:
-        raise MissingDependencyError(f"HEALPix needs astropy-healpix: {install_hint('healpix')}")
-    from astropy_healpix import healpix_to_lonlat
-
+    astropy_healpix = optional_module("astropy_healpix", "HEALPix needs astropy-healpix", "healpix")
     num = 12 * int(nside) ** 2
-    lon, lat = healpix_to_lonlat(np.arange(num), int(nside), order="nested" if nest else "ring")
+    lon, lat = astropy_healpix.healpix_to_lonlat(np.arange(num), int(nside), order="nested" if nest else "ring")
     points = np.stack([lon.to_value("deg"), lat.to_value("deg")], axis=1)
     return NodeSet(points=points, on_sphere=True, fields={"area": np.full(num, 4 * np.pi / num)})

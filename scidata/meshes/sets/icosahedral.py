@@ -51,7 +51,8 @@ def icosahedral(level: int, *, pole: Literal["face", "edge", "vertex"] = "face")
     if pole not in _TILT:
         raise ConfigError(f"pole={pole!r}: what lies at the poles is one of {sorted(_TILT)}")
     points, faces = _icosahedron()
-    points = _tilted(points, _TILT[pole])
+    (x, y, z), cosine, sine = points.T, np.cos(_TILT[pole]), np.sin(_TILT[pole])
+    points = np.stack([cosine * x - sine * z, y, sine * x + cosine * z], axis=1)  # turned about the y axis, x to z
     for _ in range(level):
         faces, parents = _split(faces, len(points))
         middles = points[parents[0]] + points[parents[1]]
@@ -130,13 +131,6 @@ _TILT = {
     "face": float(np.arctan2(_GOLDEN, 2 * _GOLDEN + 1)),
     "vertex": float(np.arctan2(_GOLDEN, 1)),
 }
-
-
-def _tilted(points: Floats, angle: float) -> Floats:
-    """Turn points about the y axis, by ``angle`` from x to z."""
-    x, y, z = points.T
-    cosine, sine = np.cos(angle), np.sin(angle)
-    return np.stack([cosine * x - sine * z, y, sine * x + cosine * z], axis=1)
 
 
 def _split(faces: IntArray, num_nodes: int) -> tuple[IntArray, IntArray]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scidata.cli.option_names import in_options
+from scidata.cli.failures import in_options
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import scidata
 from scidata import metrics
 from scidata.data.metrics.exact import LARGEST, exact_terms, rounded_sum
-from scidata.data.metrics.spectrum import _power
+from scidata.data.metrics.scores import _power
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.testing import make_grid
 

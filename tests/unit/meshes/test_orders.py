@@ -8,9 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 from scidata.errors import ConfigError
 from scidata.meshes.order.curve import hilbert_keys, keys_of_cells
-from scidata.meshes.order.hilbert import order_hilbert
-from scidata.meshes.order.rcb import order_rcb
-from scidata.meshes.order.sort import stable_sort
+from scidata.meshes.order.hilbert import order_hilbert, order_rcb
+from scidata.meshes.order.ids import stable_sort
 
 coordinates = st.floats(-1e3, 1e3, width=32)
 clouds = st.sampled_from([2, 3]).flatmap(

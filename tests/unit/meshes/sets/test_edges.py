@@ -12,13 +12,12 @@ from hypothesis.extra import numpy as hnp
 
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.sets import containing, neighbours, orientation
-from scidata.meshes.sets.containing import containing_cell_edges, find_cells
+from scidata.meshes.sets import containing, neighbours
+from scidata.meshes.sets.containing import containing_cell_edges, find_cells, orientations
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import largest_spacing, longest_edge, nearest_edges, radius_edges
 from scidata.meshes.sets.node_set import TIED, NodeSet
-from scidata.meshes.sets.orientation import orientations
 from scidata.meshes.sets.sphere import degrees_of, unit_vectors
 
 # round angles make ties; the poles and both sides of the date line are among them
@@ -121,7 +120,7 @@ def test_no_block_size_changes_anything(rows, monkeypatch):
     monkeypatch.setattr(neighbours, "BLOCK_ROWS", rows)
     monkeypatch.setattr(neighbours, "_MAX_PAIRS", 10 * rows)
     monkeypatch.setattr(containing, "_MAX_PAIRS", 10 * rows)
-    monkeypatch.setattr(orientation, "_BLOCK", rows)
+    monkeypatch.setattr(containing, "_BLOCK", rows)
     after = [
         radius_edges(grid, mesh, radius), nearest_edges(mesh, grid, 4), containing_cell_edges(mesh, grid),
         containing_cell_edges(grid, mesh), radius_edges(mesh, mesh, longest_edge(mesh, multi_mesh_edges([3]))),

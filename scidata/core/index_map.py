@@ -117,10 +117,20 @@ class IndexMap:
     def to_local(self, global_ids: npt.ArrayLike) -> IntArray:
         """Turn global ids into local ones: owned rows from 0, then ghosts.
 
+        Parameters
+        ----------
+        global_ids : ArrayLike
+            Any shape, integers.
+
         Raises
         ------
         ConfigError
             An id that the part neither owns nor has as a ghost.
+
+        Examples
+        --------
+        >>> rows.to_local([0, 3])
+        array([0, 3])
         """
         ids = _integers(global_ids, "global ids")
         start, stop = self.owned
@@ -144,10 +154,20 @@ class IndexMap:
     def to_global(self, local_ids: npt.ArrayLike) -> IntArray:
         """Turn local ids into global ones.
 
+        Parameters
+        ----------
+        local_ids : ArrayLike
+            Any shape, integers.
+
         Raises
         ------
         ConfigError
             An id outside ``[0, num_local)``.
+
+        Examples
+        --------
+        >>> rows.to_global([[0, 3]])
+        array([[0, 3]])
         """
         ids = _integers(local_ids, "local ids")
         bad = (ids < 0) | (ids >= self.num_local)

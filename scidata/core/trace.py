@@ -163,9 +163,9 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
 
     Parameters
     ----------
-    path
+    path : str or PathLike
         JSON, replaced where it exists; compressed where it ends in ``.gz``.
-    torch_trace
+    torch_trace : str or PathLike or None, optional
         What ``torch.profiler.profile.export_chrome_trace`` has written by the end of the block; its events are put
         into the same file, on one time axis.
 
@@ -220,9 +220,9 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike
 
     Parameters
     ----------
-    paths
+    paths : Sequence[str or PathLike]
         Of :func:`scidata.trace` and of torch.profiler, of one rank or several; JSON, or gzip of it.
-    out
+    out : str or PathLike
         May be one of them.
 
     Raises

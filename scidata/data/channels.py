@@ -91,10 +91,20 @@ class Channels:
 
         ShardTensors give a ShardTensor of the same parts, with the halo that was read unless a field requires grad.
 
+        Parameters
+        ----------
+        sample : NamedFields[TensorT]
+            Has the fields.
+
         Raises
         ------
         UnknownNameError, FieldMismatchError
             A field that the sample lacks, or has in another shape.
+
+        Examples
+        --------
+        >>> tuple(channels.stack(ds[0]).shape)
+        (6, 7, 8)
         """
         fields, flat = zip(*[self._flat(sample, name) for name in self.slices], strict=True)
         axis = int(sample.dims[self.fields[0]][:1] == ("batch",))
@@ -126,7 +136,7 @@ class Channels:
 
         Parameters
         ----------
-        x
+        x : Tensor
             ``(channel, *dims)``, or with others before the channels, such as a batch; their extents may differ from
             those of the samples. Of a ShardTensor, ShardTensors of the same parts.
 
@@ -134,6 +144,11 @@ class Channels:
         ------
         FieldMismatchError
             It has another number of channels.
+
+        Examples
+        --------
+        >>> list(channels.unstack(channels.stack(ds[0])))
+        ['u', 't']
         """
         axis = x.ndim - len(self.dims) - 1
         if axis < 0 or x.shape[axis] != len(self):

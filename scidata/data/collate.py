@@ -33,7 +33,7 @@ def collate(samples: Sequence[Sample]) -> Sample:
 
     Parameters
     ----------
-    samples
+    samples : Sequence[Sample]
         At least one sample, all of one data set or of data sets alike.
 
     Raises

@@ -24,9 +24,9 @@ def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -
 
     Parameters
     ----------
-    dataset
+    dataset : Readable[SampleT]
         Of :func:`scidata.open_dataset`, or made of such.
-    indices
+    indices : Sequence[int] or ArrayLike
         ``(num,)`` integers; negative ones count from the end, repeats are legal.
 
     Raises
@@ -68,7 +68,7 @@ def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
 
     Parameters
     ----------
-    datasets
+    *datasets : Readable[SampleT]
         Of :func:`scidata.open_dataset`, or made of such, one by one.
 
     Raises
@@ -106,9 +106,9 @@ def mix(
 
     Parameters
     ----------
-    datasets, ratios
+    datasets, ratios : Sequence or Mapping
         By name, or in the same order.
-    num_samples
+    num_samples : int or None, optional
         Samples of an epoch; default as many as there are until a data set has to repeat one.
 
     Raises

@@ -95,10 +95,20 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     def locate(self, index: int) -> tuple[int, int]:
         """Return which data set a sample comes from, and its number there.
 
+        Parameters
+        ----------
+        index : int
+            The sample.
+
         Raises
         ------
         IndexError
             There is no such sample.
+
+        Examples
+        --------
+        >>> late.locate(1)
+        (0, 5)
         """
         index = operator.index(index)
         if not -len(self) <= index < len(self):
@@ -110,7 +120,18 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         return part, index - self._starts[part]
 
     def samples_of(self, number: int) -> IntArray:
-        """Return which samples of one of the data sets are in this one, each once, sorted, int64."""
+        """Return which samples of one of the data sets are in this one, each once, sorted, int64.
+
+        Parameters
+        ----------
+        number : int
+            Of the data set, in the order in which they were given.
+
+        Examples
+        --------
+        >>> late.samples_of(0).tolist()
+        [4, 5, 6, 7]
+        """
         every = np.arange(len(self.datasets[number]), dtype=np.int64) if self._chosen is None else self._chosen
         return np.unique(every)
 
@@ -153,7 +174,13 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         return self._renumbered(sample if own is None else own(sample), number)
 
     def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
-        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
+        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only.
+
+        Parameters
+        ----------
+        entity : str or None, optional
+            Such as ``"node"`` or ``"cell"``.
+        """
         if len(self) > MAX_LISTED:
             raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
         return self._own(np.concatenate([dataset.counts(entity) for dataset in self.datasets]))
@@ -201,17 +228,45 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> Any:
-        """Plan the reads of a rank of the domain for a sample."""
+        """Plan the reads of a rank of the domain for a sample.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+        rank : int or None, optional
+            A rank of the domain; default this one.
+
+        Examples
+        --------
+        >>> late.plan(0).bytes_wanted
+        672
+        """
         part, own = self.locate(index)
         return self.datasets[part].plan(own, rank)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets that want to know."""
+        """Tell the data sets that want to know.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0; the same on every rank.
+
+        Examples
+        --------
+        >>> late.set_epoch(1)
+        """
         for source in self._sources:
             source.set_epoch(epoch)
 
     def close(self) -> None:
-        """Close the data sets' files; the next read opens them again."""
+        """Close the data sets' files; the next read opens them again.
+
+        Examples
+        --------
+        >>> late.close()
+        """
         for dataset in self.datasets:
             dataset.close()
 
@@ -223,10 +278,25 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     ) -> CombinedDataset[SampleT]:
         """Return these samples, normalised as each data set's own ``normalise`` does.
 
+        Parameters
+        ----------
+        stats : Statistics
+            From :func:`scidata.statistics` or :meth:`Statistics.load`.
+        fields : str or Sequence[str] or None, optional
+            Fields to normalise; default all floating ones.
+        method : str, default "mean_std"
+            As of ``normalise`` of other data sets.
+
         Raises
         ------
         UnknownNameError, FieldMismatchError, ConfigError
             Statistics that do not fit.
+
+        Examples
+        --------
+        >>> stats = scidata.statistics(late)
+        >>> abs(late.normalise(stats)[0]["u"].mean()) < 1
+        tensor(True)
         """
         datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
         return combined_dataset(datasets, self._chosen, mixture=self.mixture)
@@ -234,11 +304,22 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     def denormalise(self, sample: Any) -> Any:
         """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
 
+        Parameters
+        ----------
+        sample : Any
+            Of normalised values.
+
         Raises
         ------
         ConfigError
             Nothing is normalised; or it is not known of which data set a sample is, or a batch is of several, and they
             are normalised differently: with levels in another order, say.
+
+        Examples
+        --------
+        >>> normal = late.normalise(scidata.statistics(late))
+        >>> bool(torch.allclose(normal.denormalise(normal[0])["u"], late[0]["u"], rtol=1e-5))
+        True
         """
         index = sample.index if isinstance(sample, Sample) else None
         first, *others = self._come_from([index] if isinstance(index, int) else index)
@@ -261,7 +342,17 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_local(self, index: int) -> object:
-        """Read this rank's part of one sample. Thread-safe, no collectives."""
+        """Read this rank's part of one sample. Thread-safe, no collectives.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+
+        Examples
+        --------
+        >>> sample = late.assemble(late.read_local(0), index=0)
+        """
         part, own = self.locate(index)
         return self.datasets[part].read_local(own)
 
@@ -290,6 +381,20 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Wrap local parts as their data set does: of one sample, or of a batch of them.
 
         ``index`` may be left out of parts of grids that a worker of torch's loader has read, which know it.
+
+        Parameters
+        ----------
+        local : Any
+            The part, as :meth:`read_local` gives it.
+        index : int or list[int] or None, optional
+            The sample, or the samples of a batch.
+        batched : bool, default False
+            Whether the tensors have a batch dim 0.
+
+        Examples
+        --------
+        >>> late.assemble(late.read_local(1), index=1).index
+        1
         """
         if index is None and not isinstance(local, LocalFields):
             raise ConfigError("assemble: which sample is it? pass index=, or a list of them for a batch")

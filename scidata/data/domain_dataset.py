@@ -139,7 +139,20 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.reader.fingerprint()
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dimensions of a field of one sample."""
+        """Return the dimensions of a field of one sample.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> from scidata.testing import make_grid
+        >>> _ = make_grid("era5.zarr")
+        >>> scidata.open_dataset("era5.zarr").dims("u")
+        ('level', 'latitude', 'longitude')
+        """
         return self.reader.dims(name)
 
     def __len__(self) -> int:
@@ -157,7 +170,15 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan what a rank of the domain reads of a sample; any rank, default this one."""
+        """Plan what a rank of the domain reads of a sample; any rank, default this one.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+        rank : int or None, optional
+            A rank of the domain; default this one.
+        """
         return self.reader.plan(index, self.rank if rank is None else rank)
 
     @abstractmethod
@@ -166,11 +187,25 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def read_local(self, index: int) -> Any:
-        """Read this rank's part. Thread-safe, no collectives."""
+        """Read this rank's part. Thread-safe, no collectives.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+        """
 
     @abstractmethod
     def assemble(self, local: Any, *, index: int | None = None) -> SampleT:
-        """Wrap this rank's part of a sample. No communication."""
+        """Wrap this rank's part of a sample. No communication.
+
+        Parameters
+        ----------
+        local : Any
+            The part, as :meth:`read_local` gives it.
+        index : int or None, optional
+            The sample, or the samples of a batch.
+        """
 
     def __getitem__(self, index: int) -> SampleT:
         index = as_index(index)

@@ -66,11 +66,33 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     # -- what there is -------------------------------------------------------------------------------------------
 
     def global_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample."""
+        """Return the shape of a field of one whole sample.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> ds.global_shape("u")
+        (3, 7, 8)
+        """
         return self.reader.global_shape(name)
 
     def coordinate(self, dim: str) -> npt.NDArray[np.generic] | None:
-        """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none."""
+        """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none.
+
+        Parameters
+        ----------
+        dim : str
+            A dimension of a field.
+
+        Examples
+        --------
+        >>> ds.coordinate("level").tolist()
+        [1000, 550, 100]
+        """
         return self.reader.coordinate(dim)
 
     @property
@@ -145,15 +167,15 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
         Parameters
         ----------
-        index
+        index : int, default 0
             The sample.
-        field
+        field : str or None, optional
             Its name; default the one of most dimensions.
-        isel
+        isel : Mapping[str, int] or None, optional
             Rows of dimensions that are not drawn, default the first: ``{"level": 3}``.
-        parts
+        parts : bool, default True
             Also draw the bounds of the parts, and the ranks' numbers.
-        path
+        path : str or None, optional
             A file to write; its suffix is the format.
 
         Returns
@@ -167,6 +189,10 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             matplotlib is not installed.
         UnknownNameError, ConfigError, IndexError
             No such field, dimension, row or sample.
+
+        Examples
+        --------
+        >>> _ = ds.plot(0, "u", isel={"level": 1}, path="u.png")
         """
         from scidata.data.pictures.grid_field import draw_grid
 
@@ -180,7 +206,20 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
     @checked_keywords
     def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
-        """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values."""
+        """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values.
+
+        Parameters
+        ----------
+        fields : Sequence[str] or str or None, optional
+            Fields to stack, in this order; default all.
+        dims : Sequence[str] or None, optional
+            Dims that all of them end with, and keep; default as of :meth:`Sample.channels`.
+
+        Examples
+        --------
+        >>> len(ds.channels().names)  # two fields of three levels
+        6
+        """
         every = {name: self.dims(name) for name in self.fields}
         return channels_of(every, {name: self.global_shape(name) for name in every}, fields, dims, self.labels_of)
 
@@ -213,7 +252,18 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return self.reader.sample_labels(index)
 
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source."""
+        """Return the attributes that a field, or a coordinate, has in the source.
+
+        Parameters
+        ----------
+        name : str
+            A field or a coordinate.
+
+        Examples
+        --------
+        >>> ds.attributes("latitude")["units"]
+        'degrees_north'
+        """
         source = self.reader.sources[0]
         return dict(source.arrays[name].attributes) if name in source.arrays else {}
 
@@ -248,7 +298,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
     def read_into(self, index: int, out: Mapping[str, npt.NDArray[np.generic]]) -> ReadStats:
-        """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
+        """Read this rank's part into buffers shaped as ``buffer_specs()`` says. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
         if self._static.specs and get_worker_info() is None:  # its parent adds static fields
             stats += self._static.read()
@@ -264,7 +314,18 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         }
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
-        """Read this rank's part, halo included, as plain tensors; of static fields, those that all samples share."""
+        """Read this rank's part, halo included, as plain tensors; of static fields, those that all samples share.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+
+        Examples
+        --------
+        >>> {name: tuple(part.shape) for name, part in ds.read_local(0).items()}
+        {'u': (3, 7, 8), 't': (3, 7, 8)}
+        """
         buffers = {
             name: allocate(f"{self.reader.paths[0]}: field {name!r}", spec.shape, spec.dtype)
             for name, spec in self.buffer_specs().items()
@@ -290,16 +351,23 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
 
         Parameters
         ----------
-        local
-            A tensor for each field, shaped as :meth:`buffer_specs`; with a batch dim 0 before it if ``batched``. Static
+        local : Mapping[str, Tensor]
+            A tensor for each field, shaped as ``buffer_specs()`` says; with a batch dim 0 before it if ``batched``. Static
             fields are added where all others are there, on their device: views of one tensor, expanded over a batch.
-        batched
+        batched : bool or None, optional
             Default: found from the number of dims.
+        index : int or list[int] or None, optional
+            The sample, or the samples of a batch.
 
         Raises
         ------
         ConfigError
             Called in a worker process, or with tensors that do not have this rank's shapes.
+
+        Examples
+        --------
+        >>> ds.assemble(ds.read_local(2), index=2).index
+        2
         """
         self._check_attached()
         if isinstance(local, LocalFields):

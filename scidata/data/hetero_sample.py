@@ -63,15 +63,15 @@ class HeteroSample(IrregularSample[TensorT]):
 
         Parameters
         ----------
-        x, y
+        x, y : Columns or None, optional
             By node set: fields that are put side by side, one column for each component, under these names instead.
-        edge_attr
+        edge_attr : EdgeColumns or None, optional
             The same by relation, ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
-        khop
-            For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
+        khop : bool, default False
+            For models that run without exchange, by :meth:`~scidata.IrregularSample.call_on_parts`: plain tensors instead, of this rank's rows,
             owned ones, then ghosts, and of all edges among them that it has. ``y`` and ``batch``, which losses and
             pooling take, are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
-        by_hop
+        by_hop : bool, default False
             Only graphs of one node set have this order.
 
         Raises
@@ -80,5 +80,11 @@ class HeteroSample(IrregularSample[TensorT]):
             torch_geometric is not installed.
         UnknownNameError, ConfigError
             No such set, relation or field, or a field of another one.
+
+        Examples
+        --------
+        >>> data = sample.to_pyg(x={"grid": "heat"})
+        >>> data.node_types
+        ['grid', 'mesh']
         """
         return pyg_of(self, {"x": x, "y": y, "edge_attr": edge_attr}, khop=khop, by_hop=by_hop)

@@ -81,21 +81,65 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
 
         For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also where an epoch draws some of them.
+
+        Parameters
+        ----------
+        entity : str or None, optional
+            Such as ``"node"`` or ``"cell"``.
+
+        Examples
+        --------
+        >>> ds.counts("edge").tolist()
+        [12]
         """
         return self.reader.counts(self.reader.entity if entity is None else entity)
 
     def place(self, name: str) -> Place:
-        """Return the entity that a field lives on, and which of its dims that is."""
+        """Return the entity that a field lives on, and which of its dims that is.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> ds.place("speed").entity
+        'node'
+        """
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of a field of one whole sample, or of the rows drawn from it. Samples differ in it."""
+        """Return the shape of a field of one whole sample, or of the rows drawn from it. Samples differ in it.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+        index : int, default 0
+            The sample.
+
+        Examples
+        --------
+        >>> ds.global_shape("pos")
+        (6, 2)
+        """
         return self.reader.global_shape(name, index, epoch=self.epoch)
 
     def statistics(self, name: str) -> StoredMoments | None:
         """Return mean, deviation and range of a field over all samples, for normalising; None where there are none.
 
         One figure for each component that samples have of it: of each index of the dims after the entity's.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> ds.statistics("speed").mean
+        2.5
         """
         return self.reader.statistics(name)
 
@@ -110,10 +154,19 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         ``DataLoader.set_epoch`` does. It reaches what is read from then on, also in worker processes that are kept;
         an iterator of :class:`scidata.DataLoader` stays in the epoch in which it began.
 
+        Parameters
+        ----------
+        epoch : int
+            From 0; the same on every rank.
+
         Raises
         ------
         ConfigError
             A negative epoch.
+
+        Examples
+        --------
+        >>> ds.set_epoch(1)
         """
         if epoch < 0:
             raise ConfigError(f"epoch must not be negative, but is {epoch}")
@@ -148,13 +201,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         Parameters
         ----------
-        index
+        index : int, default 0
             The sample.
-        field
+        field : str or None, optional
             Its name; default the first one of nodes, points or cells. The first component is drawn.
-        parts
+        parts : bool, default True
             Also draw the ranks' parts, where there are several.
-        path
+        path : str or None, optional
             A file to write; its suffix is the format.
 
         Returns
@@ -168,6 +221,10 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             matplotlib is not installed.
         UnknownNameError, ConfigError, IndexError
             No such field or sample, a field of edges, no positions, rows that are drawn anew in each epoch.
+
+        Examples
+        --------
+        >>> _ = ds.plot(0, "speed", path="speed.png")
         """
         from scidata.data.pictures.mesh_field import draw_mesh
 
@@ -175,7 +232,20 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges."""
+        """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+        rank : int or None, optional
+            A rank of the domain; default this one.
+
+        Examples
+        --------
+        >>> ds.plan(0).bytes_wanted > 0
+        True
+        """
         return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -184,6 +254,19 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         """Read this rank's part of the rows of an epoch, by default the present one. Thread-safe, no collectives.
 
         ``empty`` makes the arrays that are read into.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+        epoch : int or None, optional
+            The epoch whose rows are drawn, with ``subsample``; default the one that was set.
+        empty : Empty, default np.empty
+            Makes the arrays that are read into, from shape and dtype.
+
+        Examples
+        --------
+        >>> sample = ds.assemble(ds.read_local(0), index=0)
         """
         part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch, empty=empty)
         self._normalise_locally(part.fields)
@@ -197,10 +280,22 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
         """Wrap a part as a sample of ShardTensors. No communication.
 
+        Parameters
+        ----------
+        local : LocalPart
+            The part, as :meth:`read_local` gives it.
+        index : int or None, optional
+            The sample, or the samples of a batch.
+
         Raises
         ------
         ConfigError
             Called in a worker process, or with another rank's part.
+
+        Examples
+        --------
+        >>> ds.assemble(ds.read_local(0), index=0)["speed"].tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         """
         self._check_attached()
         if index is None:  # of a worker of torch's loader, say

@@ -42,14 +42,22 @@ class IrregularSample(Sample[TensorT]):
 
     Parameters
     ----------
-    places
+    places : Mapping[str, Place]
         Entity and dim of each field.
-    held
+    held : Mapping[str, Tensor] or None, optional
         Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
-    ghosts
+    ghosts : str, default "exchange"
         ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
-    graph_values
+    graph_values : Mapping[str, object] or None, optional
         Of the whole sample: tensors, the same on every rank, or numbers and text.
+    fields : Mapping[str, TensorT]
+        Tensors by name, of one layout for each entity.
+    dims : Mapping[str, tuple[str, ...]]
+        Names of each field's dims.
+    index : int or list[int] or None
+        The sample, or the samples of a batch.
+    topology : Topology
+        Edges, cells and index maps.
 
     Examples
     --------
@@ -214,16 +222,37 @@ class IrregularSample(Sample[TensorT]):
         return self._graph_values
 
     def entity_of(self, name: str) -> str:
-        """Return the entity that a field has a row for each of."""
+        """Return the entity that a field has a row for each of.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> sample.entity_of("speed")
+        'node'
+        """
         return self._place(name).entity
 
     def index_map(self, entity: str) -> IndexMap:
         """Return bounds, owned range and ghosts of an entity.
 
+        Parameters
+        ----------
+        entity : str
+            Such as ``"node"`` or ``"cell"``.
+
         Raises
         ------
         UnknownNameError
             The sample has no such entity.
+
+        Examples
+        --------
+        >>> sample.index_map("node").num_ghost
+        2
         """
         maps = self._topology.index_maps
         if entity not in maps:
@@ -231,7 +260,18 @@ class IrregularSample(Sample[TensorT]):
         return maps[entity]
 
     def original_id(self, entity: str) -> TensorT:
-        """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store."""
+        """Read the source's row of each owned row, a ShardTensor of ``(num_global,)`` int64, from the store.
+
+        Parameters
+        ----------
+        entity : str
+            Such as ``"node"`` or ``"cell"``.
+
+        Examples
+        --------
+        >>> sample.original_id("node").full_tensor().tolist()
+        [0, 1, 2, 3, 4, 5]
+        """
         rows = self.index_map(entity)
         ids = torch.from_numpy(np.ascontiguousarray(self._topology.read_ids(entity), np.int64))
         # a ShardTensor where fields are
@@ -243,10 +283,20 @@ class IrregularSample(Sample[TensorT]):
         With ``ghosts="disk"`` they are as read; else they are fetched by one exchange, differentiably. Collective,
         then.
 
+        Parameters
+        ----------
+        name : str
+            A field.
+
         Raises
         ------
         ConfigError
             ``ghosts="disk"``, and the field is not as it was read.
+
+        Examples
+        --------
+        >>> tuple(sample.with_ghosts("pos").shape)
+        (5, 2)
         """
         x, place = self[name], self._place(name)
         if name in self._held:
@@ -301,7 +351,20 @@ class IrregularSample(Sample[TensorT]):
         return made
 
     def to(self, *args: Any, **kwargs: Any) -> IrregularSample[TensorT]:
-        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
+        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device.
+
+        Parameters
+        ----------
+        *args : Any
+            Arguments of ``torch.Tensor.to``.
+        **kwargs : Any
+            Arguments of ``torch.Tensor.to``.
+
+        Examples
+        --------
+        >>> sample.to(torch.float64)["speed"].dtype
+        torch.float64
+        """
         device = torch.empty(0).to(*args, **kwargs).device
         given = (*args, *kwargs.values())
         if not any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given):  # none names a device
@@ -332,6 +395,16 @@ class IrregularSample(Sample[TensorT]):
 
         A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
         dim 0.
+
+        Parameters
+        ----------
+        fields : Mapping[str, Tensor]
+            Tensors by name.
+
+        Examples
+        --------
+        >>> sample.replace({"double": 2 * sample["speed"]}).entity_of("double")
+        'node'
         """
         plain = super().replace(fields)
         places = dict(self._places)
@@ -350,7 +423,18 @@ class IrregularSample(Sample[TensorT]):
         return self._changed(plain, held, dims=plain.dims, places=places)
 
     def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> IrregularSample[TensorT]:
-        """Return a sample of which some fields, ghosts included, went through functions of each value by itself."""
+        """Return a sample of which some fields, ghosts included, went through functions of each value by itself.
+
+        Parameters
+        ----------
+        functions : Mapping[str, Callable[[Tensor], Tensor]]
+            By field: a function of a tensor that keeps its shape.
+
+        Examples
+        --------
+        >>> sample.map_fields({"speed": torch.neg})["speed"].sum()
+        tensor(-15.)
+        """
         held = {name: functions[name](x) if name in functions else x for name, x in self._held.items()}
         fields = {
             name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)
@@ -377,13 +461,13 @@ class IrregularSample(Sample[TensorT]):
 
         Parameters
         ----------
-        x, y, edge_attr
+        x, y, edge_attr : Columns or None or EdgeColumns or None
             Fields that are put side by side, one column for each component, under these names instead.
-        khop
+        khop : bool, default False
             For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
             owned ones, then ghosts, and of all edges among them. ``y`` and ``batch``, which losses and pooling take,
             are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
-        by_hop
+        by_hop : bool, default False
             With ``khop``: ghosts in the order of how many hops away they are, edges in that of their targets, and how
             many of each there are as ``num_sampled_nodes`` and ``num_sampled_edges``. With these PyG's
             ``trim_to_layer``, and its models that take them, leave out in each layer what later ones do not need.
@@ -395,6 +479,12 @@ class IrregularSample(Sample[TensorT]):
             torch_geometric is not installed.
         UnknownNameError, ConfigError
             No such field, or one of another entity; ``khop`` of a sample without edges.
+
+        Examples
+        --------
+        >>> data = sample.to_pyg(x="speed")
+        >>> tuple(data.x.shape), tuple(data.edge_index.shape)
+        ((6, 1), (2, 12))
         """
         return pyg_of(self, {"x": x, "y": y, "edge_attr": edge_attr}, khop=khop, by_hop=by_hop)
 
@@ -408,11 +498,13 @@ class IrregularSample(Sample[TensorT]):
 
         Parameters
         ----------
-        args, kwargs
+        *args, **kwargs : Any
             Tensors; with several node sets by set and by relation, as ``x_dict`` and ``edge_index_dict``, or the
             ``HeteroData``.
-        rows_of
+        rows_of : str or None, optional
             The set whose rows the result has, where there are several and it is not a dict by set.
+        module : Module
+            Runs on this rank's rows, ghosts included.
 
         Raises
         ------
@@ -422,6 +514,13 @@ class IrregularSample(Sample[TensorT]):
             No such set.
         ConfigError
             The sample has no edges.
+
+        Examples
+        --------
+        >>> from torch_geometric.nn import SimpleConv
+        >>> data = sample.to_pyg(x="speed", khop=True)
+        >>> sample.call_on_parts(SimpleConv(), data.x, data.edge_index).full_tensor().flatten().tolist()
+        [6.0, 2.0, 4.0, 6.0, 8.0, 4.0]
         """
         graph = self.parts
         if graph is not None and rows_of is not None:

@@ -153,128 +153,128 @@ def open_dataset(
 
     Parameters
     ----------
-    path
+    path : Paths
         A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
         or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`. Or a reference
         set of kerchunk or VirtualiZarr, or an Icechunk repository: ``repo``, ``repo@branch=dev``, ``repo@tag=v1`` or
         ``repo@snapshot=…``. Or an ``xarray.Dataset`` or ``DataArray`` that nobody has loaded or computed with: its
         variables and rows of the file that it was opened from.
-    mesh
+    mesh : DeviceMesh or None, optional
         From :func:`scidata.init_mesh` or ``init_device_mesh``. None reads whole samples as plain tensors.
-    fields
+    fields : Sequence[str] or str or None, optional
         Names of arrays; default all that lie on the grid of the largest one, of those with time if there are any. A
         field without a sharded dimension is replicated; one without the sample dimension is read once, and all samples
         share its tensor.
-    kind
+    kind : str or None, optional
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
-    sample_dim
+    sample_dim : SampleDim, optional
         Dimension that numbers the samples; default the first that is not sharded, but time where that is one of levels,
         or of members of an ensemble. Several, the last one of steps: ``("trajectory", "time")``, or ``("member",
         "time")``, gives the times of each, and windows of ``steps`` stay inside it. False: all is one sample. Stores:
         default the one whose name says time (or ``"sample"``, of fields from several files), where fields that are
         read have one: then every time of every stored sample is a sample, and fields without time are in each. False:
         stored samples whole.
-    steps
+    steps : Steps, default (0,)
         Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
         inside one stored sample, and one group of a file. Of grids also by field: ``{"u": (-1, 0, 1), "v": (0, 1)}``;
         fields that it does not name have those of ``"*"``, by default (0,). There are as many samples as the steps of
         all fields allow.
-    gaps
+    gaps : str, default "skip"
         Of grids, where times along ``sample_dim`` do not follow each other in their usual step (a missing file or
         date, a time that comes twice): ``"skip"`` leaves out the samples whose steps reach over that, and those of
         dates that anemoi names as ``missing_dates``, and says so in a warning; ``"error"`` refuses; ``"allow"`` takes
         neighbouring rows for neighbouring steps. Months, years and the calendars of models have no gaps.
-    shard
+    shard : Mapping[str or int, str] or None, optional
         ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
         then longitude, by CF metadata or name, if they have enough rows.
-    isel
+    isel : Crop or None, optional
         Global crop, stride, index or list of indices of any dimension, before the split; stores: of any but those of
         nodes, points, cells and edges.
-    sel
+    sel : Crop or None, optional
         The same by the values of coordinates, of grids: ``{"level": [500, 850], "time": slice("1990", "2015")}``, as
         xarray takes them: slices hold both ends, and go the way that the coordinate goes.
-    bounds
+    bounds : Bounds, default "even"
         ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
-    weights
+    weights : Weights, optional
         Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
         the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
-    align
+    align : Align, default 1
         Bounds fall on multiples of it, such as a ViT's patch size.
-    halo
+    halo : Halo, default 0
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
         hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
         have one number. Graphs between several node sets: layers along all relations, or which relations the layers of
         a model follow, in their order: ``{"grid__to__mesh": 1, "mesh__to__mesh": 4}``, or a list of relations, of which
         several in one layer are a tuple.
-    ghosts
+    ghosts : str or None, optional
         Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
         leaves them to an exchange between the ranks.
-    periodic
+    periodic : str or Sequence[str], default ()
         Dimensions whose halo wraps.
-    decode
+    decode : bool or str, default True
         Apply CF ``scale_factor``, ``add_offset`` and fill values (to NaN). ``"node"``, of grids: and the ranks of a
         domain that share a node decode chunks that several of them need for each other, through memory, where they
         would decode more than 1.1 times as much else; ``"rank"``, as True: each rank for itself.
-    dtype
+    dtype : torch.dtype or None, optional
         Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
-    transform
+    transform : Callable[[Any], Any] or None, optional
         Called with each :class:`Sample`, returns one; in the thread that uses it, on the device of
         ``DataLoader(device=)``. Random numbers: ``sample.generator``.
-    local_transform
+    local_transform : LocalTransform or None, optional
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
         reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
         those that it changes; shapes and dtypes stay. No rank sees the others' rows. Fields that samples share are then
         read with each sample, too.
-    dp
+    dp : str, default "dp"
         Name of the mesh's data-parallel axis.
-    allow_missing
+    allow_missing : bool, default False
         Read absent chunks as the fill value; for stores that leave out empty chunks on purpose.
-    allow_external
+    allow_external : bool, default False
         Also read HDF5 external storage, external links and virtual datasets, and follow references of a set to outside
         its folder, bucket or host, without its credentials.
-    subsample
+    subsample : Mapping[str, int] or None, optional
         Meshes, clouds and graphs: ``{"point": 100_000}`` draws that many rows of each sample anew in each epoch
         (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
         The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
         and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
         Graphs between several node sets: ``{"grid": 20_000, "mesh": 5_000}``, with all rows of sets that are not named,
         and the edges both of whose ends are there.
-    subsample_block
+    subsample_block : int or str, default 1
         Rows that are drawn together. 1 draws single rows, which costs about as much as reading all where a chunk holds
         a drawn row each; ``"chunk"`` draws whole chunks (of a store 1024 rows, neighbours in space unless it was
         written with ``order="rows"`` from shuffled rows) and reads no more than it draws; numbers between trade one
         for the other, see ``plan``. The number of rows is rounded up to whole blocks.
-    subsample_seed
+    subsample_seed : int, default 0
         Of the draws, which are a function of seed, epoch and index of the sample.
-    coords
+    coords : bool, default False
         Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
-    destagger
+    destagger : bool, default False
         Grids as WRF has them: fields on faces (dims ``…_stag``) are read as the means of the faces of each cell.
-    num_threads
+    num_threads : int, default 4
         Threads that fetch and decode chunks side by side, in each process.
-    cache_bytes
+    cache_bytes : int or None, optional
         Stores: edges, cells and index maps that were read are kept for further times of the same stored sample, at most
         so many bytes of them; default 512 MiB. So are fields without times, up to 128 MiB besides. What does not fit is
         read anew each time.
-    pool_bytes
+    pool_bytes : int or None, optional
         Grids whose chunks hold several steps, and windows of several steps: decoded rows of this rank's part are kept
         for other samples, at most so many bytes of them in each process, so that a chunk is decoded once for all steps
         in it. For orders in which samples of a chunk come close to each other: as they are stored, or
         ``DistributedSampler(shuffle="blocks")``. A loader sees from its order which chunks are worth it, and reads them
         ahead. Default: what these orders need, within an eighth of the memory that is available, shared with the other
         ranks of the node; ``plan`` says how much. 0 keeps nothing.
-    cache_dir
+    cache_dir : str or PathLike or None, optional
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
         what is behind URLs or has to be decoded; raw local arrays are read where they are, which costs no more. Any
         number of ranks and jobs may use one folder. The source's files are looked at before the first use of what was
         kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job. Stores behind URLs and
         on network file systems: blocks of their files are kept there, for any number of ranks; a store that is written
         again has others.
-    cache_disk_bytes
+    cache_disk_bytes : int or None, optional
         At most so many bytes of them, those used longest ago go first; default half of what is free on that disk.
-    storage_options
+    storage_options : Mapping[str, object] or None, optional
         URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
         ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
         pickle of the data set holds it, since worker processes open the files anew. How patiently reads

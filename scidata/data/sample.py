@@ -48,13 +48,13 @@ class Sample(Mapping[str, TensorT]):
 
     Parameters
     ----------
-    fields
+    fields : Mapping[str, TensorT]
         A ShardTensor for each field (a plain tensor where the data set has no mesh).
-    dims
+    dims : Mapping[str, tuple[str, ...]]
         Names of each field's dimensions; a batch has ``"batch"`` first.
-    index
+    index : int or list[int] or None
         The sample's number in the data set; a list of them for a batch.
-    origin
+    origin : Origin or None, optional
         The data set, which knows its coordinates.
 
     Examples
@@ -110,7 +110,15 @@ class Sample(Mapping[str, TensorT]):
         return self._generator
 
     def seed_generator(self, seed: int, epoch: int) -> None:
-        """Set the seed and epoch of :attr:`generator`; for loaders."""
+        """Set the seed and epoch of :attr:`generator`; for loaders.
+
+        Parameters
+        ----------
+        seed : int
+            Of the loader or sampler.
+        epoch : int
+            Of the loader or sampler.
+        """
         self._draws, self._generator = (seed, epoch), None
 
     def _go_on_with(self, other: Sample) -> None:
@@ -168,9 +176,9 @@ class Sample(Mapping[str, TensorT]):
 
         Parameters
         ----------
-        fields
+        fields : Sequence[str] or str or None, optional
             Those to stack, in this order; default all.
-        dims
+        dims : Sequence[str] or None, optional
             The dims that all of them end with, and keep; default the last two that all have, but for time, or the last
             one where that numbers cells. All others become channels.
 
@@ -178,6 +186,11 @@ class Sample(Mapping[str, TensorT]):
         ------
         UnknownNameError, ConfigError
             No such field; fields that do not all end with the dims to keep.
+
+        Examples
+        --------
+        >>> sample.channels().names[0]
+        'u[level=1000]'
         """
         batch = {name: int(own[:1] == ("batch",)) for name, own in self.dims.items()}
         labels = getattr(self.members[0][0], "labels_of", None) if self.members else None
@@ -195,6 +208,13 @@ class Sample(Mapping[str, TensorT]):
         Call :meth:`channels` with the same arguments to know which channel is which field, and to take the tensor apart
         again. ShardTensors give a ShardTensor with the halo that was read; no communication.
 
+        Parameters
+        ----------
+        fields : Sequence[str] or str or None, optional
+            Fields to stack, in this order; default all.
+        dims : Sequence[str] or None, optional
+            Dims that all of them end with, and keep; default as of :meth:`channels`.
+
         Raises
         ------
         UnknownNameError, ConfigError
@@ -203,8 +223,8 @@ class Sample(Mapping[str, TensorT]):
         Examples
         --------
         >>> from scidata.testing import make_grid
-        >>> _ = make_grid("era5.zarr", num_times=4, num_lat=7, num_lon=8)
-        >>> ds = scidata.open_dataset("era5.zarr", fields=["t", "u"], steps={"u": (-1, 0)}, isel={"level": 2})
+        >>> _ = make_grid("steps.zarr", num_times=4, num_lat=7, num_lon=8)
+        >>> ds = scidata.open_dataset("steps.zarr", fields=["t", "u"], steps={"u": (-1, 0)}, isel={"level": 2})
         >>> x = ds[1].stack()  # of t (latitude, longitude) and u (time, latitude, longitude)
         >>> tuple(x.shape), ds.channels().names
         ((3, 7, 8), ('t', 'u[time=-1]', 'u[time=0]'))
@@ -224,6 +244,11 @@ class Sample(Mapping[str, TensorT]):
         ------
         MissingDependencyError
             xarray is not installed.
+
+        Examples
+        --------
+        >>> sample.to_xarray()["u"].dims
+        ('level', 'latitude', 'longitude')
         """
         from scidata.interop.xarray import dataset_of
 
@@ -234,7 +259,20 @@ class Sample(Mapping[str, TensorT]):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Sample[TensorT]:
-        """Return a sample whose fields went through ``Tensor.to`` with these arguments."""
+        """Return a sample whose fields went through ``Tensor.to`` with these arguments.
+
+        Parameters
+        ----------
+        *args : Any
+            Arguments of ``torch.Tensor.to``.
+        **kwargs : Any
+            Arguments of ``torch.Tensor.to``.
+
+        Examples
+        --------
+        >>> sample.to(torch.float64)["u"].dtype
+        torch.float64
+        """
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
 
     def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample[TensorT]:
@@ -243,10 +281,20 @@ class Sample(Mapping[str, TensorT]):
         For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
         have the dimensions of an old field of the same shape.
 
+        Parameters
+        ----------
+        fields : Mapping[str, Tensor]
+            Tensors by name.
+
         Raises
         ------
         ConfigError
             A field that is no tensor.
+
+        Examples
+        --------
+        >>> list(sample.replace({"w": 2 * sample["u"]}))
+        ['u', 'v', 'w']
         """
         check_mapping("fields", fields, "{'speed': tensor}")
         for name, tensor in fields.items():
@@ -267,7 +315,18 @@ class Sample(Mapping[str, TensorT]):
         return made
 
     def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Sample[TensorT]:
-        """Return a sample of which some fields went through functions that leave each value where it is."""
+        """Return a sample of which some fields went through functions that leave each value where it is.
+
+        Parameters
+        ----------
+        functions : Mapping[str, Callable[[Tensor], Tensor]]
+            By field: a function of a tensor that keeps its shape.
+
+        Examples
+        --------
+        >>> bool((sample.map_fields({"u": torch.neg})["u"] == -sample["u"]).all())
+        True
+        """
         return self.replace({name: function(self[name]) for name, function in functions.items()})
 
     def _repr_html_(self) -> str:

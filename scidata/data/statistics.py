@@ -59,29 +59,29 @@ def statistics(
 
     Parameters
     ----------
-    dataset
+    dataset : Any
         Of :func:`scidata.open_dataset`, or made of such.
-    by
+    by : str or Sequence[str], default ()
         Dims of which each row has statistics of its own: ``"level"``. Fields without the dim have one for all.
-    fields
+    fields : str or Sequence[str] or None, optional
         Their names; default all.
-    differences
+    differences : bool, default True
         Also of ``x[t + 1] - x[t]`` in float64, along the dim of samples as ``isel`` leaves it. Not from one trajectory,
         stored sample or group of a file to the next, nor over gaps: where a coordinate says when rows are, steps that
         are not within half of the median step around it are skipped and counted.
-    stored
+    stored : bool or None, optional
         Statistics stored with the data. True: those alone, and no field is read: of a store, of all of its
         samples, without differences, infinite values among the missing; of anemoi's Zarr by variable, of the period
         chosen when it was made. None: those of a store where they answer the question, to
         1e-12. False: none.
-    jobs
+    jobs : int, default 1
         Processes, of data sets without a mesh. A script that asks for several does so below
         ``if __name__ == "__main__":``.
-    client
+    client : object, optional
         A ``distributed.Client`` (extra ``dask``) in place of ``jobs``: the workers of its cluster read. They see the
         data under the same paths (open them by absolute ones, or start workers in the same folder), and have the same
         version of scidata. The result is the same, bit for bit.
-    tick
+    tick : Callable[[float, float], None] or None, optional
         Called with the rows that are done, and how many there are.
 
     Raises

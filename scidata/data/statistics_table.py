@@ -77,10 +77,21 @@ class Statistics(Mapping[str, FieldStatistics]):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write JSON that people can read too; numbers come back bit for bit. Of several ranks let one do it.
 
+        Parameters
+        ----------
+        path : str or PathLike
+            The file.
+        overwrite : bool, default False
+            Replace a file that is there.
+
         Raises
         ------
         OutputError
             The file is there already, and is not to be overwritten.
+
+        Examples
+        --------
+        >>> stats.save("era5.json")
         """
         check_place(os.fspath(path), [self.path], overwrite=overwrite)
         text = public_text("\n".join(_lines(as_plain(self), ""))) + "\n"
@@ -90,12 +101,23 @@ class Statistics(Mapping[str, FieldStatistics]):
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
         """Read what :meth:`save` wrote.
 
+        Parameters
+        ----------
+        path : str or PathLike
+            A file that :meth:`save` wrote.
+
         Raises
         ------
         FileNotFoundError
             There is no such file.
         UnsupportedFormatError
             It is no JSON of statistics, or of a later version; the place of the fault is named.
+
+        Examples
+        --------
+        >>> stats.save("again.json")
+        >>> bool((scidata.Statistics.load("again.json")["u"].mean == stats["u"].mean).all())
+        True
         """
         name = os.fspath(path)
         if os.path.getsize(name) > _MAX_BYTES:
@@ -108,7 +130,13 @@ class Statistics(Mapping[str, FieldStatistics]):
         return _Reading(name).statistics(data)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Return a record of plain numbers for each field and each row of the dims that it is kept by."""
+        """Return a record of plain numbers for each field and each row of the dims that it is kept by.
+
+        Examples
+        --------
+        >>> len(list(stats.rows())) > 0
+        True
+        """
         for name, found in self.items():
             for place in np.ndindex(found.count.shape):
                 labels = {dim: self.labels.get(dim) for dim in found.dims}

@@ -40,19 +40,19 @@ def init_mesh(
 
     Parameters
     ----------
-    domain
+    domain : int or Sequence[int], default 1
         Ranks that share one sample; a tuple for a domain of several axes. One of all sizes may be -1: inferred.
-    dp
+    dp : int, default -1
         Number of domains, each working on other samples.
-    names
+    names : Sequence[str] or None, optional
         Names of the dp axis and the domain axes; default ``("dp", "domain")``, for a 2-D domain ``("dp", "h", "w")``.
-    extra
+    extra : Mapping[str, int] or None, optional
         Further axes by name, such as ``{"tp": 2}``; ranks along them hold the same part of a sample.
-    device
+    device : str or None, optional
         ``"cuda"`` or ``"cpu"``; default CUDA where there is a GPU.
-    timeout
+    timeout : float or datetime.timedelta or None, optional
         Seconds until a collective of the mesh's groups gives up, and until a rank whose process is stopped is named.
-    backend
+    backend : str or None, optional
         Default nccl on CUDA, gloo on CPU.
 
     Raises

@@ -20,7 +20,7 @@ def to_dtensor(tensor: ShardTensor) -> DTensor:
 
     Parameters
     ----------
-    tensor
+    tensor : ShardTensor
         Its halo, if any, is left behind.
 
     Raises
@@ -66,7 +66,7 @@ def from_dtensor(tensor: DTensor) -> ShardTensor:
 
     Parameters
     ----------
-    tensor
+    tensor : DTensor
         With ``Shard(dim)`` and ``Replicate()`` placements.
 
     Raises

@@ -21,7 +21,7 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
 
     Parameters
     ----------
-    tensor
+    tensor : ShardTensor
         A tensor of any layout.
 
     Raises
@@ -49,7 +49,7 @@ def from_physicsnemo(tensor: Any) -> ShardTensor:
 
     Parameters
     ----------
-    tensor
+    tensor : Any
         A ``physicsnemo.domain_parallel.ShardTensor``.
 
     Raises

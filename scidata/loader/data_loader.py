@@ -83,7 +83,7 @@ class DataLoader(BaseLoader[BatchT]):
     shuffle : bool or "blocks"
         With a mesh, or by blocks: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call
         :meth:`set_epoch` or every epoch has the same order. Else: torch's random order.
-    sampler, batch_sampler
+    sampler, batch_sampler : Indices or None or IndexLists or None
         Used as they are; where samples share chunks, asked for up to 1024 samples more than are read. Default with a
         mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with
         ``drop_last``.
@@ -97,7 +97,7 @@ class DataLoader(BaseLoader[BatchT]):
         once more. ``worker_init_fn``, ``multiprocessing_context`` (``"spawn"``, ``"forkserver"``),
         ``persistent_workers``, ``generator`` (of the processes' seeds) and ``prefetch_factor`` then mean what they mean
         to torch.
-    collate_fn
+    collate_fn : Callable[[Any], Any] or None, optional
         Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
     pin_memory : bool
@@ -123,6 +123,20 @@ class DataLoader(BaseLoader[BatchT]):
         until the others have read it.
     watch : bool
         False where ranks do not iterate alike: one that validates alone, say.
+    drop_last : bool, default False
+        Leave out a last batch of fewer samples.
+    worker_init_fn : Callable[[int], None] or None, optional
+        As of ``torch.utils.data.DataLoader``.
+    multiprocessing_context : Any, optional
+        As of ``torch.utils.data.DataLoader``; default spawn.
+    generator : torch.Generator or None, optional
+        As of ``torch.utils.data.DataLoader``, for orders that a sampler of torch draws.
+    persistent_workers : bool, default False
+        Keep worker processes from epoch to epoch.
+    pin_memory_device : str, default ""
+        As of ``torch.utils.data.DataLoader``; the device is that of ``device``.
+    in_order : bool, default True
+        As of ``torch.utils.data.DataLoader``; batches always come in order.
 
     Raises
     ------
@@ -338,7 +352,17 @@ class DataLoader(BaseLoader[BatchT]):
     # -- state -------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, and the data set, which epoch comes next, where they want to know."""
+        """Tell the sampler, and the data set, which epoch comes next, where they want to know.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0; the same on every rank.
+
+        Examples
+        --------
+        >>> loader.set_epoch(2)
+        """
         self._epoch = epoch
         self._source.set_epoch(epoch)
         for owner in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
@@ -356,6 +380,11 @@ class DataLoader(BaseLoader[BatchT]):
 
         Once an epoch has ended, it is the beginning of the next one: ``state["sampler"]["epoch"]`` is where a loop over
         epochs goes on.
+
+        Examples
+        --------
+        >>> loader.state_dict()["sampler"]["epoch"] > 0
+        True
         """
         position = self._position or self._next_position()
         return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": position.state_dict()}
@@ -367,10 +396,20 @@ class DataLoader(BaseLoader[BatchT]):
         whole one. The iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is
         the number of batches of a whole epoch throughout, as in torchdata.
 
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            From ``state_dict``.
+
         Raises
         ------
         ConfigError
             The state is of another data set, sampler, seed, order or ``drop_last``, or of a newer version.
+
+        Examples
+        --------
+        >>> state = loader.state_dict()
+        >>> loader.load_state_dict(state)
         """
         check_state("the loader's state", state, {"version", "fingerprint", "sampler"}, _VERSION)
         if state["fingerprint"] != self._fingerprint:
@@ -394,6 +433,12 @@ class DataLoader(BaseLoader[BatchT]):
         return self._position
 
     def stats(self) -> LoaderStats:
-        """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table."""
+        """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table.
+
+        Examples
+        --------
+        >>> loader.stats()["batches"]
+        4
+        """
         static = self._source.static_nbytes
         return LoaderStats(self._stats, queue_capacity=self.prefetch_factor or 0, bytes_static=static)

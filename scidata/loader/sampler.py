@@ -40,37 +40,37 @@ class DistributedSampler(_DistributedSampler[Any]):
 
     Parameters
     ----------
-    dataset
+    dataset : Sized
         Anything with a length. One of :func:`scidata.mix` brings its ratios along.
-    mesh
+    mesh : DeviceMesh or None, optional
         None: one replica, all samples.
-    dp
+    dp : str or None, default "dp"
         The mesh's data-parallel axis; None where it has none.
-    shuffle, seed
+    shuffle, seed : bool or str or int
         A new order in each epoch (``set_epoch``), or always ``0, 1, 2, …``. ``"blocks"``: samples that share chunks
         come close to each other, for ``open_dataset(pool_bytes=)``, so that each chunk is decoded once. Blocks of such
         samples come in random order, ``window`` of them at a time, of which one sample each is taken in turn. Where
         windows of steps make blocks share chunks with the next, some ten of them follow each other, up or down.
-    drop_last
+    drop_last : bool, default False
         What happens to the last samples when the dp axis does not divide their number: dropped, or the first ones
         of the order repeated to fill up.
-    pad
+    pad : bool, default True
         False, for validation: neither; each sample comes once, and dp ranks take numbers of steps that differ by one at
         most, some of them none. So there must be no collective over dp in a step (DDP's backward, ``on_error="skip"``):
         sum what each rank has found at the end.
-    check
+    check : bool, default True
         Whether ranks find out, when they first iterate, that they were given different arguments. That first time
         is collective over the mesh; not in a :class:`scidata.DataLoader`, which finds out by itself.
-    weights
+    weights : ArrayLike or None, optional
         ``(len(dataset),)``: samples are drawn with replacement, each in proportion to its weight.
-    num_samples
+    num_samples : int or None, optional
         Entries of an epoch that is drawn by ``weights``; default as many as there are samples.
-    sizes
+    sizes : ArrayLike or None, optional
         ``(len(dataset),)``: cost of each sample, such as ``ds.counts("node")``. Each ``group`` entries in a row then
         have similar sizes, so that the ranks that work side by side finish together.
-    group
+    group : int or None, optional
         Entries that are of similar size: the global batch (``dp * batch_size``), or a multiple of it.
-    window
+    window : int or None, optional
         Blocks that are under way at a time over all dp ranks; a multiple of their number has each block read by one
         of them. Each keeps ``window / dp`` blocks in its pool, and one more for each that is read ahead. Default: the
         first multiple of the number of dp ranks from 8 on; in a run that was resumed, that which it began with.
@@ -195,10 +195,19 @@ class DistributedSampler(_DistributedSampler[Any]):
 
         A loaded state's place is kept where it belongs to this epoch, and forgotten otherwise.
 
+        Parameters
+        ----------
+        epoch : int
+            From 0; the same on every rank.
+
         Raises
         ------
         ConfigError
             A negative epoch.
+
+        Examples
+        --------
+        >>> sampler.set_epoch(2)
         """
         epoch = check_int("epoch", epoch, least=0)
         if epoch != self.epoch:
@@ -212,6 +221,11 @@ class DistributedSampler(_DistributedSampler[Any]):
         ------
         ConfigError
             More than 2^24 samples, whose order is computed while it is iterated and never whole.
+
+        Examples
+        --------
+        >>> sorted(sampler.order().tolist())
+        [0, 1, 2, 3]
         """
         return np.resize(self._order.entries(self.epoch), self.total_size)  # repeats from the start, or cuts
 
@@ -247,8 +261,13 @@ class DistributedSampler(_DistributedSampler[Any]):
 
         Parameters
         ----------
-        epoch, consumed
+        epoch, consumed : int or None, optional
             Another place: entries of that epoch's order, over all dp ranks, that were used.
+
+        Examples
+        --------
+        >>> sampler.state_dict(epoch=3, consumed=2)["epoch"]
+        3
         """
         epoch = self.epoch if epoch is None else epoch
         return {
@@ -264,10 +283,21 @@ class DistributedSampler(_DistributedSampler[Any]):
 
         The iteration after that one is whole again. ``len`` stays that of a whole epoch, as in torchdata.
 
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            From ``state_dict``.
+
         Raises
         ------
         ConfigError
             The state is of another data set, seed, order or ``drop_last``, or of a newer version.
+
+        Examples
+        --------
+        >>> sampler.load_state_dict(sampler.state_dict(epoch=3, consumed=2))
+        >>> len(list(sampler))
+        2
         """
         check_state(
             "the sampler's state", state, {"version", "epoch", "consumed", "order", *self._identity()}, _VERSION

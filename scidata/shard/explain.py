@@ -77,9 +77,9 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
 
     Parameters
     ----------
-    model
+    model : Callable[..., object]
         A module or function.
-    args, kwargs
+    *args, **kwargs : object
         Its arguments.
 
     Returns

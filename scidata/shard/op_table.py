@@ -81,13 +81,13 @@ def register_op(
 
     Parameters
     ----------
-    functions
+    *functions : object
         As they arrive at ``__torch_function__``: ``torch.sin``, ``torch.Tensor.sin``, …; an operator that another
         library registers with torch, and that may not be there yet, by its name: ``"pyg.knn"``.
         The handler gets the function, the types of its ShardTensors, its args and kwargs.
-    keeps_replicated
+    keeps_replicated : bool, default False
         Also call the handler where no axis shards.
-    any_order
+    any_order : bool, default False
         Each row is handled by itself, or all alike (a sum): where rows are the edges of a graph that were joined on
         each rank by itself, their order is no matter, or the handler knows of it.
 

@@ -37,17 +37,17 @@ def scatter_tensor(
 
     Parameters
     ----------
-    mesh, placements
+    mesh, placements : DeviceMesh or Sequence[Placement]
         The domain axes, and ``Shard(dim)`` or ``Replicate()`` for each.
-    tensor
+    tensor : Tensor or None
         The whole tensor on ``global_src``; ignored elsewhere.
-    global_src
+    global_src : int
         Global rank of the source, part of ``mesh``.
-    global_shape, dtype
+    global_shape, dtype : Sequence[int] or None or torch.dtype or None
         Compared with the source's, where given.
-    requires_grad
+    requires_grad : bool, default False
         Whether the result is a leaf that requires grad.
-    sizes
+    sizes : Sizes or None, optional
         ``{mesh axis: sizes}``; even by default.
 
     Raises

@@ -39,12 +39,12 @@ from scidata.shard.views import gradient_of, refuse_no_gradient
 class ShardTensor(ShardBase):
     """A tensor whose parts lie on the ranks of a device mesh.
 
-    Make one with :meth:`from_local`, :meth:`from_padded` or :func:`scidata.scatter_tensor`. Every supported operation
+    Make one with :meth:`from_local`, ``from_padded`` or :func:`scidata.scatter_tensor`. Every supported operation
     gives what one process would give on the whole tensor, forward and backward; every other one raises
     :class:`~scidata.errors.UnsupportedShardOp`. Values that come out replicated on all axes (a loss) are plain
     tensors, the same on each rank.
 
-    A tensor made by :meth:`from_padded` also holds its halo. Pointwise operations act on the halo too and keep it,
+    A tensor made by ``from_padded`` also holds its halo. Pointwise operations act on the halo too and keep it,
     as long as nothing requires grad; other operations drop it.
 
     Attributes
@@ -88,23 +88,29 @@ class ShardTensor(ShardBase):
 
         Parameters
         ----------
-        local
+        local : Tensor
             This rank's part; its graph stays connected. The whole lies in memory as the parts do (channels_last, say),
             which random numbers go by. Where only explicit shapes are given and some rank has one row or none, that is
             known of row-major parts alone: of others, random operations ask for ``contiguous()``.
-        device_mesh
+        device_mesh : DeviceMesh
             The domain axes only.
-        placements
+        placements : Sequence[Placement]
             ``Shard(dim)`` or ``Replicate()``, one per mesh axis. ``Partial()`` is added up at once: Collective.
-        sharding_shapes
+        sharding_shapes : str or Shapes, default "infer"
             Local shape of each rank along each mesh axis that shards: ``{axis: [shape, ...]}``, no communication. Or
             ``"infer"``: Collective, one gather of shapes per axis. Or ``"chunk"``: as ``torch.chunk`` splits
             ``global_shape``.
+        global_shape : Sequence[int] or None, optional
+            Of the whole; needed for ``sharding_shapes="chunk"``.
 
         Raises
         ------
         ShardLayoutError
             Parts that do not fit together.
+
+        Examples
+        --------
+        >>> parts = scidata.ShardTensor.from_local(rows, mesh["domain"], [Shard(0)], sharding_shapes={0: [(3,), (2,)]})
         """
         if isinstance(local, ShardTensor):
             raise ShardLayoutError("from_local takes this rank's plain part, not a ShardTensor; use redistribute()")
@@ -120,7 +126,20 @@ class ShardTensor(ShardBase):
 
     @classmethod
     def from_dtensor(cls, dtensor: DTensor) -> ShardTensor:
-        """Wrap the local part of a DTensor, as :func:`scidata.from_dtensor` does."""
+        """Wrap the local part of a DTensor, as :func:`scidata.from_dtensor` does.
+
+        Parameters
+        ----------
+        dtensor : DTensor
+            Its placements are ``Shard`` or ``Replicate``.
+
+        Examples
+        --------
+        >>> from torch.distributed.tensor import distribute_tensor
+        >>> d = distribute_tensor(torch.arange(4.0), mesh["domain"], [Shard(0)])
+        >>> scidata.ShardTensor.from_dtensor(d).sum()
+        tensor(6.)
+        """
         spec, part = layouts.spec_of_dtensor(dtensor), dtensor.to_local()
         strides = memory_of_parts(spec, [(tuple(part.shape), own_strides(part))])
         return cls(part, spec, global_strides=strides)
@@ -191,7 +210,13 @@ class ShardTensor(ShardBase):
         return layouts.Offsets(self.spec)
 
     def sharding_shapes(self) -> dict[int, tuple[torch.Size, ...]]:
-        """Return the local shapes of the ranks along each mesh axis that shards."""
+        """Return the local shapes of the ranks along each mesh axis that shards.
+
+        Examples
+        --------
+        >>> x.sharding_shapes()
+        {0: (torch.Size([3]), torch.Size([2]))}
+        """
         spec, result = self.spec, {}
         for dim, axis in spec.sharded.items():
             before, after = spec.local_shape[:dim], spec.local_shape[dim + 1 :]
@@ -211,6 +236,16 @@ class ShardTensor(ShardBase):
         Writing to it makes the ghosts of a held halo old, so that the next use exchanges them (Collective): write on
         all ranks of the mesh or on none. Collective where this is a copy for which torch has a view (``x[i]``), and
         the original was written to since.
+
+        Parameters
+        ----------
+        grad_placements : Sequence[Placement] or None, optional
+            How the gradient of the part lies over the mesh axes; default as the part.
+
+        Examples
+        --------
+        >>> torch.equal(x.to_local(), rows)
+        True
         """
         self.refresh()
         return layouts.with_gradient(self.local, self.spec, grad_placements)
@@ -226,15 +261,20 @@ class ShardTensor(ShardBase):
 
         Parameters
         ----------
-        halo
+        halo : Mapping[int, int or tuple[int, int]] or None, optional
             ``{dim: width or (lo, hi)}``, for a tensor without a halo of its own or for other widths.
-        periodic
+        periodic : Sequence[int], default ()
             Dims of ``halo`` that wrap.
 
         Raises
         ------
         ShardLayoutError
             There is no halo and no widths were given.
+
+        Examples
+        --------
+        >>> tuple(x.local_with_halo({0: 1}).shape) in [(4,), (3,)]
+        True
         """
         self.refresh()
         if halo is not None:
@@ -251,6 +291,16 @@ class ShardTensor(ShardBase):
         ``Partial()`` where ``grad_placements`` says so.
 
         Edges come in the order of one process, or where that is not known, one rank's after the other's.
+
+        Parameters
+        ----------
+        grad_placements : Sequence[Placement] or None, optional
+            How the gradient of the whole lies over the mesh axes; default replicated.
+
+        Examples
+        --------
+        >>> x.full_tensor()
+        tensor([0., 1., 2., 3., 4.])
         """
         self.refresh()
         full = as_in_one_process(gather_full(self.local, self.spec), self.spec)
@@ -268,11 +318,11 @@ class ShardTensor(ShardBase):
 
         Parameters
         ----------
-        device_mesh
+        device_mesh : DeviceMesh or None, optional
             None or the tensor's own mesh.
-        placements
+        placements : Sequence[Placement] or None, optional
             Default: as they are, for new ``sizes``.
-        sizes
+        sizes : Sizes or None, optional
             ``{mesh axis: sizes}``. Default: the old sizes where an axis shards the same dim, else even ones.
 
         Raises
@@ -281,6 +331,11 @@ class ShardTensor(ShardBase):
             Another mesh, or sizes that do not fit.
         UnsupportedShardOp
             Edges of a graph whose order in one process is not known.
+
+        Examples
+        --------
+        >>> x.redistribute(sizes={0: (1, 4)}).sharding_shapes()
+        {0: (torch.Size([1]), torch.Size([4]))}
         """
         if device_mesh is not None and device_mesh != self.spec.device_mesh:
             raise ShardLayoutError(
@@ -308,7 +363,17 @@ class ShardTensor(ShardBase):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
-        """Set whether gradients are kept, in place."""
+        """Set whether gradients are kept, in place.
+
+        Parameters
+        ----------
+        requires_grad : bool, default True
+            Whether operations are recorded.
+
+        Examples
+        --------
+        >>> leaf = (2 * x).requires_grad_()
+        """
         self.local.requires_grad_(requires_grad)
         layouts.watch_graphs(self.local, self.spec)
         return self
@@ -341,17 +406,40 @@ class ShardTensor(ShardBase):
         return self.local.is_leaf
 
     def retain_grad(self) -> None:
-        """Keep the gradient of a tensor that is not a leaf."""
+        """Keep the gradient of a tensor that is not a leaf.
+
+        Examples
+        --------
+        >>> leaf = (2 * x).requires_grad_()
+        >>> middle = leaf * leaf
+        >>> middle.retain_grad()
+        >>> middle.sum().backward()
+        >>> middle.grad.sum()
+        tensor(5.)
+        """
         self.local.retain_grad()
         layouts.watch_graphs(self.local, self.spec)
 
     def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with the gradient, a ShardTensor, when it is computed; its result replaces the gradient.
 
+        Parameters
+        ----------
+        hook : Callable[[ShardTensor], Tensor or None]
+            Returns a gradient of the same layout, or None.
+
         Raises
         ------
         ShardLayoutError
             In backward: the hook returned something of another layout.
+
+        Examples
+        --------
+        >>> leaf = (2 * x).requires_grad_()
+        >>> _ = leaf.register_hook(lambda gradient: 2 * gradient)
+        >>> leaf.sum().backward()
+        >>> leaf.grad.sum()
+        tensor(10.)
         """
 
         def on_local(grad: Tensor) -> Tensor | None:
@@ -374,7 +462,26 @@ class ShardTensor(ShardBase):
         create_graph: bool = False,
         inputs: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
-        """Backpropagate a gradient that is a ShardTensor of the same layout. Collective."""
+        """Backpropagate a gradient that is a ShardTensor of the same layout. Collective.
+
+        Parameters
+        ----------
+        gradient : Tensor or None, optional
+            Of the same layout as the tensor; needed unless it is one number.
+        retain_graph : bool or None, optional
+            Keep the graph for another backward.
+        create_graph : bool, default False
+            Record a graph of the gradients.
+        inputs : Tensor or Sequence[Tensor] or None, optional
+            Leaves whose gradients are added up; default all.
+
+        Examples
+        --------
+        >>> leaf = (2 * x).requires_grad_()
+        >>> (leaf * leaf).backward(torch.ones_like(leaf))
+        >>> leaf.grad.sum()
+        tensor(40.)
+        """
         if self.spec.is_replicated and not isinstance(gradient, ShardTensor):
             self.local.backward(gradient, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
             return

@@ -50,20 +50,30 @@ def make_grid(
 
     Parameters
     ----------
-    path
+    path : str or PathLike
         File or folder to write; no extension is needed.
-    format
+    format : str, default "zarr3"
         One of ``GRID_FORMATS``.
-    first_time
+    first_time : int, default 0
         Steps (of 6 h) from the start of the data, for series of files.
-    chunks
+    chunks : Sequence[int] or None, optional
         Of the fields, where the format has chunks; default ones that divide nothing.
-    packed
+    packed : bool, default False
         Store int16 with ``scale_factor``, ``add_offset`` and some missing values; decoded values are float64.
-    compressed
+    compressed : bool, default True
         Where the format has chunks.
-    unlimited
+    unlimited : bool, default False
         Make time the record dimension of a NetCDF or chunked HDF5 file.
+    num_times : int, default 4
+        Rows of time.
+    num_levels : int, default 3
+        Rows of level.
+    num_lat : int, default 19
+        Rows of latitude.
+    num_lon : int, default 24
+        Rows of longitude.
+    seed : int, default 0
+        Of the noise.
 
     Returns
     -------
@@ -74,6 +84,12 @@ def make_grid(
     ------
     ConfigError
         Unknown format.
+
+    Examples
+    --------
+    >>> from scidata.testing import make_grid
+    >>> make_grid("era5.zarr", num_lat=7)["u"].shape
+    (4, 3, 7, 24)
     """
     if format not in GRID_FORMATS:
         raise ConfigError(f"format must be one of {', '.join(GRID_FORMATS)}, not {format!r}")

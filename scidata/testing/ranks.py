@@ -68,18 +68,31 @@ def run_ranks(
 
     Parameters
     ----------
-    fn
+    fn : Callable[..., T]
         A function at the top level of a module; the module is imported by name, or else from its file, in each
         process. ``args`` and the results are pickled.
-    timeout
+    timeout : float, default 60
         Seconds until every process is ended; a collective gives up after half of it, with a traceback.
-    backend
+    backend : str or None, default "gloo"
         Of the default process group; None leaves it to ``fn`` to start one.
+    num_ranks : int
+        Processes.
+    *args : object
+        Handed to ``fn``.
 
     Raises
     ------
     RankError
         With the traceback of every rank that raised, died or hung.
+
+    Examples
+    --------
+    >>> def total(rank, num_ranks):  # doctest: +SKIP
+    ...     x = torch.ones(())
+    ...     torch.distributed.all_reduce(x)
+    ...     return x.item()
+    >>> scidata.testing.run_ranks(total, 3)  # doctest: +SKIP
+    [3.0, 3.0, 3.0]
     """
     __tracebackhide__ = True  # pytest: the ranks' own tracebacks are what matters
     module, path, name = _reference(fn)
@@ -215,6 +228,20 @@ def fake_group(num_ranks: int, rank: int = 0) -> Iterator[None]:
 
     For checking metadata (meshes, bounds, plans) at sizes that no test machine has; values that were communicated
     are meaningless.
+
+    Parameters
+    ----------
+    num_ranks : int
+        Size of the group.
+    rank : int, default 0
+        This process's.
+
+    Examples
+    --------
+    >>> from scidata.testing import fake_group
+    >>> with fake_group(512, rank=5):
+    ...     scidata.init_mesh(domain=512, device="cpu").get_rank()
+    5
     """
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=num_ranks)
     try:

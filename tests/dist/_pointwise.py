@@ -18,9 +18,27 @@ TWO_ARGUMENTS = {
 
 
 INTEGER = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
+INTEGER |= {
+    "__rlshift__",
+    "__rrshift__",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__invert__",
+    "__rand__",
+    "__ror__",
+    "__rxor__",
+    "__lshift__",
+    "__rshift__",
+}
+INTEGER |= {"gcd", "lcm"}
 
 
 NO_DERIVATIVE = {"floor_divide", "__floordiv__", "__rfloordiv__", "heaviside", "nextafter", "airy_ai", "zeta"}
+NO_DERIVATIVE |= {"igamma", "igammac", "gammainc", "gammaincc"}  # but with respect to one operand
+NO_DERIVATIVE |= {
+    name for name in f"{pointwise._UNARY} {pointwise._BINARY}".split() if "bessel" in name or "polynomial" in name
+}
 
 
 def forms(name):

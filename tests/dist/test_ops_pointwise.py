@@ -8,30 +8,11 @@ from torch.distributed.tensor import Replicate, Shard
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
-from scidata.shard.ops import pointwise
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests.dist._pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 LAYOUTS = {1: [(7,)], 2: [(4, 3), (7, 0), (1, 6)], 3: [(3, 2, 2), (0, 5, 2), (7, 0, 0)]}
-INTEGER |= {
-    "__rlshift__",
-    "__rrshift__",
-    "__and__",
-    "__or__",
-    "__xor__",
-    "__invert__",
-    "__rand__",
-    "__ror__",
-    "__rxor__",
-    "__lshift__",
-    "__rshift__",
-}
-INTEGER |= {"gcd", "lcm"}
-NO_DERIVATIVE |= {"igamma", "igammac", "gammainc", "gammaincc"}  # but with respect to one operand
-NO_DERIVATIVE |= {
-    name for name in f"{pointwise._UNARY} {pointwise._BINARY}".split() if "bessel" in name or "polynomial" in name
-}
 
 
 def mesh_of(num_ranks):

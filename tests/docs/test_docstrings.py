@@ -14,6 +14,7 @@ import torch
 
 import scidata
 from scidata.testing import run_ranks
+from tests.docs.reference import shown
 
 NAMES = [name for name in scidata.__all__ if name != "__version__"]
 NAMES += [f"metrics.{name}" for name in scidata.metrics.__all__]
@@ -25,14 +26,20 @@ NOT_RUN = ("from_physicsnemo", "to_physicsnemo")
 
 
 def run_examples(name: str) -> int:
-    """Run the examples of a name and, of a class, its methods; return how many lines of code there were."""
+    """Run the examples of a name and, of a class, its methods; return how many lines of code there were.
+
+    Examples of methods go on with the names of their class's example.
+    """
     names: dict[str, Any] = {"scidata": scidata, "torch": torch}
     thing = attrgetter(name)(scidata)
     found = doctest.DocTestFinder(recurse=not inspect.ismodule(thing)).find(thing, name, module=False, globs=names)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
-    for test in found:
-        runner.run(test, out=said.append)
+    for test in sorted(found, key=lambda test: len(test.name.split("."))):
+        test.globs = dict(names)
+        runner.run(test, out=said.append, clear_globs=False)
+        if test.name == name:
+            names = test.globs
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
     return sum(len(test.examples) for test in found)
 
@@ -64,3 +71,29 @@ def test_every_name_is_in_the_reference() -> None:
     pages = (Path(__file__).parents[2] / "docs" / "reference").glob("*.md")
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert not [name for name in NAMES if f":: scidata.{name}\n" not in text]
+
+
+#: numpydoc's checks: parameters are all there, under their names, each with a type; there is an example.
+CHECKS = {"PR01", "PR02", "PR04", "PR10", "EX01"}
+#: Examples of others say enough of these: methods that a metric of one's own overrides, and those of all data sets.
+NO_EXAMPLE = (
+    "pointwise",
+    "of_sample",
+    "of_mean",
+    "HeteroSample.call_on_parts",
+    "DomainDataset.",
+    "CombinedDataset.counts",
+)
+
+
+def test_parameters_are_named_and_typed() -> None:
+    validate = pytest.importorskip("numpydoc.validate").validate
+    amiss = {}
+    for name, thing in shown().items():
+        checks = CHECKS - {"EX01"} if any(part in name for part in NO_EXAMPLE) else CHECKS
+        if inspect.isclass(thing) and "Parameters\n" not in (inspect.getdoc(thing) or ""):
+            checks = set()  # users do not make these
+        full = f"{thing.__module__}.{thing.__qualname__}" if not inspect.isclass(thing) else name
+        amiss[name] = [message for code, message in validate(full)["errors"] if code in checks]
+    amiss = {name: messages for name, messages in amiss.items() if messages}
+    assert not amiss, "\n".join(f"{name}: {'; '.join(messages)}" for name, messages in amiss.items())

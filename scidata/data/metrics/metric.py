@@ -42,21 +42,21 @@ class Metric:
 
     Parameters
     ----------
-    weights
+    weights : WeightsByDim or None, optional
         By dim, those of all ranks' rows: ``{"latitude": latitude_weights(ds)}``, float64, not negative. By several
         dims where they vary along both, ``{("y", "x"): areas}``. ShardTensors that lie as the fields do will serve.
         A row of weight 0 does not count, whatever it holds. Default: all rows weigh the same.
-    by
+    by : str or Sequence[str], default ()
         Dims that have a value each in the result, sharded or not; the mean is over all others.
-    mesh
+    mesh : DeviceMesh or None, optional
         The ranks that take part. None: one process.
-    skipna
+    skipna : bool, default False
         Leave out elements that are NaN, in any of the tensors, and samples without any other element. Otherwise NaN in
         an element is NaN in the result.
-    dims
+    dims : Sequence[str] or None, optional
         Names of a sample's dims where tensors are plain, or mappings of such; default ``dim_0``, ``dim_1``, … A
         :class:`scidata.Sample` among the tensors brings its own.
-    dp, domain
+    dp, domain : str or None or str or Sequence[str] or None
         Axes of the mesh, where they have other names, as for :func:`scidata.open_dataset`.
 
     Raises
@@ -101,16 +101,35 @@ class Metric:
         """Return one or several quantities to take the mean of, element by element, float64.
 
         An element depends on the same element of the tensors alone: a sum along a dim would depend on the cut.
+
+        Parameters
+        ----------
+        *values : Tensor
+            Tensors of one shape, float64: the part that this rank owns.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it is the mean of")
 
     def of_sample(self, sums: Sequence[FloatArray], weight: FloatArray) -> FloatArray:
-        """Return a sample's value from the weighted sums of the quantities, and the sum of the weights."""
+        """Return a sample's value from the weighted sums of the quantities, and the sum of the weights.
+
+        Parameters
+        ----------
+        sums : Sequence[FloatArray]
+            Weighted sum of each quantity.
+        weight : FloatArray
+            Sum of the weights.
+        """
         mean: FloatArray = sums[0] / weight
         return mean
 
     def of_mean(self, mean: FloatArray) -> FloatArray:
-        """Return the result from the mean of the samples' values."""
+        """Return the result from the mean of the samples' values.
+
+        Parameters
+        ----------
+        mean : FloatArray
+            Of the samples' values.
+        """
         return mean
 
     def _quantities(self, values: Sequence[Tensor], layout: Layout) -> tuple[Sequence[Tensor], Layout]:
@@ -295,6 +314,11 @@ class Metric:
         ------
         ConfigError
             No rank had a sample; ranks of a domain had different ones; ranks have different metrics. On all ranks.
+
+        Examples
+        --------
+        >>> mse.compute()
+        tensor(0.5000, dtype=torch.float64)
         """
         values = self._of_domain()
         by_name: dict[str, dict[tuple[int, ...], Entry]] = {}
@@ -362,13 +386,23 @@ class Metric:
         return f"{type(self).__name__}(by={list(self.by)}, skipna={self.skipna}, weights: {weights})"
 
     def reset(self) -> None:
-        """Forget all samples: before the next epoch's validation."""
+        """Forget all samples: before the next epoch's validation.
+
+        Examples
+        --------
+        >>> mse.reset()
+        """
         self._entries, self._unnumbered, self._fault = {}, 0, None
 
     # -- its place -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """Return what this rank has added up: plain values and one uint8 tensor, for ``torch.save`` by each rank."""
+        """Return what this rank has added up: plain values and one uint8 tensor, for ``torch.save`` by each rank.
+
+        Examples
+        --------
+        >>> torch.save(mse.state_dict(), "mse.pt")
+        """
         packed = pack(self._entries, fault=self._fault, unnumbered=self._unnumbered)
         return {
             "version": _VERSION,
@@ -380,10 +414,19 @@ class Metric:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what the rank at the same place of an equal mesh has saved.
 
+        Parameters
+        ----------
+        state : Mapping[str, Any]
+            From ``state_dict``.
+
         Raises
         ------
         ConfigError
             The state of another metric, or of a rank at another place.
+
+        Examples
+        --------
+        >>> mse.load_state_dict(mse.state_dict())
         """
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise ConfigError("this is no state of a metric, or that of a newer scidata")

@@ -39,7 +39,21 @@ class Mean(Metric):
 
     @checked_keywords
     def update(self, values: Fields, *, index: Index = None, weights: WeightsByDim | None = None) -> None:
-        """Add a sample or a batch of them. No communication. See :meth:`PairMetric.update`."""
+        """Add a sample or a batch of them. No communication. See :meth:`PairMetric.update`.
+
+        Parameters
+        ----------
+        values : Fields
+            A tensor, or fields by name.
+        index : Index, optional
+            The sample's number; a list of them for a batch.
+        weights : WeightsByDim or None, optional
+            By dim, of this sample.
+
+        Examples
+        --------
+        >>> mean.update(torch.ones(2, 3), index=1)
+        """
         self._update([values], ["the tensor"], index, weights)
 
 
@@ -85,19 +99,23 @@ class PairMetric(Metric):
 
         Parameters
         ----------
-        prediction, target
+        prediction, target : Fields
             Tensors of one shape, or fields by name, of which those of ``prediction`` count. ShardTensors may be split
             unevenly, with empty parts, over any dims; a plain tensor beside them is the whole. On any device.
-        index
+        index : Index, optional
             The sample's number; a list of them for a batch, along dim 0. One that was there before is left out.
             Default that of a :class:`scidata.Sample` among the two; without any, each call counts as another sample.
-        weights
+        weights : WeightsByDim or None, optional
             As those of the metric, of this sample: ``{"cell": sample["area"]}``.
 
         Raises
         ------
         ConfigError, ShardLayoutError, UnknownNameError
             Tensors, weights, names or indices that do not fit.
+
+        Examples
+        --------
+        >>> excess.update(torch.tensor([1.0]), torch.tensor([2.0]), index=1)
         """
         self._update([prediction, target], ["prediction", "target"], index, weights)
 
@@ -185,9 +203,11 @@ class ACC(PairMetric):
 
     Parameters
     ----------
-    climatology
+    climatology : Fields or None, optional
         What anomalies are differences from: a tensor, or fields by name, of a sample's shape. Or give each sample's
         own to :meth:`update`.
+    **options : Any
+        Of :class:`Metric`.
 
     Examples
     --------
@@ -225,15 +245,19 @@ class ACC(PairMetric):
 
         Parameters
         ----------
-        prediction, target, index, weights
+        prediction, target, index, weights : Fields or Index or WeightsByDim or None
             As there.
-        climatology
+        climatology : Fields or None, optional
             Of this sample: that of its day, say. Of a batch, one for all or one for each. Default the metric's own.
 
         Raises
         ------
         ConfigError
             No climatology, or one that does not fit.
+
+        Examples
+        --------
+        >>> acc.update(torch.tensor([3.0, 1.0]), torch.tensor([3.0, 2.0]), index=1)
         """
         climatology = self.climatology if climatology is None else climatology
         if climatology is None:
@@ -249,12 +273,14 @@ class CRPS(PairMetric):
 
     Parameters
     ----------
-    member_dim
+    member_dim : int, default 0
         The prediction's dim of members, in a sample: not counting a batch's. Not sharded.
-    fair
+    fair : bool, default True
         Take E|X - X'| over pairs of different members, ``M (M - 1)`` of them, which does not depend on the ensemble's
         size (Ferro, "Fair scores for ensemble forecasts", 2014; as WeatherBench 2). False: over all ``M²``, which
         is the score of the members' own distribution.
+    **options : Any
+        Of :class:`Metric`.
 
     Raises
     ------
@@ -307,8 +333,10 @@ class Spectrum(Mean):
 
     Parameters
     ----------
-    dim
+    dim : str, default "longitude"
         Along which; not sharded. The result has a dim ``wavenumber`` last: ``(..., num_points // 2 + 1)``.
+    **options : Any
+        Of :class:`Metric`.
 
     Examples
     --------

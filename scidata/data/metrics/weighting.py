@@ -144,14 +144,14 @@ def latitude_weights(latitude: object, *, method: str = "area", dim: str = "lati
 
     Parameters
     ----------
-    latitude
+    latitude : object
         Degrees, ``(num_latitudes,)``, rising or falling, all ranks' rows. Or a data set of a grid, whose coordinate it
         is.
-    method
+    method : str, default "area"
         ``"area"``: the share of the sphere between the middles of neighbouring latitudes, as WeatherBench 2 has it
         (Rasp et al., 2024). The outermost cells reach to the poles where the grid does: where not even one more row
         would fit between; else, in a crop, half a spacing further. ``"cos"``: the cosine of the latitude.
-    dim
+    dim : str, default "latitude"
         The coordinate's name, for data sets.
 
     Returns
@@ -203,13 +203,13 @@ def level_weights(pressure: object, *, method: str = "pressure", dim: str = "lev
 
     Parameters
     ----------
-    pressure
+    pressure : object
         ``(num_levels,)``, in any unit, all positive. Or a data set of a grid, whose coordinate it is.
-    method
+    method : str, default "pressure"
         ``"pressure"``: in proportion to the pressure, as GraphCast's loss (Lam et al., 2023). ``"thickness"``: to the
         pressure between the middles of neighbouring levels, hence to the mass of air; the outermost ones reach as far
         out as in.
-    dim
+    dim : str, default "level"
         The coordinate's name, for data sets.
 
     Returns

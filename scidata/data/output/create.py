@@ -76,62 +76,62 @@ def create(
 
     Parameters
     ----------
-    path
+    path : str or PathLike
         A file or folder, or a URL. All ranks must see it.
-    like
+    like : ShardedDataset[Any] or IrregularDataset[Any]
         The data set whose dims, coordinates, attributes and encoding the output has. Of meshes, points and graphs the
         tensors are split as they were read; ``fields`` of it take ``like``, the packing and ``attributes``.
-    mesh
+    mesh : DeviceMesh or None, optional
         Of the ranks that write; default that of ``like``.
-    fields
+    fields : Sequence[str] or Mapping[str, Mapping[str, Any] or None] or None, optional
         Names of its fields, default all; or options by name: ``{"u": None, "precip": {"like": "u", "attributes":
         {"units": "mm"}}}``, or ``{"mask": {"dims": ("latitude", "longitude"), "dtype": "int8"}}``. Also
         ``scale_factor``, ``add_offset`` and ``_FillValue``; ``sizes`` of dims that the data set has not.
-    times
+    times : Any, optional
         What the steps are labelled with: dates, numbers in the units of the source, or a number of steps. Several dims
         of steps as a mapping: ``{"time": starts, "lead": hours}``; then step ``i * len(hours) + k`` is hour ``k`` of
         start ``i``. Default: a step for each sample of ``like``.
-    format
+    format : {"zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"} or None, optional
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
         ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
         writes its rows where they belong, unless ``codec`` compresses them.
-    chunks
+    chunks : Mapping[str, int] or None, optional
         Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a
         chunk are to be given one after another, by one domain.
-    shards
+    shards : Mapping[str, int] or None, optional
         Sizes by dimension of files that hold several chunks (Zarr v3); default a file for each chunk.
-    codec
+    codec : {"blosc", "lz4", "zstd", "zlib", "none"} or None, optional
         Of Zarr's chunks: ``"blosc"`` (the default: Zstandard 3 behind a byte shuffle), ``"lz4"`` (the same of LZ4,
         several times faster), ``"zstd"``, ``"none"``. Those of v3 also carry a crc32c. Of NetCDF-4 and HDF5:
         ``"zlib"`` (level 1 behind a byte shuffle, which every reader has): ranks compress their chunks and keep them
         beside the output, and the first rank puts the file together at the end; or ``"none"``, the default.
-    encoding
+    encoding : {"source", "plain"}, default "source"
         ``"source"``: dtype, scale, offset and fill value as there. ``"plain"``: values as the data set decodes them.
-    attributes
+    attributes : Mapping[str, Any] or None, optional
         Of the whole, besides those of the source.
-    order
+    order : {"source", "store"}, default "source"
         Of the rows of meshes, points and graphs: ``"source"`` puts them back where they were in the files that were
         partitioned; ``"store"`` leaves them as they are, so that nothing changes hands but strips along bounds.
-    sample
+    sample : int, default 0
         Of a store of several meshes: the one whose rows are written.
-    topology
+    topology : str or PathLike or None, optional
         The file that has the mesh (UGRID, MPAS, …): what it holds is written, too, so that the output shows the fields
         on it. The first rank reads it once.
-    in_flight
+    in_flight : int, default 2
         Steps whose parts may wait to be written; ``writer[step] = ...`` waits for room. Memory is bounded by them.
-    copy
+    copy : bool, default True
         False: tensors on the CPU are not copied; changed in place before they are written, they raise. Those on CUDA
         are copied to pinned memory on a stream of their own.
-    resume
+    resume : bool, default False
         Go on with what was begun, or begin. Of a finished output, no step is missing.
-    overwrite
+    overwrite : bool, default False
         Begin again; what is there is replaced at the end, and stays until the new output is whole. Refused while
         another run writes the output: its process is alive on this machine, or gave a sign of life in the last minute
         on another one.
-    takeover
+    takeover : bool, default False
         With ``overwrite``: begin again although another run writes the output. That run fails, and says so, at its next
         step or its end.
-    storage_options
+    storage_options : Mapping[str, Any] or None, optional
         Of a URL, as in :func:`open_dataset`.
 
     Raises

@@ -164,7 +164,15 @@ class Writer:
             self._taken.add(each)
 
     def flush(self) -> None:
-        """Wait until this rank's part of all that was given is written."""
+        """Wait until this rank's part of all that was given is written.
+
+        Examples
+        --------
+        >>> with scidata.create("flushed.nc", like=ds) as writer:
+        ...     for i in range(4):
+        ...         writer[i] = ds[i]
+        ...     writer.flush()  # all is on the disk
+        """
         self._check_open()
         try:
             self._background.wait()
@@ -181,6 +189,12 @@ class Writer:
             Another rank has failed: the output stays unfinished.
         OSError
             This one could not write.
+
+        Examples
+        --------
+        >>> writer = scidata.create("closed.nc", like=ds)
+        >>> writer[[0, 1, 2, 3]] = scidata.collate([ds[i] for i in range(4)])
+        >>> writer.close()
         """
         if self._is_closed:
             return
@@ -201,7 +215,18 @@ class Writer:
             self._let_go()
 
     def abort(self, error: BaseException) -> None:
-        """Write no more, and tell all ranks: the output stays unfinished."""
+        """Write no more, and tell all ranks: the output stays unfinished.
+
+        Parameters
+        ----------
+        error : BaseException
+            Why; other ranks raise it, too.
+
+        Examples
+        --------
+        >>> writer = scidata.create("aborted.nc", like=ds)
+        >>> writer.abort(RuntimeError("the model diverged"))
+        """
         if self._is_closed:
             return
         self._is_closed = True

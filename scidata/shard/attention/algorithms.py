@@ -22,7 +22,7 @@ def attention(way: str) -> Iterator[None]:
 
     Parameters
     ----------
-    way
+    way : str
         ``"gather"``: each rank gathers all keys and values. ``"ring"``: blocks of keys and values are passed from rank
         to rank while each computes with the one it holds; memory grows with the block. ``"heads"``: the sequence is
         exchanged for heads and back (Ulysses); needs heads, best a multiple of the ranks. ``"auto"``, the default:

@@ -50,15 +50,15 @@ def all_gather_v(
 
     Parameters
     ----------
-    x
+    x : Tensor
         This rank's part; the parts differ along ``dim`` only.
-    dim
+    dim : int
         Tensor dim of the parts.
-    group
+    group : Group
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
-    sizes
+    sizes : Sequence[int]
         Rows of each rank's part.
-    grad
+    grad : {"own", "sum"}, default "own"
         ``"own"``: each rank computes the same with the result, so its gradient is replicated and backward keeps the
         own slice. ``"sum"``: each rank uses the result for its own shard (keys and values of attention), so the
         ranks' gradients differ and backward adds them up (a reduce-scatter).
@@ -93,13 +93,13 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
 
     Parameters
     ----------
-    x
+    x : Tensor
         The whole tensor, of the same shape on each rank.
-    sizes
+    sizes : Sequence[int]
         Rows of each rank's part.
-    dim
+    dim : int
         Tensor dim of the parts.
-    group
+    group : Group
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
 
     Raises
@@ -163,13 +163,13 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
 
     Parameters
     ----------
-    group
+    group : Group
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
-    x
+    x : Tensor
         ``(num_owned, ...)``.
-    send_indices
+    send_indices : Sequence[Tensor]
         One ``(num,)`` int64 tensor of local rows for each rank of the group, own rank included; repeats are legal.
-    recv_counts
+    recv_counts : Sequence[int]
         Rows that each rank sends here: the lengths of their ``send_indices`` for this rank.
 
     Raises

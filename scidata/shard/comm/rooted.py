@@ -48,15 +48,15 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
 
     Parameters
     ----------
-    x
+    x : Tensor
         This rank's part; the parts differ along ``dim`` only.
-    sizes
+    sizes : Sequence[int]
         Rows of each rank's part.
-    dim
+    dim : int
         Tensor dim of the parts.
-    dst
+    dst : int
         Rank of the group that gets the whole.
-    group
+    group : Group
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
 
     Raises
@@ -91,18 +91,18 @@ def scatter_v(
 
     Parameters
     ----------
-    sizes
+    sizes : Sequence[int]
         Rows of each rank's part.
-    dim
+    dim : int
         Tensor dim to split.
-    src
+    src : int
         Rank of the group that has the whole.
-    group
+    group : Group
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
-    x
+    x : Tensor or None
         Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along. For a
         second derivative the others pass a tensor of that shape without rows along ``dim``, to differentiate by.
-    device
+    device : torch.device or None, optional
         Where ranks without ``x`` put their part; default the device that the group communicates on.
 
     Raises

@@ -195,11 +195,11 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
 
     Parameters
     ----------
-    index_map
+    index_map : IndexMap
         The map of the rows: ``sample.index_map("node")``.
-    x
+    x : Tensor
         The owned part, ``(num_owned, ...)``, or a ShardTensor sharded along dim 0.
-    group
+    group : Group
         The domain group; None or a group of one communicates nothing.
 
     Raises

@@ -417,9 +417,9 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
 
     Parameters
     ----------
-    x
+    x : Tensor
         ``(num_nodes, ...)``.
-    edge_index
+    edge_index : Tensor
         ``edge_index`` of ``sample.to_pyg()``, or a row of it. Between two node sets, ``x`` is of the source set.
 
     Raises

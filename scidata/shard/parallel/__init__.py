@@ -64,26 +64,26 @@ def parallelize(
 
     Parameters
     ----------
-    model
+    model : _Model
         On the mesh's device, its parameters plain tensors, or DTensors of ``parallelize_module``; changed in place. All
         parameters to be trained require grad; some may be frozen later.
-    mesh
+    mesh : DeviceMesh or None
         None returns the model as it is.
-    strategy
+    strategy : str, default "ddp"
         ``"ddp"``: every rank holds all parameters, which stay plain tensors. Gradients are averaged in buckets while
         backward goes on. Parameters that no rank used keep ``grad=None``. Every backward pass has to reach one
         parameter or more on every rank.
 
         ``"fsdp"``: FSDP2's ``fully_shard`` over the dp axis: parameters, their gradients and an optimizer's moments are
         DTensors, of which each dp rank holds a part. Make the optimizer afterwards. Ranks use the same parameters.
-    dp, domain
+    dp, domain : str or None or str or Sequence[str] or None
         Axis names, as in :func:`~scidata.device_mesh.axes_of`.
-    bucket_bytes
+    bucket_bytes : int, default 25 * 2 ** 20
         Size of a bucket of ``"ddp"``, bytes.
-    units
+    units : Sequence[type[Module]] or None, optional
         For ``"fsdp"``, classes of modules that are gathered and freed as one. Default: the entries of ``ModuleList``
         and ``Sequential`` that hold a MiB of parameters or more.
-    fsdp_options
+    fsdp_options : Mapping[str, Any] or None, optional
         More arguments for ``fully_shard``: ``mp_policy``, ``reshard_after_forward``, ``offload_policy``.
 
     Returns
@@ -195,7 +195,7 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
 
     Parameters
     ----------
-    model
+    model : Module
         The result of :func:`parallelize`, compiled or not.
 
     Raises

@@ -24,13 +24,13 @@ def sync_module_over_mesh(module: nn.Module, mesh: DeviceMesh, src_mesh_rank: in
 
     Parameters
     ----------
-    module
+    module : Module
         Changed in place.
-    mesh
+    mesh : DeviceMesh
         One axis: ``mesh["domain"]``.
-    src_mesh_rank
+    src_mesh_rank : int, default 0
         Place along the axis of the rank that sends its values to all.
-    verify
+    verify : bool, default False
         Also compare the values afterwards.
 
     Raises

@@ -201,11 +201,11 @@ def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5
 
     Parameters
     ----------
-    attempts
+    attempts : int, default 6
         At most so many in all; 1 tries nothing again.
-    first_wait, max_wait
+    first_wait, max_wait : float
         Seconds before the second attempt, twice as long each time, less a random part; and before any one.
-    total_wait
+    total_wait : float, default 30.0
         Seconds of all waits of one read. Of a URL it is the time for all of it, attempts included, at least one second,
         and more for reads of more than a MiB: a server that accepts and does not answer, or hardly, is given up then.
 

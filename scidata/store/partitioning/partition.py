@@ -94,61 +94,61 @@ def partition(
 
     Parameters
     ----------
-    inputs
+    inputs : Paths
         Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
-    out
+    out : str or PathLike
         A new folder.
-    kind
+    kind : str or None, optional
         ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); default detected.
-    mesh
+    mesh : str or PathLike or None, optional
         File of the topology, where the inputs hold fields on it.
-    points
+    points : str or Sequence[str] or None, optional
         Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``; default by name.
-    entity
+    entity : str or None, optional
         ``"cell"``: rows of a mesh are its cells; default its nodes.
-    edges
+    edges : str or Mapping[str, str] or None, optional
         ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
         ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
-    nodes
+    nodes : Mapping[str, str or Sequence[int]] or None, optional
         Node sets of a graph that is built around the input: ``{"grid": "file", "mesh": "icosahedral:6"}``; see
         the module ``scidata.meshes.build`` for the rules of sets and relations. Numbers are the points on each latitude
         of a reduced Gaussian grid.
-    fields
+    fields : str or Sequence[str] or None, optional
         Names; default all that have a row for each node, point, cell or edge.
-    topology
+    topology : str or None, optional
         The mesh variable, where a UGRID file has several.
-    order
+    order : str, default "hilbert"
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
-    weights
+    weights : str or None, optional
         Costs that the store's prefix sums count: None for rows, ``"edges"`` for edges by destination, else a field.
-    repair
+    repair : str or Sequence[str], default ()
         Kinds of faults that may be left out of the store, or ``"all"``; see ``scidata.meshes.order.faults.REMEDIES``.
-    keep
+    keep : str or Sequence[str], default ()
         Kinds of faults that stay as they are: ``"crowded_faces"``, ``"duplicate_edges"``, ``"self_loops"``.
-    jobs
+    jobs : int, default 1
         Samples processed at once, each in a process of its own.
-    client
+    client : Any, optional
         A ``distributed.Client`` (extra ``dask``) in place of ``jobs``: the workers of its cluster write the samples,
         some in each task, and this process the manifest. They see inputs and output under the same absolute paths, have
         the same version of scidata, and may come, go and die meanwhile. The store is the same, byte for byte.
-    part
+    part : str or tuple[int, int] or None, optional
         ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; ``scidata partition
         --finalize`` then ends the store.
-    dry_run
+    dry_run : bool, default False
         Only say what would be written.
-    overwrite
+    overwrite : bool, default False
         Replace the store that is there. It stays until the new one is whole, which is written beside it as
         ``OUT.unfinished`` and so needs the room; ``resume`` goes on with a run that was killed. With ``part`` samples
         are replaced in their place.
-    resume
+    resume : bool, default False
         Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
         must be the same in name and content (not in time or folder): they are read again, as the samples are. All
         options must be, too, but that ``repair`` and ``keep`` may allow more.
-    max_field_bytes
+    max_field_bytes : int, default MAX_FIELD_BYTES
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
-    allow_missing, allow_external
+    allow_missing, allow_external : bool, default False
         As in :func:`scidata.open_dataset`.
-    tick
+    tick : Callable[[float], None] or None, optional
         Called with the share of a sample that was done, at most 1 for each of the samples of this run.
 
     Notes

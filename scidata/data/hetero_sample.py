@@ -68,7 +68,7 @@ class HeteroSample(IrregularSample[TensorT]):
         edge_attr : EdgeColumns or None, optional
             The same by relation, ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
         khop : bool, default False
-            For models that run without exchange, by :meth:`~scidata.IrregularSample.call_on_parts`: plain tensors instead, of this rank's rows,
+            For models that run without exchange, by ``call_on_parts``: plain tensors instead, of this rank's rows,
             owned ones, then ghosts, and of all edges among them that it has. ``y`` and ``batch``, which losses and
             pooling take, are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
         by_hop : bool, default False

@@ -25,6 +25,19 @@ def _places(value: object, path: tuple = ()) -> list[tuple]:
 
 
 ODD = [None, True, False, 0, -1, 1, 2**70, 1.5, float("nan"), "", "x", "C", "bytes", "0x", "<M8[s]", "|O"]
+ODD += [
+    [],
+    {},
+    [None],
+    ["x"],
+    [[]],
+    [0, 0],
+    [2**40] * 3,
+    {"name": "x"},
+    {"id": []},
+    {"name": None},
+    [{"name": "bytes"}],
+]
 
 
 def _replaced(good: dict, place: tuple, value: object) -> dict:

@@ -563,21 +563,6 @@ V2 = {
 }  # fmt: skip
 
 
-ODD += [
-    [],
-    {},
-    [None],
-    ["x"],
-    [[]],
-    [0, 0],
-    [2**40] * 3,
-    {"name": "x"},
-    {"id": []},
-    {"name": None},
-    [{"name": "bytes"}],
-]
-
-
 @pytest.mark.parametrize(("good", "parse"), [(V2, parse_v2), (V3, parse_v3)])
 def test_any_metadata_is_described_or_refused(good, parse):
     described = 0

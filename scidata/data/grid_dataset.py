@@ -352,8 +352,9 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         Parameters
         ----------
         local : Mapping[str, Tensor]
-            A tensor for each field, shaped as :meth:`read_local` gives it; with a batch dim 0 before it if ``batched``. Static
-            fields are added where all others are there, on their device: views of one tensor, expanded over a batch.
+            A tensor for each field, shaped as :meth:`read_local` gives it; with a batch dim 0 before it if ``batched``.
+            Static fields are added where all others are there, on their device: views of
+            one tensor, expanded over a batch.
         batched : bool or None, optional
             Default: found from the number of dims.
         index : int or list[int] or None, optional

@@ -1,1 +1,1 @@
-"""The ``scidata`` command. Arguments and printing here, what is computed in ``commands``; not for import by users."""
+"""The ``scidata`` command. Arguments and printing here, computing in ``commands``; not for import by users."""

@@ -200,7 +200,7 @@ def read_options(
     ghosts: str | None = None,
     **others: Any,
 ) -> ReadOptions:
-    """Return what is read and how it is cut, from the texts of the options that commands share.
+    """Return the options of reading and cutting, from the texts of the options that commands share.
 
     Parameters
     ----------

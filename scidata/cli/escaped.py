@@ -35,7 +35,7 @@ class EscapedConsole(Console):
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
     def print(self, *objects: object, **options: Any) -> None:
-        """Print texts escaped; what Rich draws itself (tables) has been escaped when it was filled."""
+        """Print texts escaped; tables of Rich are escaped when they are filled."""
         spoke.at = time.monotonic()
         super().print(*(shown(item) if isinstance(item, str) else item for item in objects), **options)
 

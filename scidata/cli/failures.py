@@ -78,7 +78,7 @@ class Group(typer.core.TyperGroup):
 
 
 def _tell_usage(error: Exception, *, as_json: bool) -> None:
-    """Make wrong usage, which repeats what was typed, safe to print, and print it as JSON where that is asked for."""
+    """Make messages of wrong usage, which repeat the user's words, safe to print; print them as JSON if asked for."""
     if isinstance(error, typer.Exit | typer.Abort):
         return
     if isinstance(getattr(error, "message", None), str):

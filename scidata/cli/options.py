@@ -1,4 +1,4 @@
-"""The options of the commands: what each is called and takes, and what its help says."""
+"""The options of the commands: name, type and help of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _flag(name: str, text: str, panel: str | None = None, *, at_once: Callable[.
 
 
 def _whole(least: int) -> Callable[[str], int]:
-    """Return what takes a whole number from ``least`` on, and names the value that is none."""
+    """Return a parser of whole numbers from ``least`` on, which names a wrong value."""
 
     def parse(text: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""What the commands print: data on stdout, as a table or as JSON; errors and progress on stderr."""
+"""Output of the commands: data on stdout, as a table or as JSON; errors and progress on stderr."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_table(columns: Sequence[str], *, left: Sequence[str] = ()) -> EscapedTa
 
 
 def print_json(data: object) -> None:
-    """Print one JSON document to stdout; what JSON has no number for becomes null, and URLs show no secret."""
+    """Print one JSON document to stdout; numbers that JSON lacks become null, and URLs show no secret."""
     text = public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
     if not text.replace("\n", "").isprintable():
         # JSON itself escapes what is below U+0020 only: not C1 controls, bidirectional marks, lone surrogates
@@ -93,7 +93,7 @@ def print_bullets(heading: str, lines: Sequence[str], style: str) -> None:
 
 
 def print_notes(notes: Iterable[tuple[str, str]], most: int, *, more: Sequence[str] = ()) -> None:
-    """Print what is noted of samples, by (name, note): equal notes of several samples on one line."""
+    """Print notes on samples, by (name, note): equal notes of several samples on one line."""
     names: dict[str, list[str]] = {}
     for name, note in notes:
         names.setdefault(note, []).append(name)

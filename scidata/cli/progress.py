@@ -1,4 +1,4 @@
-"""What a command says on stderr: that it is at work, as a bar or a line now and then, and warnings, once each."""
+"""Progress of a command on stderr, as a bar or a line now and then, and warnings, once each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = 8.0  # seconds without a line, at most
 
 
 class Pulse:
-    """What a command is doing, told every :data:`QUIET` seconds in which it prints nothing."""
+    """The present task of a command, printed every :data:`QUIET` seconds in which it prints nothing."""
 
     def __init__(self, what: str) -> None:
         self.what, self.unit = what, ""
@@ -67,7 +67,7 @@ def pulse(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress(what: str, total: float, unit: str = "") -> Iterator[Callable[..., None]]:
-    """Draw a bar on stderr, if that is a terminal; the value is called with what part of ``total`` is done, 1 say."""
+    """Draw a bar on stderr, if that is a terminal; the value is called with the steps done, of ``total``."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     own = _now[-1] if _now else Pulse(what)
@@ -92,14 +92,14 @@ def progress(what: str, total: float, unit: str = "") -> Iterator[Callable[..., 
 
 
 def doing(what: str) -> None:
-    """Say what is done from now on, where a command does several things that take long."""
+    """Name the next task, where a command has several that take long."""
     if _now:
         _now[-1].what, _now[-1].total = what, 0.0
 
 
 @contextmanager
 def warnings_on_stderr(reword: Callable[[str], str]) -> Iterator[None]:
-    """Print what is warned of, or logged as a warning, once; at the end, how often what came again did."""
+    """Print each warning, also of the log, once; at the end the number of repetitions."""
     times: Counter[str] = Counter()
 
     def tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the loader, and data sets made of others, ask of a data set, ours or a user's: found out once what it can do."""
+"""The one view of any data set, ours or a user's, that loaders and combined data sets have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Described(Protocol):
 
 
 class BufferedDataset(_Described, Protocol[SampleT]):
-    """What the loader needs of a data set; :class:`scidata.ShardedDataset` is one."""
+    """A data set of samples of one size, as the loader needs it; :class:`scidata.ShardedDataset` is one."""
 
     def buffer_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and dtype of this rank's part of one sample, by field."""
@@ -50,13 +50,13 @@ class BufferedDataset(_Described, Protocol[SampleT]):
 
 
 class PartDataset(_Described, Protocol[SampleT]):
-    """What the loader needs of a data set whose samples differ in size: :func:`scidata.open_dataset` of a store."""
+    """A data set whose samples differ in size, as the loader needs it: :func:`scidata.open_dataset` of a store."""
 
     def read_local(self, index: int) -> object:
         """Read this rank's part of one sample; thread-safe. It may have ``fields`` by name, ``stats``, ``arrays()``."""
 
     def assemble(self, local: Any, *, index: int) -> SampleT:
-        """Wrap what was read; in the thread that uses it."""
+        """Wrap a part that was read; in the thread that uses it."""
 
 
 #: What loaders and data sets made of others take.
@@ -64,7 +64,7 @@ Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[
 
 
 class DatasetAdapter:
-    """A data set as those see it who read it: made where a loader or a combination of data sets is made.
+    """Adapter that gives loaders, and combinations of data sets, one view of any data set.
 
     Attributes
     ----------

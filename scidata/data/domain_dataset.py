@@ -1,4 +1,4 @@
-"""``DomainDataset``: what data sets of all kinds share, and what they ask of the reader of their kind."""
+"""``DomainDataset``: common base of data sets of all kinds, and the protocol of their readers."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Reader(Protocol):
         """Return the dimensions of a field of one sample."""
 
     def fingerprint(self) -> str:
-        """Return a digest of what decides the samples."""
+        """Return a digest of everything that decides the samples."""
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for one rank of the domain."""
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> FieldPass:
-        """Return what goes over all rows of a field that some samples have, of one rank's own part."""
+        """Return a pass over all rows of a field that some samples have, of one rank's own part."""
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""
@@ -125,7 +125,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What floating fields are handed out as; None: as they are stored, or decoded."""
+        """The dtype of floating fields; None: as they are stored, or decoded."""
         return self._dtype
 
     @property
@@ -135,7 +135,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Digest of what decides the samples, such as fields, shapes and steps; of stores also their values."""
+        """Digest of all that decides the samples: fields, shapes and steps; of stores also their values."""
         return self.reader.fingerprint()
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
-        """Return what a notebook shows of this kind: a title, facts by name, columns and rows of a table of fields."""
+        """Return the parts of a notebook's view: a title, facts by name, columns and rows of a table of fields."""
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
@@ -183,7 +183,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
-        """Draw a field of a sample, and who has which part of it."""
+        """Draw a field of a sample, and the part of each rank."""
 
     @abstractmethod
     def read_local(self, index: int) -> Any:
@@ -217,7 +217,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.transform(sample) if self.transform is not None else sample
 
     def _of_worker(self, local: Any, index: int) -> Any:
-        """Return what a worker hands out, which :meth:`assemble` wraps in the parent."""
+        """Return the item of a worker, which :meth:`assemble` wraps in the parent."""
         return local
 
     def _note(self, *indices: int) -> None:
@@ -282,7 +282,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @property
     def normalising(self) -> Mapping[str, Scale]:
-        """What is subtracted from each normalised field, and what it is divided by: arrays that broadcast to it."""
+        """Offset and scale of each normalised field, subtracted and divided by: arrays that broadcast to it."""
         return dict(self._scales)
 
     @overload
@@ -331,7 +331,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             raise ConfigError("assemble() needs the mesh, which a worker process does not have; call it in the parent")
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what NumPy has no dtype for in that dtype."""
+        """Cast to a dtype that NumPy lacks."""
         narrow = self._dtype is torch.bfloat16 and tensor.is_floating_point()
         return tensor.to(torch.bfloat16) if narrow else tensor
 

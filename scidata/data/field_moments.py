@@ -47,7 +47,7 @@ class FieldMoments:
 
     @classmethod
     def of(cls, state: Mapping[str, State]) -> FieldMoments:
-        """Return what :meth:`state` described."""
+        """Return the moments that :meth:`state` described."""
         return cls(values=Moments.of(state["values"]), differences=Moments.of(state["differences"]))
 
 

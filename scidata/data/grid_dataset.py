@@ -412,7 +412,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return self._sharded(tensor, place.dims, lead + place.global_shape)  # type: ignore[return-value]  # by the mesh
 
     def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
-        """Make a ShardTensor of this rank's part of what has these dims, after a batch dim where there is one."""
+        """Make a ShardTensor of this rank's part of values with these dims, after a batch dim where there is one."""
         if self._domain is None:
             return tensor
         lead = tensor.ndim - len(dims)

@@ -1,4 +1,4 @@
-"""What a worker process of torch's ``DataLoader`` hands out of a grid: tensors of this rank's part, no sample yet."""
+"""Items of a worker process of torch's ``DataLoader`` on a grid: tensors of this rank's part, no sample yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks share this node, and what of its memory is this one's."""
+"""The ranks that share this node, and this rank's share of its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARE = 8  # a part of the memory that is available, for what is decoded
 
 
 def memory_share() -> int:
-    """Return the bytes of decoded rows that this process keeps by default: its part of an eighth of what is free."""
+    """Return the bytes of decoded rows that this process keeps by default: its part of an eighth of the free memory."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     return available_memory() // _SHARE // ranks_per_node(os.environ, num_ranks)
 

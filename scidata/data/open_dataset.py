@@ -1,4 +1,4 @@
-"""``open_dataset``: finds out what a path is, and which reader and data set serve it."""
+"""``open_dataset``: recognises a path, and chooses the reader and data set that serve it."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def open_dataset(
 def _of_xarray(
     lazy: Lazy, fields: Sequence[str] | str | None, isel: Crop | None, decode: bool | str
 ) -> tuple[str, Sequence[str] | str, Crop, bool | str]:
-    """Return path, fields, isel and decode for what an object of xarray reads, and what is asked for beside it."""
+    """Return path, fields, isel and decode for an object of xarray, with the user's arguments beside it."""
     if isel and lazy.isel:
         raise ConfigError(
             f"isel={isel!r}: the object of xarray is cropped already, of {', '.join(lazy.isel)}; do it once"
@@ -342,7 +342,7 @@ def _of_xarray(
 
 
 def _located(path: Paths, options: Mapping[str, object] | None) -> str | tuple[str, ...]:
-    """Return the path, or paths, with what opens them."""
+    """Return the path, or paths, with the options that open them."""
     if isinstance(path, str | os.PathLike):
         return url_of(os.path.expanduser(os.fspath(path)), options)
     check_paths(path)

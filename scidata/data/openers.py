@@ -91,7 +91,7 @@ def open_grid(
 
 
 def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
-    """Say what a user may not expect of a data set: fields that are left out, a wrap without halo, gaps in time."""
+    """Warn of things that a user may not expect: fields that are left out, a wrap without halo, gaps in time."""
     from scidata.grids.choices import left_out_text
 
     choice, partition, where = reader.choice, reader.partition, reader.paths[0]

@@ -1,4 +1,4 @@
-"""The keyword arguments of ``open_dataset`` as types: those of its overloads, and what data sets make of values."""
+"""The keyword arguments of ``open_dataset`` as types: those of its overloads, and those that data sets take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32
 
 
 class Wrapping(TypedDict):
-    """What a data set makes of the values that its reader reads."""
+    """Conversions that a data set makes of the values that its reader reads."""
 
     dtype: torch.dtype | None
     transform: Callable[[Any], Any] | None

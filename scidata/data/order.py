@@ -82,7 +82,7 @@ class Mixture:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
-    """What decides the order of every epoch.
+    """The arguments that decide the order of every epoch.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What raw data is, and what to do first with meshes and graphs. No torch."""
+"""The kind of raw data; advice for meshes and graphs, which need a store first. No torch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def kind_of_raw(
 def partition_command(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str, reason: str, source: Source | None
 ) -> str:
-    """Return what writes raw files as a store, as it is typed.
+    """Return the command that writes raw files as a store.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is in a store, from its metadata alone: arrays, guessed kind, default split, and what will read badly."""
+"""Contents of a store, from its metadata alone: arrays, guessed kind, default split, and layouts that read badly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ArrayReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreReport:
-    """What :func:`inspect_store` finds.
+    """The findings of :func:`inspect_store`.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
 
 
 def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
-    """Say of further files, each a sample of its own, what is not there as in the first."""
+    """List differences of further files, each a sample of its own, from the first."""
     if len(paths) == 1:
         return
     shown = min(len(paths), _MOST_COMPARED)
@@ -206,7 +206,7 @@ def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None
 def _layout_warnings(
     source: Source, names: Sequence[str], sample_dim: str | None, shard_dim: str | None
 ) -> Iterator[str]:
-    """Say what reads badly: a line for each cause, of the field where it is worst, with the others that have it."""
+    """List causes of slow reads: a line for each, of the field where it is worst, with the others that have it."""
     dims = {name: source.arrays[name].dims for name in names}
     if unnamed := [name for name in names if dims[name] and all(re.fullmatch(r"dim_\d+", d) for d in dims[name])]:
         yield f"{_listed(unnamed)}: no dimension names; shard, halo and isel take dim_0, dim_1, … or positions"

@@ -47,7 +47,7 @@ class StaticFields:
         return sum(spec.nbytes for spec in self.specs.values())
 
     def read(self) -> ReadStats:
-        """Read what has not been read yet, or was changed in place since; return what that took."""
+        """Read fields that were not read yet, or were changed in place since; return the statistics of these reads."""
         if all(_is_as_it_was(self._host.get(name)) for name in self.specs):
             return ReadStats()
         with self._lock:

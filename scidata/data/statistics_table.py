@@ -99,7 +99,7 @@ class Statistics(Mapping[str, FieldStatistics]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Statistics:
-        """Read what :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Parameters
         ----------

@@ -34,7 +34,7 @@ _HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a data set takes of a store.
+    """The fields and dimensions that a data set takes from a store.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Choice:
 
 
 def choose(source: Source, options: ReadOptions) -> Choice:
-    """Choose the fields and the sample dimension, as asked or by what the first file holds.
+    """Choose the fields and the sample dimension, as asked or from the first file.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def _which_dim(
     roles: Mapping[str, str],
     taken: Collection[str],
 ) -> str:
-    """Say which dimensions could be split, and what a rank would have of each."""
+    """List the dimensions that could be split, and the rows that a rank would have of each."""
     meant = {"T": "times", "Z": "levels", "Y": "latitudes", "X": "longitudes"}
     found = [
         f"{dim} ({n} {meant.get(roles.get(dim, ''), 'rows')}, about {n // num_parts} a rank)"

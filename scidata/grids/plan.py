@@ -1,4 +1,4 @@
-"""What every rank of a domain reads of a sample of a grid, summed, and what would make it cheaper.
+"""Bytes that every rank of a domain reads of a sample of a grid, and cuts that would be cheaper.
 
 Plans ranks in turn, without starting any; memory does not grow with their number.
 """
@@ -100,7 +100,7 @@ class GridPlan(PlanSummary):
         }
 
     def about(self, dp: int | None = None) -> dict[str, object]:
-        """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+        """Describe the plan in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
         reader, partition = self.reader, self.reader.partition
         return {
             "path": public_text(reader.paths[0]),
@@ -161,7 +161,7 @@ def plan_grid(
 
 
 class _Reads(NamedTuple):
-    """What all ranks read of a field in one file, and why that is an estimate, where it is one."""
+    """Bytes that all ranks read of a field in one file; the reason, if they are an estimate."""
 
     summary: PlanSummary
     bytes_halo: IntArray
@@ -192,13 +192,13 @@ def _reads_of(
 
 
 def _locator(source: Source, layout: ArrayLayout, shift: IntArray) -> Callable[[IntArray], ChunkRefs]:
-    """Return what finds chunks of the smaller layout in the source."""
+    """Return a function that finds chunks of the smaller layout in the source."""
     first = shift // np.array(layout.chunks, np.int64)
     return lambda chunks: source.locate(layout, chunks + first)
 
 
 def _notes(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Iterator[str]:
-    """Say what a plan does not show by its figures."""
+    """List remarks that the figures of a plan do not show."""
     yield from _node_note(reader)
     if static := reader.static_fields:
         nbytes = max(sum(reader.buffer_specs(place)[name].nbytes for name in static) for place in places)

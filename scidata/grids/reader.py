@@ -326,7 +326,7 @@ class GridReader:
 
 
 def _check(options: ReadOptions) -> None:
-    """Refuse what means nothing for grids."""
+    """Refuse options that mean nothing for grids."""
     if options.by_node and options.pool_bytes == 0:
         raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
     if options.ghosts is not None:
@@ -347,7 +347,7 @@ def _opened(path: str, *, options: ReadOptions, first: Source | None) -> Source:
 
 
 def _disk_of(options: ReadOptions, paths: Sequence[str]) -> DiskCache | None:
-    """Return what keeps decoded rows on disk; refuse a folder that lies in what is read."""
+    """Return the cache of decoded rows on disk; refuse a folder inside the source."""
     if options.cache_dir is None:
         return None
     disk = make_cache(options.cache_dir, options.cache_disk_bytes)

@@ -66,7 +66,7 @@ class _Array(NamedTuple):
 
 
 def _samples(found: object, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
-    """Yield what the file holds: one sample without a name, or several by number."""
+    """Yield the samples of the file: one without a name, or several by number."""
     if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
         from torch_geometric.data.separate import separate  # what InMemoryDataset.save writes: all samples in one
 

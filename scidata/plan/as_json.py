@@ -13,7 +13,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment, Selection
 
 
 def _plain(value: Any) -> Any:
-    """Turn descriptions, NumPy values and tuples into what JSON has; dtypes into what ``np.dtype`` takes."""
+    """Turn descriptions, NumPy values and tuples into values of JSON; dtypes into arguments of ``np.dtype``."""
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -30,7 +30,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _descr(spec: Any) -> Any:
-    """Make a dtype's description what NumPy takes: a list of fields, each a tuple."""
+    """Turn a dtype's description into NumPy's form: a list of fields, each a tuple."""
     if isinstance(spec, str):
         return spec
     return [(_tuples(name), _descr(of), *map(_tuples, shape)) for name, of, *shape in spec]
@@ -58,7 +58,7 @@ def _layout_from_json(value: Mapping[str, Any]) -> ArrayLayout:
 def inputs_to_json(
     layout: ArrayLayout, selection: Selection, refs: ChunkRefs | None, out_shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return what :func:`scidata.plan.array.plan_array` was given."""
+    """Return the arguments of :func:`scidata.plan.array.plan_array`."""
     return {
         "layout": _layout_to_json(layout),
         "selection": [segment_table(segments).tolist() for segments in selection],

@@ -160,7 +160,7 @@ class Tables:
 
 
 def _places(refs: ChunkRefs) -> tuple[bytes, ...]:
-    """Return what plans of raw chunks have in common that differ in the offset of the first chunk alone."""
+    """Return the common part of plans of raw chunks that differ in the offset of the first chunk alone."""
     offset = refs.offset
     return refs.path_index.tobytes(), (offset - offset[:1]).tobytes(), refs.nbytes.tobytes()
 

@@ -1,4 +1,4 @@
-"""Who writes which rows: every chunk by one rank, whole, wherever the bounds of the parts lie. Pure arithmetic.
+"""Which rank writes which rows: every chunk by one rank, whole, wherever the bounds of the parts lie. Pure arithmetic.
 
 Ranks hold contiguous rows of each dimension; a file's chunks, or shards, begin elsewhere. Each is written by the rank
 that holds most of its rows, so what must change hands is a strip along each bound that is no chunk's edge, and nothing
@@ -148,7 +148,7 @@ def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Bo
 
 
 def common_box(first: Box | None, second: Box | None) -> Box | None:
-    """Return what two boxes share; None where that is nothing. A box without dimensions is one value."""
+    """Return the intersection of two boxes; None where it is empty. A box without dimensions is one value."""
     if first is None or second is None:
         return None
     rows = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True)]

@@ -206,7 +206,7 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
 
 
 def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], dest: Bytes) -> int:
-    """Decode the blocks marked in ``needed`` to their own places in ``dest``; the rest of ``dest`` keeps what it held.
+    """Decode the blocks marked in ``needed`` to their own places in ``dest``; the rest of ``dest`` stays as it is.
 
     Parameters
     ----------

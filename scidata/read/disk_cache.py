@@ -210,7 +210,7 @@ class DiskCache:
             os.close(descriptor)
 
     def _evict(self, target: int) -> int:
-        """Delete the entries used longest ago until the others take no more than ``target``; return what they take."""
+        """Delete the entries used longest ago until the others fit into ``target`` bytes; return what they take."""
         entries = sorted(self._entries())
         total = sum(nbytes for _, nbytes, _ in entries)
         for _, nbytes, path in entries:

@@ -1,4 +1,4 @@
-"""What a store contains and where its bytes lie, one module per format.
+"""Contents of stores and places of their bytes, one module per format.
 
 :func:`open_source` finds the format by looking at the content, never at the name alone.
 """

@@ -66,7 +66,7 @@ def _open_whole(path: str, *, allow_external: bool) -> Source:
 
 
 class GroupSource:
-    """What lies below one group of a file, as if it were a file of its own.
+    """One group of a file, as if it were a file of its own.
 
     Its attributes are those of its arrays; a group's own are not read.
 

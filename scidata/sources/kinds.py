@@ -1,4 +1,4 @@
-"""What kind of data a file holds, by names, shapes and attributes of its arrays: grids open without mesh formats."""
+"""The kind of a file's data, by names, shapes and attributes of its arrays: grids open without mesh formats."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _format_of_mesh(source: Source) -> str | None:
 
 
 def _kind_of_largest(source: Source, *, like_grid: bool) -> tuple[str, str]:
-    """Say what the largest field lies on: a grid, or nodes and cells whose topology is in another file."""
+    """Name the place of the largest field: a grid, or nodes and cells whose topology is in another file."""
     fields = [source.arrays[name] for name in data_fields(source)]
     largest = max(fields, key=lambda layout: layout.nbytes, default=None)
     if largest is None:

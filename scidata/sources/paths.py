@@ -13,7 +13,7 @@ from scidata.sources.groups import expand_groups
 
 
 def check_paths(path: object) -> None:
-    """Refuse what is neither a path nor something that lists paths.
+    """Refuse a value that is neither a path nor a list of paths.
 
     Raises
     ------

@@ -35,7 +35,7 @@ ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
-    """What was read: values, names of their dims, attributes, by array; and why others are left out."""
+    """A file that was read: values, names of their dims, attributes, by array; and why others are left out."""
 
     values: dict[str, npt.NDArray[np.generic]]
     dims: dict[str, tuple[str, ...]]
@@ -93,7 +93,7 @@ class TorchSource:
 
     @property
     def skipped(self) -> Mapping[str, str]:
-        """Why some of what the file holds is not among the arrays, by name."""
+        """Reasons why some entries of the file are not among the arrays, by name."""
         return self._read().left_out
 
     def _layout(self, name: str, values: npt.NDArray[np.generic]) -> ArrayLayout:
@@ -129,7 +129,7 @@ class TorchSource:
         return Files((self.path,))
 
     def close(self) -> None:
-        """Forget what was read; the next use reads it again."""
+        """Forget the file's values; the next use reads it again."""
         self._contents = None
 
     def _read(self) -> _Contents:

@@ -1,1 +1,1 @@
-"""What each command computes; the arguments and the printing lie one folder up."""
+"""The commands, one module each."""

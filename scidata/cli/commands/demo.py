@@ -76,7 +76,7 @@ def _folder(keep: str | None) -> Iterator[str]:
 
 
 def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> list[dict[str, Any]]:
-    """Start the ranks, pass on what they print, and return what each left behind."""
+    """Start the ranks, pass on their output, and return the report of each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command += ["-m", "scidata.cli.commands.demo_rank", path, folder, "--ranks", str(ranks), "--steps", str(steps)]
     # one thread each: ranks share the machine, and torchrun warns at length where the number is not set

@@ -1,4 +1,4 @@
-"""What one rank of ``scidata demo`` runs: a plain ViT, trained on shards, then compared with one process.
+"""The program of one rank of ``scidata demo``: a plain ViT, trained on shards, then compared with one process.
 
 Started by ``scidata demo`` through torchrun. The model and the loss know nothing of scidata.
 """

@@ -23,7 +23,7 @@ _MANY_SAMPLES = 32  # beyond it a dry run shows the first ones
 
 
 def run_partition(paths: Sequence[str], options: dict[str, Any], *, dask: str | None, as_json: bool) -> None:
-    """Partition ``paths[:-1]`` into ``paths[-1]`` and print what was done; ``dask`` is the address of a cluster."""
+    """Partition ``paths[:-1]`` into ``paths[-1]`` and print a report; ``dask`` is the address of a cluster."""
     if len(paths) < 2:
         raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
     *inputs, out = paths
@@ -48,7 +48,7 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, dask: str | 
 
 
 def run_finalize(paths: Sequence[str], *, as_json: bool) -> None:
-    """Write the manifest of the store ``paths[0]`` and print what it holds."""
+    """Write the manifest of the store ``paths[0]`` and print its contents."""
     if len(paths) != 1:
         raise usage_error("--finalize", "give the output folder alone.")
     _print(finalize(paths[0]), as_json=as_json)

@@ -233,7 +233,7 @@ def _wait(loader: DataLoader, step: float) -> float:
 
 
 def plans_of(ds: ShardedDataset | IrregularDataset, indices: Sequence[int]) -> list[list[ArrayPlan]]:
-    """Return what is read of the fields of some samples; index arrays of a store are read once, and not counted."""
+    """Return the bytes read of some samples' fields; index arrays of a store are read once, and not counted."""
     found = [ds.plan(i).fields for i in indices]
     return [[plan for name in ds.fields for plan in fields[name]] for fields in found]
 
@@ -282,7 +282,7 @@ def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int],
 
 
 def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, npt.NDArray[np.uint8]]]:
-    """Read the encoded chunks of a plan, each with what decodes it."""
+    """Read the encoded chunks of a plan, each with its decoder."""
     if plan.encoded is None or plan.refs is None:
         return []
     refs, found = plan.refs, []

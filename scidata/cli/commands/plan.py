@@ -75,7 +75,7 @@ def as_plain(plan: GridPlan | StorePlan, path: str, dp: int | None, tips: list[s
 def _reader_of(
     path: str, axis_sizes: Mapping[str, int], options: ReadOptions, output: PlanOutput
 ) -> GridReader | StoreReader | PointsReader:
-    """Open what is planned; before that refuse a picture that cannot be drawn."""
+    """Open the data; before that refuse a picture that cannot be drawn."""
     if names_store(path):
         num_parts = num_parts_of(axis_sizes)
         _check_picture(output)
@@ -99,7 +99,7 @@ def _check_picture(output: PlanOutput) -> None:
 
 
 def _draw(plan: GridPlan | StorePlan, path: str) -> list[str]:
-    """Draw the cut; return what is left out."""
+    """Draw the cut; return the names of parts that are left out."""
     from scidata.data.pictures.grid_parts import draw_reader
     from scidata.data.pictures.store_parts import draw_sample
 

@@ -1,4 +1,4 @@
-"""``scidata stage``: progress on stderr, what was filled on stdout."""
+"""``scidata stage``: progress on stderr, a report on stdout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scidata.store.reading.staging import StagedStore, StoreStaging
 def run_stage(
     path: str, axis_sizes: Mapping[str, int], options: ReadOptions, *, ranks: Sequence[str], jobs: int, as_json: bool
 ) -> None:
-    """Fill the folder ``options.cache_dir`` with the parts of some ranks, and print what was done."""
+    """Fill the folder ``options.cache_dir`` with the parts of some ranks, and print a report."""
     chosen = parse_ranks(ranks, math.prod(axis_sizes.values()))
     disk = make_cache(options.cache_dir, options.cache_disk_bytes)
     if names_store(path):

@@ -36,7 +36,7 @@ class Entry:
 
 
 def pack(entries: Mapping[Key, Entry], **said: object) -> bytes:
-    """Return entries, and what JSON can say besides, as bytes."""
+    """Return entries, and values of JSON beside them, as bytes."""
     listed = [
         [*key, entry.dims, entry.global_shape, entry.offsets, [array.shape for array in entry.arrays]]
         for key, entry in entries.items()
@@ -47,7 +47,7 @@ def pack(entries: Mapping[Key, Entry], **said: object) -> bytes:
 
 
 def unpack(packed: bytes) -> tuple[dict[Key, Entry], dict[str, Any]]:
-    """Return what :func:`pack` was given."""
+    """Return the arguments of :func:`pack`."""
     start = 8 + int.from_bytes(packed[:8], "little")
     said = json.loads(packed[8:start])
     entries: dict[Key, Entry] = {}

@@ -149,7 +149,7 @@ class Metric:
         index: int | Sequence[int] | None,
         weights: WeightsByDim | None,
     ) -> None:
-        """Add what this rank owns of a sample, or of each of a batch."""
+        """Add this rank's part of a sample, or of each sample of a batch."""
         names: list[str] = list(inputs[0]) if isinstance(inputs[0], Mapping) else [""]
         samples = [x for x in (*inputs[1:2], inputs[0]) if isinstance(x, Sample)]
         if index is None and samples:
@@ -352,7 +352,7 @@ class Metric:
         return mean
 
     def _of_domain(self) -> dict[Key, Entry]:
-        """Return each sample's value, of all dp ranks: first the sums over the domain, then what these give."""
+        """Return each sample's value, of all dp ranks: first the sums over the domain, then the values from them."""
         mesh, ranks = self._ranks.mesh, self._ranks
         said = {"metric": self._described(), "fault": self._fault}
         device = "cpu" if mesh is None else mesh.device_type
@@ -397,7 +397,7 @@ class Metric:
     # -- its place -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """Return what this rank has added up: plain values and one uint8 tensor, for ``torch.save`` by each rank.
+        """Return the sums of this rank: plain values and one uint8 tensor, for ``torch.save`` by each rank.
 
         Examples
         --------
@@ -412,7 +412,7 @@ class Metric:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what the rank at the same place of an equal mesh has saved.
+        """Go on from the state that the rank at the same place of an equal mesh has saved.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Where output comes to lie: unfinished beside its name until it is whole, and what has been written of it so far.
+"""Places of outputs: unfinished ones lie beside their name until they are whole, with a record of their finished steps.
 
 A local output is written as ``NAME.unfinished`` and renamed at its end; object stores cannot rename, so there the name
 is its own, and an attribute says that it is unfinished. Where something finished has the name there, the new output is
@@ -266,7 +266,7 @@ class RemotePlace:
             self._fs.rm(self._folder, recursive=True)
 
     def sync(self) -> None:
-        """Do nothing: an object store has stored what it has acknowledged."""
+        """Do nothing: an object store has stored every write that it acknowledged."""
 
 
 Place = LocalPlace | RemotePlace
@@ -312,7 +312,7 @@ def say_begun(place: Place, begun: Begun) -> None:
 
 
 def begun_at(place: Place) -> Begun | None:
-    """Return the record of what was begun, and set the place's suffix to its; None if nothing was.
+    """Return the record of an output that was begun, and set the place's suffix to its; None if there is none.
 
     Raises
     ------

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class _Groups:
-    """The gloo groups of this process for what is written, one for each set of ranks that writes together.
+    """The gloo groups of this process for output, one for each set of ranks that writes together.
 
     A group is kept: torch gives one that is made of the same ranks the name of one that was destroyed, and with it
     addresses that nobody listens at. One that was broken off is not destroyed, so that the next gets another name.

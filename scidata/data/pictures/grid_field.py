@@ -132,7 +132,7 @@ def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.flo
 def _axes(
     figure: Figure, reader: GridReader, vertical: str | None, horizontal: str, columns: npt.NDArray[np.float64]
 ) -> tuple[Axes, float]:
-    """Return axes, and what is taken from the horizontal coordinate on them."""
+    """Return axes, and the number that is subtracted from the horizontal coordinate on them."""
     is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
     has_degrees = is_map and np.ptp(columns) <= 361 and reader.coordinate(horizontal) is not None
     found: MapAxes | None = map_axes(figure, (1, 1, 1), columns.min(), columns.max()) if has_degrees else None

@@ -78,7 +78,7 @@ def plane_of(partition: GridPartition, dims: Sequence[str]) -> tuple[str | None,
 
 
 def check_picture(path: str, *, overwrite: bool = False) -> None:
-    """Check what can be checked before the work is done.
+    """Check arguments before the work is done.
 
     Raises
     ------
@@ -303,7 +303,7 @@ def _halo_runs(
 
 
 def _chunk_lines(axes: Any, vertical: PlotAxis, horizontal: PlotAxis) -> list[str]:
-    """Draw the chunk grid; return what could not be drawn."""
+    """Draw the chunk grid; return the reason if it could not be drawn."""
     notes = []
     for axis, line in ((vertical, axes.axhline), (horizontal, axes.axvline)):
         if len(axis.chunk_edges) > _MAX_LINES:

@@ -1,4 +1,4 @@
-"""A field of a mesh, a cloud or a graph, and beside it who has which part."""
+"""A field of a mesh, a cloud or a graph, and beside it the part of each rank."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def draw_mesh(
 
 
 def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Figure:
-    """Draw a field of one node set, and beside it who has which part of each set."""
+    """Draw a field of one node set, and beside it the ranks' parts of each set."""
     entity = reader.info(name).entity
     places = places_of_sets(reader.store, cut.index)
     if entity not in places:

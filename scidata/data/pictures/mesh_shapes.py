@@ -27,7 +27,7 @@ _MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Coordinates to draw, ``(N, 2 | 3)``, and what they are."""
+    """Coordinates to draw, ``(N, 2 | 3)``, and their names."""
 
     xy: npt.NDArray[np.float64]
     labels: tuple[str, ...]

@@ -376,7 +376,7 @@ def find_graph_values(source: Source, wanted: Sequence[str] | None) -> tuple[tup
 
 
 def read_graph_values(source: Source, names: Sequence[str], options: Options) -> dict[str, object]:
-    """Read values: arrays, or what JSON has."""
+    """Read values: arrays, or values of JSON."""
     found: dict[str, object] = {}
     for name in names:
         values = read_values(source, f"{_GROUP}{name}", options)

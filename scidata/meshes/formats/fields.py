@@ -115,7 +115,7 @@ def _place(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: b
 
 
 def _elsewhere(topology: RawTopology, layout: ArrayLayout) -> str | None:
-    """Say what else a field lives on by UGRID's attributes: another mesh of the topology's file, or part of a mesh."""
+    """Name the other place of a field by UGRID's attributes: another mesh of the topology's file, or part of a mesh."""
     if not topology.entity_of_location:
         return None
     if "location_index_set" in layout.attributes:

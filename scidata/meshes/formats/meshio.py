@@ -288,7 +288,7 @@ def _read_apart(path: str) -> Any:
 
 
 def _load(folder: str) -> Any:
-    """Return what the process has written, with the attributes of meshio's mesh that are used here."""
+    """Return the mesh that the process has written, with the attributes of meshio's mesh that are used here."""
 
     def get(files: Mapping[str, str]) -> Any:
         arrays = {key: np.load(os.path.join(folder, name)) for key, name in files.items()}
@@ -311,7 +311,7 @@ _CGNS_TETRA = 10
 
 
 def _check_cgns(path: str) -> None:
-    """Refuse what meshio would read wrongly: it leaves out further zones, and takes any four nodes for a tetrahedron.
+    """Refuse files that meshio reads wrongly: it leaves out further zones, and takes any four nodes for a tetrahedron.
 
     Raises
     ------
@@ -391,7 +391,7 @@ def open_topology(
 
 
 def _check_cloud(path: str, kind: str | None, options: Options) -> None:
-    """Refuse what needs cells, or edges, of points alone."""
+    """Refuse options that need cells, or edges, where there are points alone."""
     if kind == "mesh" or options.edges == "cells" or (kind == "graph" and not made_into_graph(options)):
         asked = f"kind={kind!r}" if kind in ("mesh", "graph") else f"edges={options.edges!r}"
         raise FieldMismatchError(

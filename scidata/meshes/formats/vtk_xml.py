@@ -158,7 +158,7 @@ class VTKFile:
 
 
 class _Raw:
-    """Bytes, taken in turn; what is taken together was encoded together."""
+    """Bytes, taken in turn; bytes taken together were encoded together."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -180,7 +180,7 @@ class _Raw:
 
 
 class _Base64(_Raw):
-    """The same from base64, in which what was encoded together fills whole groups of four characters."""
+    """The same from base64, in which bytes that were encoded together fill whole groups of four characters."""
 
     def peek(self, num: int) -> bytes:
         text = super().peek(-(-num // 3) * 4)

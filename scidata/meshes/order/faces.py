@@ -111,7 +111,7 @@ def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _edges_of_flat(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
-    """Return a word for each edge of the flat cells, and what gives the cell of each."""
+    """Return a word for each edge of the flat cells, and a function that gives the cell of each."""
     offsets, nodes, cell_type = cells.offsets, cells.connectivity, cells.cell_type
     pixels = offsets[np.flatnonzero(cell_type == 8)]
     if len(pixels):  # their nodes run in rows, not round
@@ -127,7 +127,7 @@ def _edges_of_flat(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], 
 
 
 def _faces_of_solid(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
-    """Return a word for each face of the solid cells, and what gives the cell of each."""
+    """Return a word for each face of the solid cells, and a function that gives the cell of each."""
     triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
     for kind, faces in SOLID_FACES.items():
         rows = np.flatnonzero(cells.cell_type == kind)

@@ -190,7 +190,7 @@ def join_edges(found: list[IntArray], *, num_targets: int, without_source: Witho
 
 
 def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = None) -> float:
-    """Return the length of the longest edge, on a sphere as a chord: what radii and features are measured by.
+    """Return the length of the longest edge, on a sphere as a chord: the unit of radii and features.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""From longitude and latitude in degrees to the unit sphere and back, without what rounding does at round angles."""
+"""From longitude and latitude in degrees to the unit sphere and back, exact at round angles."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool 
 
 
 def differences(everyone: Mapping[int, Mapping[str, str]]) -> str:
-    """Say which values differ, and which ranks hold what.
+    """List the values that differ, and the ranks that hold each.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Comparing through the ranks' common store: each rank with one or two others, and all of them hear what was found.
+"""Comparing through the ranks' common store: each rank with one or two others, and all of them hear of a difference.
 
 A rank talks to the store some six times, whatever the number of ranks. No collective is called, so that it may be found
 out, and raised on all ranks, that the next one would not fit.
@@ -22,7 +22,7 @@ Differ: TypeAlias = Callable[[Mapping[str, ValueT], Mapping[str, ValueT]], dict[
 
 
 class Difference(TypedDict):
-    """The two ranks, and what each of them has of what differs: ``{name: [one's, the other's]}``."""
+    """The two ranks, and the values that differ between them: ``{name: [one's, the other's]}``."""
 
     ranks: list[int]
     values: dict[str, list[str]]
@@ -105,7 +105,7 @@ class Comparison(Generic[ValueT]):
         return [rank for rank in ranks if not self._posts.has(f"{self._key}/{rank}")] or list(ranks)
 
     def _vote(self, report: Report) -> None:
-        """Vote with what this rank has found; the last voter posts the result."""
+        """Vote with this rank's finding; the last voter posts the result."""
         reports = self._posts.vote(self._key, len(self._ranks), report or None, most=_MAX_REPORTS)
         self.has_voted, self.is_last = True, reports is not None
         if self.is_last:

@@ -1,4 +1,4 @@
-"""Sums over ranks, and what a replicated value's gradient is: the sum of what it gets from the shards that it meets.
+"""Sums over ranks; the gradient of a replicated value: the sum of the gradients from all shards that it meets.
 
 One value's gradient is summed at each use, those of parameters that are used together in one collective. Where the
 gradients of a model are averaged over all ranks of its mesh afterwards, that mean can do it too, and the sum is put

@@ -259,7 +259,7 @@ class _Flight:
 
 
 class PendingHalo:
-    """An exchange under way; :meth:`wait` returns what :func:`halo_exchange` does."""
+    """An exchange under way; :meth:`wait` returns the result of :func:`halo_exchange`."""
 
     def __init__(self, local: Tensor, plan: GhostExchange) -> None:
         self._local, self._flight = local, _Flight(plan)

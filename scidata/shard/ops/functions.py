@@ -28,7 +28,7 @@ Tensors = tuple[Tensor | None, ...]
 
 
 class _TorchContext(Protocol):
-    """What torch hands a function as ``ctx``."""
+    """The ``ctx`` that torch hands a function."""
 
     saved_tensors: Tensors
     needs_input_grad: tuple[bool, ...]
@@ -40,7 +40,7 @@ class _TorchContext(Protocol):
 
 
 class _Context(FunctionCtx):
-    """What a custom function gets as ``ctx``: torch's own, but for ShardTensors that go in and come out."""
+    """The ``ctx`` of a custom function: torch's own, but for ShardTensors that go in and come out."""
 
     def __init__(self, positions: Sequence[int], num_args: int) -> None:
         self._positions, self._num_args = positions, num_args

@@ -63,7 +63,7 @@ def _row(extent: int, item: SupportsIndex, dim: int) -> int:
 
 
 class _Take(NamedTuple):
-    """What a basic index means for one layout."""
+    """The meaning of a basic index for one layout."""
 
     local: tuple[slice | int | None, ...]  # the index of this rank's part
     spec: ShardSpec

@@ -1,4 +1,4 @@
-"""What points read or are measured by: samples of an image at a grid of places, and distances between rows."""
+"""Functions of points: samples of an image at a grid of places, and distances between rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers of servers say of an object, checked: as many bytes as were asked for, of the version first seen."""
+"""Answers of servers, checked: as many bytes as were asked for, of the version first seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLAME = "the server, or a proxy before it, is at fault: read it by another way, 
 
 
 class Info(TypedDict, total=False):
-    """What fsspec's file systems say of an object; their own names for its version stand beside these."""
+    """Description of an object by fsspec's file systems; their own names for its version stand beside these."""
 
     name: str
     type: str
@@ -49,7 +49,7 @@ def checked(data: _Data, url: Url, offset: int, nbytes: int, size: int | None) -
 
 
 def noted(url: Url, found: Info) -> Info:
-    """Compare what a server says of an object with what was seen before."""
+    """Compare a server's description of an object with the one seen before."""
     if found.get("type") == "directory":
         return found
     version = version_of(found)
@@ -61,7 +61,7 @@ def noted(url: Url, found: Info) -> Info:
 
 
 def version_of(info: Mapping[str, object], size: int | None = None) -> Version:
-    """Return what an answer of fsspec's file systems tells objects' contents apart by."""
+    """Return the part of an answer of fsspec's file systems that identifies the object's content."""
 
     def first(*names: str) -> str | None:
         return next((str(info[name]) for name in names if info.get(name) not in (None, "")), None)

@@ -1,4 +1,4 @@
-"""Many requests in flight at once, and only so many: what hides a round trip and fits in a bounded memory."""
+"""Many requests in flight at once, to hide round trips, within a bound on memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Window:
         self._advance()
 
     def _advance(self) -> None:
-        """Start what fits."""
+        """Start the requests that fit."""
         while True:
             with self._lock:
                 i = self._next
@@ -73,7 +73,7 @@ class _Window:
         self._arrived.put((i, error or future.result()))
 
     def take(self) -> tuple[int, Any] | None:
-        """Return the number of a request and what it gave, or its error; None where nothing is left."""
+        """Return the number of a request and its result, or its error; None where nothing is left."""
         with self._lock:
             if self._closed or self._taken == len(self._jobs):
                 return None
@@ -85,7 +85,7 @@ class _Window:
         return item
 
     def release(self, i: int) -> None:
-        """Say that what request ``i`` gave is used: its bytes count no longer."""
+        """Release the result of request ``i``: its bytes count no longer."""
         with self._lock:
             if self._closed:
                 return
@@ -94,7 +94,7 @@ class _Window:
         self._advance()
 
     def close(self) -> None:
-        """Cancel what is in flight, and let waiting threads go."""
+        """Cancel all requests in flight, and let waiting threads go."""
         with self._lock:
             if self._closed:
                 return

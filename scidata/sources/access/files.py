@@ -52,7 +52,7 @@ def _url(path: str) -> Url:
 
 
 def most_open() -> int:
-    """Return how many descriptors to keep: a quarter of what the process may have, which others use too."""
+    """Return the number of descriptors to keep: a quarter of the process's limit, which others use too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_OPEN if soft == resource.RLIM_INFINITY else max(8, min(_MAX_OPEN, soft // 4))
 

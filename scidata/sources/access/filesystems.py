@@ -1,4 +1,4 @@
-"""What this process asks for objects: buckets of obstore, file systems of fsspec; and the threads that do."""
+"""Clients of this process for objects: buckets of obstore, file systems of fsspec; and their threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class FileSystems:
-    """What this process asks for objects, shared by its threads: file systems of fsspec, and obstore's buckets.
+    """Clients of this process for objects, shared by its threads: file systems of fsspec, and obstore's buckets.
 
     fsspec itself makes one file system for each thread. These are scidata's own and not in fsspec's cache, so that
     their retries can be left to ``retry``: botocore, s3fs and scidata would multiply to a hundred requests otherwise.

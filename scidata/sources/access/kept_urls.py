@@ -1,4 +1,4 @@
-"""URLs of which somebody keeps what was read before: who reads them need not know whether a request is made."""
+"""URLs whose bytes are kept: readers need not know whether a request is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scidata.core.urls import Url
 
 
 class RequestOptions(TypedDict, total=False):
-    """What is asked for: a range; of a document at most so many bytes; or a page of keys after one."""
+    """A request: a range; of a document at most so many bytes; or a page of keys after one."""
 
     offset: int
     nbytes: int
@@ -19,7 +19,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Came(NamedTuple):
-    """A range of a :class:`KeptUrl`, and what had to be asked of its server for it: bytes, and requests."""
+    """A range of a :class:`KeptUrl`, and its cost at the server: bytes and requests."""
 
     data: memoryview
     num_fetched: int
@@ -27,10 +27,10 @@ class Came(NamedTuple):
 
 
 class Keeper(Protocol):
-    """What keeps the bytes of URLs. It pickles."""
+    """Keeper of the bytes of URLs. It pickles."""
 
     def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
-        """Begin what :func:`scidata.sources.access.remote.start` does; a range comes as a :class:`Came`."""
+        """Begin a request as :func:`scidata.sources.access.remote.start` does; a range comes as a :class:`Came`."""
 
 
 class KeptUrl(Url):
@@ -61,5 +61,5 @@ class KeptUrl(Url):
         return KeptUrl, (self.plain, self.keeper, self.key)
 
     def at(self, key: str) -> Url:
-        """Return the URL of what lies below."""
+        """Return the URL of a path below."""
         return KeptUrl(self.plain.at(key), self.keeper, f"{self.key}/{key}" if self.key else key) if key else self

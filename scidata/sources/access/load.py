@@ -1,4 +1,4 @@
-"""What all reads of a process have in flight: as many requests as servers bear, as many bytes as memory may hold."""
+"""Load of a process: as many requests in flight as servers bear, as many bytes as memory may hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONE_CUT = 1.0  # seconds, in which refusals are of one and the same crowd
 
 
 class Load:
-    """What all reads have in flight and in memory.
+    """Requests in flight, and bytes in memory, of all reads.
 
     The number of requests goes by what servers answer: half as many where one asks to slow down (HTTP 429, 503), one
     more for each round of them that was answered, up to those of the beginning; beyond those where requests were held
@@ -57,13 +57,13 @@ class Load:
         return int(self._most)
 
     def remove(self, *, requests: int = 0, nbytes: int = 0) -> None:
-        """Count what has arrived, or is used."""
+        """Count bytes that have arrived, or are used."""
         with self._lock:
             self._requests -= requests
             self._nbytes -= nbytes
 
     def answered(self, nbytes: int, seconds: float) -> None:
-        """Say that a request gave what it was asked for, after so long."""
+        """Record that a request succeeded, and its time."""
         with self._lock:
             step = 1 / int(self._most)
             if self._most < FIRST_REQUESTS:

@@ -1,4 +1,4 @@
-"""What becomes of requests that fail: how long one may take, whether it is made again, and what is raised."""
+"""Requests that fail: their time limit, their repetition, and the error that is raised."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def clean_error(url: Url, error: BaseException) -> Exception:
 
 
 def _line(text: str) -> str:
-    """Return what a client says of an answer, in one line: it repeats the answer, and shows where it went wrong."""
+    """Return a client's error in one line: it repeats the answer, and shows where it went wrong."""
     text = " ".join(text.split())
     return text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + " ..."
 

@@ -38,7 +38,7 @@ _FINAL_CLASSES = {"ClientConnectorCertificateError", "ClientSSLError", "ClientCo
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what caused it, in turn."""
+    """Yield an error and its causes, in turn."""
     found: BaseException | None = error
     for _ in range(10):
         if found is None:
@@ -180,7 +180,7 @@ class Attempts:
         return wait
 
     def exhausted(self, error: BaseException, text: str) -> OSError:
-        """Return what is raised after the last attempt: an error of the same errno."""
+        """Return the error to raise after the last attempt, with the same errno."""
         said = f"{text} (tried {self.number} times in {self._elapsed():.1f} s)"
         number = next((e.errno for e in causes(error) if isinstance(e, OSError) and e.errno), errno.EIO)
         found = OSError(number, said if self._name in text else f"{os.strerror(number)}: {self._name}: {said}")

@@ -1,4 +1,4 @@
-"""What tells the content of files and objects from another one written under the same name, in other processes too."""
+"""Validators tell the content of a file or object from another one under the same name, in other processes too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTLED = 2.0  # seconds: some file systems keep times by the second, and a clo
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """The content of several files, as a digest of what they are known by.
+    """The content of several files, as a digest of their validators.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Validators:
         return _asked([url for url, _ in silent]) == [text for _, text in silent]
 
     def _texts_of(self, paths: Sequence[str]) -> tuple[list[str], float]:
-        """Return what is said of each file, and when the youngest local one was changed."""
+        """Return the validator of each file, and the time at which the youngest local one was changed."""
         found = [_of_file(local) if (local := _local(path)) else self._known(path) for path in paths]
         unknown = [path for path, each in zip(paths, found, strict=True) if each is None and isinstance(path, Url)]
         asked = iter(_asked(unknown))
@@ -99,7 +99,7 @@ class Validators:
         return texts, max((each[1] for each in found if each is not None), default=0.0)
 
     def _known(self, path: str) -> tuple[str, float] | None:
-        """Return what listings say of an object, or what was said when it was asked for; None: it has to be."""
+        """Return the validator of an object from listings or an earlier request; None: it must be asked for."""
         assert isinstance(path, Url)
         if "::" in path.target:  # a cache on the way, perhaps, which does not look whether it is up to date
             return "", 0.0
@@ -107,7 +107,7 @@ class Validators:
         return None if text is None else (text, 0.0)
 
     def _listed(self, url: Url) -> str:
-        """Return what listings say of an object; nothing where it has to be asked for."""
+        """Return the validator of an object from listings; nothing where it has to be asked for."""
         key = str(url).removeprefix(f"{self._root}/")
         if key == str(url):  # the source is one object
             return ""
@@ -157,7 +157,7 @@ def _local(path: str) -> str:
 
 
 def _of_file(path: str) -> tuple[str, float]:
-    """Return what a local file is known by, and when it was changed."""
+    """Return the validator of a local file, and the time at which it was changed."""
     try:
         status = files().status(path)
     except _GONE:
@@ -167,7 +167,7 @@ def _of_file(path: str) -> tuple[str, float]:
 
 
 def _asked(urls: Sequence[Url]) -> list[str]:
-    """Return what the servers say of objects."""
+    """Return the servers' validators of objects."""
     texts = []
     for url, info in zip(urls, each(urls, "info"), strict=True):
         if isinstance(info, Exception) and not isinstance(info, _GONE):

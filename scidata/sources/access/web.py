@@ -50,7 +50,7 @@ class WebSession:
         return _Answer(self._follow("get", url, options))
 
     def head(self, url: URL | str, **options: Any) -> _Answer:
-        """Ask what is said of an object."""
+        """Ask for the description of an object."""
         return _Answer(self._follow("head", url, options))
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class WebSession:
 
 
 class _Answer:
-    """What aiohttp's requests return: awaited, or entered."""
+    """Result of aiohttp's requests: awaited, or entered."""
 
     def __init__(self, request: Awaitable[ClientResponse]) -> None:
         self._request = request
@@ -110,7 +110,7 @@ def _public(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_redirects(make: Callable[..., Awaitable[ClientSession]]) -> Callable[..., Awaitable[WebSession]]:
-    """Return what makes fsspec's sessions, of what makes aiohttp's."""
+    """Return a factory of fsspec's sessions from a factory of aiohttp's."""
 
     async def made(**options: Any) -> WebSession:
         import aiohttp

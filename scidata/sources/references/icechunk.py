@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 def split_version(path: str) -> tuple[str, tuple[str, str] | None]:
-    """Split ``repo@branch=main`` into the repository, and what is wanted of it; a path that is there is whole."""
+    """Split ``repo@branch=main`` into the repository and its version; a path that exists is not split."""
     found = _SUFFIX.fullmatch(path.target if isinstance(path, Url) else path)
     if found is None or (not isinstance(path, Url) and os.path.lexists(os.path.expanduser(path))):
         return path, None
@@ -110,7 +110,7 @@ class Repository:
             return None, e
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Call the library; what it raises says what happened, in one line, and nothing of credentials."""
+        """Call the library; its errors become one line without credentials."""
         found, error = self._try(call)
         if error is not None:
             raise self._error(error)
@@ -169,7 +169,7 @@ async def _places(store: Any, path: str) -> list[tuple[Any, ...]]:
 
 
 def _table(record: ArrayRecord, batches: Sequence[tuple[Any, ...]], folder: str) -> Table:
-    """Join what the library says of an array; chunks that a smaller shape has left behind do not count."""
+    """Join the library's lists of an array's chunks; those outside its present shape do not count."""
     grid = np.array(record.num_files, np.int64)
     columns: list[tuple[IntArray, ...]] = []
     names: dict[str, int] = {}

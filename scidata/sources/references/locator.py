@@ -38,7 +38,7 @@ class _Files:
 
 
 class ReferenceLocator:
-    """Finds chunks, and what opens the paths that it gives."""
+    """Finds chunks, and opens the paths that it gives."""
 
     def __init__(self, tables: Tables, targets: Targets, records: Iterable[ArrayRecord]) -> None:
         self._tables, self._targets = tables, targets
@@ -147,14 +147,14 @@ class ReferenceLocator:
     # -- what opens the paths ----------------------------------------------------------------------------------------
 
     def bind(self, path: str) -> Url:
-        """Return what opens a path that was given, beside URLs."""
+        """Return the function that opens a given path, beside URLs."""
         return self._held(path) if path.startswith(INLINE) else self._targets.bind(path)
 
     def _opened(self, path: str) -> str:
         return self.bind(path) if is_url(path) else path
 
     def _held(self, path: str) -> InMemoryUrl:
-        """Return what gives the bytes of a chunk file that is in the set itself."""
+        """Return the function that gives the bytes of a chunk file in the set itself."""
         key = folder = path.removeprefix(INLINE)
         while folder and folder not in self._records:
             folder = folder.rpartition("/")[0]

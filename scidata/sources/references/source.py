@@ -28,14 +28,14 @@ _Set = JsonSet | ParquetSet | Repository
 
 
 class _State(State):
-    """What one process holds of a set."""
+    """State of a set in one process."""
 
     def __init__(self, held: _Set, tree: Tree, path: str, targets: Targets) -> None:
         self._held, self._targets = held, targets
         super().__init__(tree, path, find_arrays(tree, str(path)))
 
     def make_locator(self) -> ReferenceLocator:
-        """Return what finds chunks by the tables of the set."""
+        """Return the locator of chunks by the tables of the set."""
         records = self.contents.records.values()
         self._held.attach(records)
         self.locator = ReferenceLocator(self._held, self._targets, records)
@@ -147,7 +147,7 @@ class ReferenceSource(ZarrSource):
         return self.path if revision is None else f"{split_version(self.path)[0]}@snapshot={revision}"
 
     def bind(self, path: str) -> Url:
-        """Return what opens a path that :meth:`locate` gave, where some of them are URLs."""
+        """Return the function that opens a path of :meth:`locate`, where some of them are URLs."""
         state = self._open()
         assert isinstance(state, _State)
         return state.locator.bind(path)

@@ -28,7 +28,7 @@ _MAX_FOLDERS = 1 << 16
 
 
 class Targets:
-    """Finds out what references of one set lead to.
+    """Resolves the references of one set.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class Targets:
         return url
 
     def bind(self, path: str) -> Url:
-        """Return what opens a path that :meth:`resolve` gave, or its text, beside URLs."""
+        """Return the function that opens a path of :meth:`resolve`, or its text, beside URLs."""
         if is_url(path):
             return self._secret.get(path) or self._remote(path)
         return InMemoryUrl(f"file://{path}", functools.partial(self._read, path))
@@ -167,7 +167,7 @@ def _checked_prefixes(prefixes: object, store: str) -> dict[str, Mapping[str, An
 
 
 def _host(url: str) -> tuple[str, str]:
-    """Return what stands for a bucket or host: its credentials may be used there, and nowhere else."""
+    """Return the key of a bucket or host: its credentials may be used there, and nowhere else."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
     return _ALIASES.get(parts.scheme, parts.scheme), host.lower()

@@ -45,7 +45,7 @@ class Templates:
         self._texts: dict[str, str] = raw
 
     def fill(self, text: str, values: Mapping[str, _Value] | None = None) -> str:
-        """Return a text with what stands in ``{{ }}`` worked out; ``values`` are the variables of a generator."""
+        """Return a text with the expressions in ``{{ }}`` evaluated; ``values`` are the variables of a generator."""
         if "{{" not in text:
             return text
         filled = _PART.sub(lambda found: str(self._evaluate(found[1], values or {})), text)

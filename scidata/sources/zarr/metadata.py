@@ -46,7 +46,7 @@ _KEYS_V3 = frozenset([
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayRecord:
-    """An array's layout, and what else it takes to name the files of its chunks.
+    """An array's layout, and the naming of its chunks' files.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class ArrayRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class _Chain:
-    """What a list of codecs does to a chunk: ``odd`` names those that only zarr-python can undo."""
+    """Effect of a list of codecs on a chunk: ``odd`` names those that only zarr-python can undo."""
 
     codecs: tuple[Codec, ...]
     axis_order: tuple[int, ...]

@@ -59,7 +59,7 @@ class Locator(Protocol):
 
 
 class State:
-    """What one process holds of a store; dropped by ``close()`` and after a fork."""
+    """State of a store in one process; dropped by ``close()`` and after a fork."""
 
     def __init__(self, tree: Tree, path: str, contents: Contents) -> None:
         self.tree, self.contents = tree, contents
@@ -69,7 +69,7 @@ class State:
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
 
     def make_locator(self) -> Locator:
-        """Return what finds chunks; the contents are known by now."""
+        """Return the locator of chunks; the contents are known by now."""
         return ChunkLocator(self.tree)
 
     def _try_fallbacks(self) -> None:

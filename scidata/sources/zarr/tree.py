@@ -49,7 +49,7 @@ class Tree(Protocol):
         """Return the size of each file, -1 where there is none."""
 
     def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return what is in a folder, and in those folders in it that ``follow`` wants, by keys relative to it.
+        """Return the entries of a folder, and of those folders in it that ``follow`` wants, by keys relative to it.
 
         None where a listing is not to be had.
         """
@@ -163,7 +163,7 @@ class LocalTree:
         return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
 
     def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return what is in a folder, and in those folders in it that ``follow`` wants, by keys relative to it."""
+        """Return the entries of a folder, and of those folders in it that ``follow`` wants, by keys relative to it."""
         return self._names(folder, "", follow)
 
     def _names(self, folder: str, start: str, follow: Callable[[str], bool]) -> Iterator[str]:

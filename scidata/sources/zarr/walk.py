@@ -20,7 +20,7 @@ _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 
 @dataclass(kw_only=True)
 class Contents:
-    """What a store holds: records of the arrays that can be read, errors of those that cannot, by name."""
+    """Contents of a store: records of the arrays that can be read, errors of those that cannot, by name."""
 
     format: str
     attributes: dict[str, object]

@@ -45,7 +45,9 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         made = (tmp_path / "site" / page.relative_to(ROOT / "docs")).with_suffix(".html")
         if is_notebook(text):  # it ran: each cell that has output shows it
             assert made.read_text(encoding="utf-8").count("cell_output") >= text.count("```{code-cell}") // 2, made
-    assert "__rand__" in (tmp_path / "site" / "operations.html").read_text(encoding="utf-8")  # not a bold "rand"
+    assert "__rand__" in (tmp_path / "site" / "compatibility" / "operations.html").read_text(
+        encoding="utf-8"
+    )  # not a bold "rand"
     pictures = sorted((tmp_path / "site" / "_images").iterdir())
     shown = re.findall(r"_generated/([\w.]+)", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8"))
     assert {picture.name for picture in pictures} >= set(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -239,7 +240,7 @@ def test_healpix_that_is_none(nside, nest):
 
 
 def test_healpix_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "astropy_healpix", None)
     with pytest.raises(MissingDependencyError, match=re.escape("pip install 'astropy-healpix")):
         healpix(4)
 

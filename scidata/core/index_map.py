@@ -119,7 +119,7 @@ class IndexMap:
 
         Parameters
         ----------
-        global_ids : ArrayLike
+        global_ids : array_like
             Any shape, integers.
 
         Raises
@@ -156,7 +156,7 @@ class IndexMap:
 
         Parameters
         ----------
-        local_ids : ArrayLike
+        local_ids : array_like
             Any shape, integers.
 
         Raises

@@ -93,7 +93,7 @@ class Channels:
 
         Parameters
         ----------
-        sample : NamedFields[TensorT]
+        sample : Sample
             Has the fields.
 
         Raises

@@ -24,9 +24,9 @@ def subset(dataset: Readable[SampleT], indices: Sequence[int] | npt.ArrayLike) -
 
     Parameters
     ----------
-    dataset : Readable[SampleT]
+    dataset : data set
         Of :func:`scidata.open_dataset`, or made of such.
-    indices : Sequence[int] or ArrayLike
+    indices : Sequence[int] or array_like
         ``(num,)`` integers; negative ones count from the end, repeats are legal.
 
     Raises
@@ -68,7 +68,7 @@ def concat(*datasets: Readable[SampleT]) -> CombinedDataset[SampleT]:
 
     Parameters
     ----------
-    *datasets : Readable[SampleT]
+    *datasets : data set
         Of :func:`scidata.open_dataset`, or made of such, one by one.
 
     Raises

@@ -63,9 +63,9 @@ class HeteroSample(IrregularSample[TensorT]):
 
         Parameters
         ----------
-        x, y : Columns or None, optional
+        x, y : Mapping[str, str or Sequence[str]] or None, optional
             By node set: fields that are put side by side, one column for each component, under these names instead.
-        edge_attr : EdgeColumns or None, optional
+        edge_attr : Mapping[tuple or str, str or Sequence[str]] or None, optional
             The same by relation, ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
         khop : bool, default False
             For models that run without exchange, by ``call_on_parts``: plain tensors instead, of this rank's rows,

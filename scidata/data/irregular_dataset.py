@@ -261,7 +261,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             The sample.
         epoch : int or None, optional
             The epoch whose rows are drawn, with ``subsample``; default the one that was set.
-        empty : Empty, default np.empty
+        empty : Callable[[tuple, dtype], ndarray], default np.empty
             Makes the arrays that are read into, from shape and dtype.
 
         Examples

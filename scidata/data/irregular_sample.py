@@ -50,7 +50,7 @@ class IrregularSample(Sample[TensorT]):
         ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
     graph_values : Mapping[str, object] or None, optional
         Of the whole sample: tensors, the same on every rank, or numbers and text.
-    fields : Mapping[str, TensorT]
+    fields : Mapping[str, Tensor]
         Tensors by name, of one layout for each entity.
     dims : Mapping[str, tuple[str, ...]]
         Names of each field's dims.
@@ -461,7 +461,7 @@ class IrregularSample(Sample[TensorT]):
 
         Parameters
         ----------
-        x, y, edge_attr : Columns or None or EdgeColumns or None
+        x, y, edge_attr : str or Sequence[str] or None; a mapping with several sets
             Fields that are put side by side, one column for each component, under these names instead.
         khop : bool, default False
             For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,

@@ -153,7 +153,7 @@ def open_dataset(
 
     Parameters
     ----------
-    path : Paths
+    path : str or PathLike, or a list of them
         A Zarr store, HDF5 or NetCDF file, URL, or a list or glob of files that follow each other along ``sample_dim``;
         or a store written by ``scidata partition``, which gives an :class:`~scidata.IrregularDataset`. Or a reference
         set of kerchunk or VirtualiZarr, or an Icechunk repository: ``repo``, ``repo@branch=dev``, ``repo@tag=v1`` or
@@ -168,14 +168,14 @@ def open_dataset(
     kind : str or None, optional
         ``"grid"``, ``"mesh"``, ``"points"`` or ``"graph"``; default detected. Meshes and graphs need a store. Raw
         points are read in the order of their files, each of which is a sample; ghosts need a store.
-    sample_dim : SampleDim, optional
+    sample_dim : str, int, a list of them, False or None, optional
         Dimension that numbers the samples; default the first that is not sharded, but time where that is one of levels,
         or of members of an ensemble. Several, the last one of steps: ``("trajectory", "time")``, or ``("member",
         "time")``, gives the times of each, and windows of ``steps`` stay inside it. False: all is one sample. Stores:
         default the one whose name says time (or ``"sample"``, of fields from several files), where fields that are
         read have one: then every time of every stored sample is a sample, and fields without time are in each. False:
         stored samples whole.
-    steps : Steps, default (0,)
+    steps : Sequence[int] or Mapping[str, Sequence[int]], default (0,)
         Offsets along ``sample_dim``. One step drops that dimension; several keep it, one row per step. Steps stay
         inside one stored sample, and one group of a file. Of grids also by field: ``{"u": (-1, 0, 1), "v": (0, 1)}``;
         fields that it does not name have those of ``"*"``, by default (0,). There are as many samples as the steps of
@@ -188,21 +188,21 @@ def open_dataset(
     shard : Mapping[str or int, str] or None, optional
         ``{dim: mesh axis}``, such as ``{"latitude": "domain"}`` or ``{"lat": "h", "lon": "w"}``. Default: latitude,
         then longitude, by CF metadata or name, if they have enough rows.
-    isel : Crop or None, optional
+    isel : Mapping[str, int or slice or Sequence[int]] or None, optional
         Global crop, stride, index or list of indices of any dimension, before the split; stores: of any but those of
         nodes, points, cells and edges.
-    sel : Crop or None, optional
+    sel : Mapping[str, value or slice or list] or None, optional
         The same by the values of coordinates, of grids: ``{"level": [500, 850], "time": slice("1990", "2015")}``, as
         xarray takes them: slices hold both ends, and go the way that the coordinate goes.
-    bounds : Bounds, default "even"
+    bounds : str or Sequence[int], or a mapping by dim, default "even"
         ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
-    weights : Weights, optional
+    weights : array_like or str, a mapping by dim, or None, optional
         Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
         the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
-    align : Align, default 1
+    align : int or Mapping[str, int], default 1
         Bounds fall on multiples of it, such as a ViT's patch size.
-    halo : Halo, default 0
+    halo : int or float, a mapping, or a list of relations, default 0
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
         hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
         have one number. Graphs between several node sets: layers along all relations, or which relations the layers of
@@ -222,7 +222,7 @@ def open_dataset(
     transform : Callable[[Any], Any] or None, optional
         Called with each :class:`Sample`, returns one; in the thread that uses it, on the device of
         ``DataLoader(device=)``. Random numbers: ``sample.generator``.
-    local_transform : LocalTransform or None, optional
+    local_transform : Callable[[dict], dict] or None, optional
         Called with the tensors of this rank's part by name, halo and ghosts included, where they are read: in a
         reader thread, in the loop's (small samples), or in a worker process (then it must pickle). Returns, by name,
         those that it changes; shapes and dtypes stay. No rank sees the others' rows. Fields that samples share are then

@@ -48,7 +48,7 @@ class Sample(Mapping[str, TensorT]):
 
     Parameters
     ----------
-    fields : Mapping[str, TensorT]
+    fields : Mapping[str, Tensor]
         A ShardTensor for each field (a plain tensor where the data set has no mesh).
     dims : Mapping[str, tuple[str, ...]]
         Names of each field's dimensions; a batch has ``"batch"`` first.

@@ -83,7 +83,7 @@ class DataLoader(BaseLoader[BatchT]):
     shuffle : bool or "blocks"
         With a mesh, or by blocks: a :class:`scidata.DistributedSampler` with seed 0, so that all ranks agree; call
         :meth:`set_epoch` or every epoch has the same order. Else: torch's random order.
-    sampler, batch_sampler : Indices or None or IndexLists or None
+    sampler, batch_sampler : iterable of int, or of lists of them, or None
         Used as they are; where samples share chunks, asked for up to 1024 samples more than are read. Default with a
         mesh: a :class:`scidata.DistributedSampler`, which pads to the same number of steps, or drops with
         ``drop_last``.

@@ -61,11 +61,11 @@ class DistributedSampler(_DistributedSampler[Any]):
     check : bool, default True
         Whether ranks find out, when they first iterate, that they were given different arguments. That first time
         is collective over the mesh; not in a :class:`scidata.DataLoader`, which finds out by itself.
-    weights : ArrayLike or None, optional
+    weights : array_like or None, optional
         ``(len(dataset),)``: samples are drawn with replacement, each in proportion to its weight.
     num_samples : int or None, optional
         Entries of an epoch that is drawn by ``weights``; default as many as there are samples.
-    sizes : ArrayLike or None, optional
+    sizes : array_like or None, optional
         ``(len(dataset),)``: cost of each sample, such as ``ds.counts("node")``. Each ``group`` entries in a row then
         have similar sizes, so that the ranks that work side by side finish together.
     group : int or None, optional

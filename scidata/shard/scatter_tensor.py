@@ -43,11 +43,11 @@ def scatter_tensor(
         The whole tensor on ``global_src``; ignored elsewhere.
     global_src : int
         Global rank of the source, part of ``mesh``.
-    global_shape, dtype : Sequence[int] or None or torch.dtype or None
+    global_shape, dtype : Sequence[int] or torch.dtype or None
         Compared with the source's, where given.
     requires_grad : bool, default False
         Whether the result is a leaf that requires grad.
-    sizes : Sizes or None, optional
+    sizes : Mapping[int, Sequence[int]] or None, optional
         ``{mesh axis: sizes}``; even by default.
 
     Raises

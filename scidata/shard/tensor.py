@@ -96,7 +96,7 @@ class ShardTensor(ShardBase):
             The domain axes only.
         placements : Sequence[Placement]
             ``Shard(dim)`` or ``Replicate()``, one per mesh axis. ``Partial()`` is added up at once: Collective.
-        sharding_shapes : str or Shapes, default "infer"
+        sharding_shapes : str or Mapping[int, Sequence[torch.Size]], default "infer"
             Local shape of each rank along each mesh axis that shards: ``{axis: [shape, ...]}``, no communication. Or
             ``"infer"``: Collective, one gather of shapes per axis. Or ``"chunk"``: as ``torch.chunk`` splits
             ``global_shape``.
@@ -322,7 +322,7 @@ class ShardTensor(ShardBase):
             None or the tensor's own mesh.
         placements : Sequence[Placement] or None, optional
             Default: as they are, for new ``sizes``.
-        sizes : Sizes or None, optional
+        sizes : Mapping[int, Sequence[int]] or None, optional
             ``{mesh axis: sizes}``. Default: the old sizes where an axis shards the same dim, else even ones.
 
         Raises

@@ -68,7 +68,7 @@ def run_ranks(
 
     Parameters
     ----------
-    fn : Callable[..., T]
+    fn : Callable[..., object]
         A function at the top level of a module; the module is imported by name, or else from its file, in each
         process. ``args`` and the results are pickled.
     timeout : float, default 60

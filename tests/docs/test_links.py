@@ -33,3 +33,15 @@ def test_links_lead_to_files(page: Path) -> None:
         assert found.exists(), f"{page}: {target}"
         if anchor:
             assert anchor in anchors(found.read_text(encoding="utf-8")), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/compatibility/index.md"])
+def test_figures_are_those_of_the_page_that_a_row_links_to(page: str) -> None:
+    rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if re.match(r"\| .*\]\(", line)]
+    assert rows
+    for row in rows:
+        (target,) = re.findall(r"\]\(([^()\s#]+)", row)
+        linked = ((ROOT / page).parent / target).read_text(encoding="utf-8")
+        figures = re.findall(r"\d[\d,.]*(?:e-\d+)?", re.sub(r"\]\(.*?\)", "", row))
+        missing = [figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", linked)]
+        assert not missing, f"{row}: {target} has no {missing}"

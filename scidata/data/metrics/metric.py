@@ -42,7 +42,7 @@ class Metric:
 
     Parameters
     ----------
-    weights : WeightsByDim or None, optional
+    weights : Mapping[str, array_like] or None, optional
         By dim, those of all ranks' rows: ``{"latitude": latitude_weights(ds)}``, float64, not negative. By several
         dims where they vary along both, ``{("y", "x"): areas}``. ShardTensors that lie as the fields do will serve.
         A row of weight 0 does not count, whatever it holds. Default: all rows weigh the same.
@@ -56,7 +56,7 @@ class Metric:
     dims : Sequence[str] or None, optional
         Names of a sample's dims where tensors are plain, or mappings of such; default ``dim_0``, ``dim_1``, … A
         :class:`scidata.Sample` among the tensors brings its own.
-    dp, domain : str or None or str or Sequence[str] or None
+    dp, domain : str or Sequence[str] or None
         Axes of the mesh, where they have other names, as for :func:`scidata.open_dataset`.
 
     Raises
@@ -114,9 +114,9 @@ class Metric:
 
         Parameters
         ----------
-        sums : Sequence[FloatArray]
+        sums : Sequence[ndarray]
             Weighted sum of each quantity.
-        weight : FloatArray
+        weight : ndarray
             Sum of the weights.
         """
         mean: FloatArray = sums[0] / weight
@@ -127,7 +127,7 @@ class Metric:
 
         Parameters
         ----------
-        mean : FloatArray
+        mean : ndarray
             Of the samples' values.
         """
         return mean

@@ -43,11 +43,11 @@ class Mean(Metric):
 
         Parameters
         ----------
-        values : Fields
+        values : Tensor or Mapping[str, Tensor]
             A tensor, or fields by name.
-        index : Index, optional
+        index : int or list[int] or None, optional
             The sample's number; a list of them for a batch.
-        weights : WeightsByDim or None, optional
+        weights : Mapping[str, array_like] or None, optional
             By dim, of this sample.
 
         Examples
@@ -99,13 +99,13 @@ class PairMetric(Metric):
 
         Parameters
         ----------
-        prediction, target : Fields
+        prediction, target : Tensor or Mapping[str, Tensor]
             Tensors of one shape, or fields by name, of which those of ``prediction`` count. ShardTensors may be split
             unevenly, with empty parts, over any dims; a plain tensor beside them is the whole. On any device.
-        index : Index, optional
+        index : int or list[int] or None, optional
             The sample's number; a list of them for a batch, along dim 0. One that was there before is left out.
             Default that of a :class:`scidata.Sample` among the two; without any, each call counts as another sample.
-        weights : WeightsByDim or None, optional
+        weights : Mapping[str, array_like] or None, optional
             As those of the metric, of this sample: ``{"cell": sample["area"]}``.
 
         Raises
@@ -203,7 +203,7 @@ class ACC(PairMetric):
 
     Parameters
     ----------
-    climatology : Fields or None, optional
+    climatology : Tensor or Mapping[str, Tensor] or None, optional
         What anomalies are differences from: a tensor, or fields by name, of a sample's shape. Or give each sample's
         own to :meth:`update`.
     **options : Any
@@ -245,9 +245,9 @@ class ACC(PairMetric):
 
         Parameters
         ----------
-        prediction, target, index, weights : Fields or Index or WeightsByDim or None
+        prediction, target, index, weights : as there
             As there.
-        climatology : Fields or None, optional
+        climatology : Tensor or Mapping[str, Tensor] or None, optional
             Of this sample: that of its day, say. Of a batch, one for all or one for each. Default the metric's own.
 
         Raises

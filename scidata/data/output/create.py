@@ -78,7 +78,7 @@ def create(
     ----------
     path : str or PathLike
         A file or folder, or a URL. All ranks must see it.
-    like : ShardedDataset[Any] or IrregularDataset[Any]
+    like : ShardedDataset or IrregularDataset
         The data set whose dims, coordinates, attributes and encoding the output has. Of meshes, points and graphs the
         tensors are split as they were read; ``fields`` of it take ``like``, the packing and ``attributes``.
     mesh : DeviceMesh or None, optional

@@ -87,9 +87,8 @@ class NodeDecoder:
             return self._next.block(key, wait=wait)
         shares, alone = block.cut.shares, block.cut.alone
         stats, busy = NO_READ, []
-        first = (
-            self._shares.ranks.me * len(shares) // len(self._shares.ranks.coordinates)
-        )  # each begins with another one
+        ranks = self._shares.ranks
+        first = ranks.me * len(shares) // len(ranks.coordinates)  # each rank begins with another share
         for k in itertools.chain(range(first, len(shares)), range(first)):
             took = self._take(block, k, wait=False)
             if took is None:

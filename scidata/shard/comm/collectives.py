@@ -54,7 +54,7 @@ def all_gather_v(
         This rank's part; the parts differ along ``dim`` only.
     dim : int
         Tensor dim of the parts.
-    group : Group
+    group : ProcessGroup
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
     sizes : Sequence[int]
         Rows of each rank's part.
@@ -99,7 +99,7 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
         Rows of each rank's part.
     dim : int
         Tensor dim of the parts.
-    group : Group
+    group : ProcessGroup
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
 
     Raises
@@ -163,7 +163,7 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
 
     Parameters
     ----------
-    group : Group
+    group : ProcessGroup
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
     x : Tensor
         ``(num_owned, ...)``.

@@ -56,7 +56,7 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
         Tensor dim of the parts.
     dst : int
         Rank of the group that gets the whole.
-    group : Group
+    group : ProcessGroup
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
 
     Raises
@@ -97,7 +97,7 @@ def scatter_v(
         Tensor dim to split.
     src : int
         Rank of the group that has the whole.
-    group : Group
+    group : ProcessGroup
         Ranks that take part, all of which call it; None or a group of one communicates nothing.
     x : Tensor or None
         Used on ``src`` only; None elsewhere is fine. Shape, dtype and whether it requires grad are sent along. For a

@@ -199,7 +199,7 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
         The map of the rows: ``sample.index_map("node")``.
     x : Tensor
         The owned part, ``(num_owned, ...)``, or a ShardTensor sharded along dim 0.
-    group : Group
+    group : ProcessGroup
         The domain group; None or a group of one communicates nothing.
 
     Raises

@@ -64,7 +64,7 @@ def parallelize(
 
     Parameters
     ----------
-    model : _Model
+    model : Module
         On the mesh's device, its parameters plain tensors, or DTensors of ``parallelize_module``; changed in place. All
         parameters to be trained require grad; some may be frozen later.
     mesh : DeviceMesh or None
@@ -76,7 +76,7 @@ def parallelize(
 
         ``"fsdp"``: FSDP2's ``fully_shard`` over the dp axis: parameters, their gradients and an optimizer's moments are
         DTensors, of which each dp rank holds a part. Make the optimizer afterwards. Ranks use the same parameters.
-    dp, domain : str or None or str or Sequence[str] or None
+    dp, domain : str or Sequence[str] or None
         Axis names, as in :func:`~scidata.device_mesh.axes_of`.
     bucket_bytes : int, default 25 * 2 ** 20
         Size of a bucket of ``"ddp"``, bytes.

@@ -94,7 +94,7 @@ def partition(
 
     Parameters
     ----------
-    inputs : Paths
+    inputs : str or PathLike, or a list of them
         Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
     out : str or PathLike
         A new folder.

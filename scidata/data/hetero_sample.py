@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scidata.core.keywords import checked_keywords
 from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.to_pyg import Columns, EdgeColumns, pyg_of
 
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
+
+    from scidata.data.to_pyg import Columns, EdgeColumns
 
 
 class HeteroSample(IrregularSample[TensorT]):
@@ -45,46 +45,19 @@ class HeteroSample(IrregularSample[TensorT]):
     >>> torch.distributed.all_reduce(total)
     >>> total
     tensor(15., dtype=torch.float64)
+    >>> sample.to_pyg(x={"grid": "heat"}).node_types
+    ['grid', 'mesh']
     """
 
-    @checked_keywords
-    def to_pyg(
-        self,
-        *,
-        x: Columns | None = None,
-        y: Columns | None = None,
-        edge_attr: EdgeColumns | None = None,
-        khop: bool = False,
-        by_hop: bool = False,
-    ) -> HeteroData:
-        """Return a ``torch_geometric.data.HeteroData`` of ShardTensors, for stock layers, unmodified. Collective.
+    if TYPE_CHECKING:
 
-        Each set has ``num_nodes`` and its fields by their names, each relation ``edge_index`` and its fields.
-
-        Parameters
-        ----------
-        x, y : Mapping[str, str or Sequence[str]] or None, optional
-            By node set: fields that are put side by side, one column for each component, under these names instead.
-        edge_attr : Mapping[tuple or str, str or Sequence[str]] or None, optional
-            The same by relation, ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
-        khop : bool, default False
-            For models that run without exchange, by ``call_on_parts``: plain tensors instead, of this rank's rows,
-            owned ones, then ghosts, and of all edges among them that it has. ``y`` and ``batch``, which losses and
-            pooling take, are ShardTensors all the same. With ``ghosts="disk"`` nothing is sent.
-        by_hop : bool, default False
-            Only graphs of one node set have this order.
-
-        Raises
-        ------
-        MissingDependencyError
-            torch_geometric is not installed.
-        UnknownNameError, ConfigError
-            No such set, relation or field, or a field of another one.
-
-        Examples
-        --------
-        >>> data = sample.to_pyg(x={"grid": "heat"})
-        >>> data.node_types
-        ['grid', 'mesh']
-        """
-        return pyg_of(self, {"x": x, "y": y, "edge_attr": edge_attr}, khop=khop, by_hop=by_hop)
+        def to_pyg(
+            self,
+            *,
+            x: Columns | None = None,
+            y: Columns | None = None,
+            edge_attr: EdgeColumns | None = None,
+            khop: bool = False,
+            by_hop: bool = False,
+        ) -> HeteroData:
+            """Return a ``HeteroData``: see :meth:`IrregularSample.to_pyg`."""

@@ -457,12 +457,14 @@ class IrregularSample(Sample[TensorT]):
         """Return a ``torch_geometric.data.Data`` of ShardTensors, on which stock layers run unmodified. Collective.
 
         It has ``edge_index``, ``num_nodes``, all fields of nodes (points) and edges by their names, entity first, and
-        :attr:`graph_values`.
+        :attr:`graph_values`. A graph between several node sets becomes a ``HeteroData``, with such a store for each set
+        and relation.
 
         Parameters
         ----------
         x, y, edge_attr : str or Sequence[str] or None; a mapping with several sets
-            Fields that are put side by side, one column for each component, under these names instead.
+            Fields that are put side by side, one column for each component, under these names instead. With several
+            sets by set, ``{"grid": "u"}``, and by relation: ``("grid", "to", "mesh")`` or ``"grid__to__mesh"``.
         khop : bool, default False
             For models that run without exchange, by :meth:`call_on_parts`: plain tensors instead, of this rank's rows,
             owned ones, then ghosts, and of all edges among them. ``y`` and ``batch``, which losses and pooling take,
@@ -471,14 +473,15 @@ class IrregularSample(Sample[TensorT]):
             With ``khop``: ghosts in the order of how many hops away they are, edges in that of their targets, and how
             many of each there are as ``num_sampled_nodes`` and ``num_sampled_edges``. With these PyG's
             ``trim_to_layer``, and its models that take them, leave out in each layer what later ones do not need.
-            Neither is there without ``khop``, or on plain samples, where there is nothing to leave out.
+            Neither is there without ``khop``, or on plain samples, where there is nothing to leave out. Only graphs of
+            one node set have this order.
 
         Raises
         ------
         MissingDependencyError
             torch_geometric is not installed.
         UnknownNameError, ConfigError
-            No such field, or one of another entity; ``khop`` of a sample without edges.
+            No such set, relation or field, or a field of another one; ``khop`` of a sample without edges.
 
         Examples
         --------

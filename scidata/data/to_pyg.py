@@ -1,22 +1,30 @@
-"""Samples as PyTorch Geometric's ``Data``, or ``HeteroData`` of several node sets: which field goes where."""
+"""Samples as PyTorch Geometric's ``Data``, or ``HeteroData`` of several node sets, on which its stock layers run.
+
+A graph has one or more node sets, each with one index map, and relations between them. A ``Data`` is that of one set
+and one relation.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import check_mapping
+from scidata.core.checks import check_mapping, optional_module
+from scidata.core.index_map import IndexMap
 from scidata.data.topology import EdgeType, Place, Topology
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.interop.pyg import Container, filled, new_data, sharded
 from scidata.meshes.hetero import JOINT, relation_parts
-from scidata.shard.graphs.ghosts import node_tensor
+from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
 from scidata.shard.graphs.hops import hop_order
 from scidata.shard.graphs.local_graph import Entity, LocalGraph
+from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_relations
+from scidata.shard.tensor import ShardTensor
 
 _Names: TypeAlias = str | Sequence[str]
 #: Names of fields; of several node sets by set.
@@ -28,33 +36,34 @@ EdgeColumns: TypeAlias = _Names | Mapping[EdgeType | str, _Names]
 _FOR_LOSSES = ("y", "batch")
 
 
-class Fields(Protocol):
-    """The part of a sample that is turned into PyG's containers; :class:`scidata.IrregularSample` has it."""
+class _Container(Protocol):
+    """A ``Data`` or a ``HeteroData``, with its stores by set and relation: PyG has no types for it."""
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names of its fields."""
+    def __getitem__(self, key: Entity, /) -> _Container: ...
 
-    @property
-    def places(self) -> Mapping[str, Place]:
-        """Entity and dim of each field."""
+    def __setitem__(self, key: str, value: object, /) -> None: ...
 
-    @property
-    def topology(self) -> Topology:
-        """Edges and index maps."""
+    def __contains__(self, key: str, /) -> bool: ...
 
-    @property
-    def graph_values(self) -> Mapping[str, object]:
-        """Values of the whole graph, of a set or of a relation."""
+
+class _Fields(Protocol):
+    """The part of :class:`scidata.IrregularSample` that is turned into PyG's containers."""
 
     @property
-    def parts(self) -> LocalGraph | None:
-        """The graph to compute on without exchange; None where samples are plain."""
+    def places(self) -> Mapping[str, Place]: ...
 
-    def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
-        """Return local rows along dim 0, and whether ghosts are among them."""
+    @property
+    def topology(self) -> Topology: ...
 
-    def with_ghosts(self, name: str) -> Tensor:
-        """Return owned rows, then ghosts."""
+    @property
+    def graph_values(self) -> Mapping[str, object]: ...
+
+    @property
+    def parts(self) -> LocalGraph | None: ...
+
+    def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]: ...
+
+    def with_ghosts(self, name: str) -> Tensor: ...
 
 
 class _Group(NamedTuple):
@@ -64,7 +73,16 @@ class _Group(NamedTuple):
     flat: bool
 
 
-def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool) -> Container:
+class Rows(NamedTuple):
+    """This rank's rows of a field: owned ones, followed by ghosts where these were read."""
+
+    values: Tensor
+    has_ghosts: bool = False
+
+
+def pyg_of(
+    sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool
+) -> _Container:
     """Return the ``Data`` or ``HeteroData`` of a sample; see :meth:`scidata.IrregularSample.to_pyg`. Collective.
 
     Parameters
@@ -74,7 +92,8 @@ def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *,
     """
     topology = sample.topology
     several = topology.entity == JOINT
-    made = new_data(several)
+    data = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg")
+    made: _Container = data.HeteroData() if several else data.Data()
     if by_hop and several:
         raise ConfigError("by_hop=True orders the ghosts of a graph of one node set, and this one has several")
     groups = _groups(sample, asked)
@@ -82,28 +101,109 @@ def pyg_of(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None], *,
     if graph is not None:
         sizes = {name: rows.num_local for name, rows in graph.index_maps.items()}
         return filled(made, sizes, *_on_parts(sample, groups, graph, by_hop), _values(sample))
-    node: dict[str, dict[str, Tensor]] = {name: {} for name in topology.node_sets}
-    held: dict[str, dict[str, Tensor]] = {name: {} for name in topology.node_sets}
-    edge: dict[EdgeType, dict[str, Tensor]] = {}
-    for entity, named in groups.items():
-        for name, group in named.items():
-            values, has_ghosts = _columns(sample, group, entity)
-            if entity in topology.relations:
-                edge.setdefault(topology.relations[entity].type, {})[name] = values
-            else:
-                (held if has_ghosts else node)[entity][name] = values
-    maps = {name: topology.index_maps[name] for name in node}
+    maps = {name: topology.index_maps[name] for name in topology.node_sets}
     sizes = {name: rows.num_global for name, rows in maps.items()}
     edges = {relation.type: relation.own for relation in topology.relations.values()}
+    fields = {
+        topology.relations[entity].type if entity in topology.relations else entity: {
+            name: _columns(sample, group, entity) for name, group in named.items()
+        }
+        for entity, named in groups.items()
+    }
     if topology.device_mesh is None:
-        plain: dict[Entity, Mapping[str, Tensor]] = {name: node[name] | held[name] for name in node}
-        plain.update(edge.items())
+        plain = {of: {name: rows.values for name, rows in named.items()} for of, named in fields.items()}
         return filled(made, sizes, edges, plain, _values(sample))
-    shards = sharded(edges, maps, topology.device_mesh, node=node, node_with_ghosts=held, edge=edge)
-    return filled(made, sizes, *shards, _values(sample))
+    return filled(made, sizes, *sharded(edges, maps, topology.device_mesh, fields), _values(sample))
 
 
-def _values(sample: Fields) -> dict[tuple[Entity | None, str], object]:
+def sharded(
+    relations: Mapping[EdgeType, Tensor],
+    index_maps: Mapping[str, IndexMap],
+    device_mesh: DeviceMesh,
+    fields: Mapping[Entity, Mapping[str, Rows]],
+) -> tuple[dict[EdgeType, RoutedIndex], dict[Entity, dict[str, ShardTensor]]]:
+    """Return edges and fields of a graph as ShardTensors. Collective.
+
+    A layer that gathers along such edges fetches ghosts by one exchange for each tensor, unless they are there and the
+    tensor requires no grad; it scatters to owned nodes. So it gives the values and gradients of one process.
+
+    Parameters
+    ----------
+    relations
+        ``(2, num_local_edges)`` int64 in local numbering: sources among the owned nodes and ghosts of their set,
+        targets owned nodes of theirs. The same relations on all ranks.
+    index_maps
+        Of each node set, with the ghosts of all relations: rows that one relation fetches serve the others.
+    fields
+        By set, and by relation in the order of its edges.
+
+    Raises
+    ------
+    ShardLayoutError
+        On every rank: parts of any rank that do not fit their index map or each other.
+    """
+    edges, exchanges = route_relations(relations, index_maps, device_mesh, list(_fits(relations, index_maps, fields)))
+    made: dict[Entity, dict[str, ShardTensor]] = defaultdict(dict)
+    for entity, named in fields.items():
+        for name, (values, has_ghosts) in named.items():
+            if isinstance(entity, tuple):
+                made[entity][name] = edge_tensor(values, edges[entity])
+                continue
+            rows = index_maps[entity]
+            made[entity][name] = node_tensor(values[: rows.num_owned] if has_ghosts else values, rows, device_mesh)
+            if has_ghosts:
+                keep_ghosts(made[entity][name], values, exchanges[entity])
+    return edges, made
+
+
+def _fits(
+    relations: Mapping[EdgeType, Tensor],
+    index_maps: Mapping[str, IndexMap],
+    fields: Mapping[Entity, Mapping[str, Rows]],
+) -> Iterator[tuple[str, bool]]:
+    """Yield the fields that there are, in the same order on all ranks, and whether this rank's part has its rows."""
+    for entity in sorted(fields, key=lambda entity: (isinstance(entity, tuple), entity)):
+        for name, (values, has_ghosts) in sorted(fields[entity].items(), key=lambda field: field[0]):
+            if isinstance(entity, tuple):
+                of, num_rows = " ".join(entity), relations[entity].shape[-1] if relations[entity].ndim else 0
+            else:
+                rows = index_maps[entity]
+                of, num_rows = entity, rows.num_local if has_ghosts else rows.num_owned
+            yield (
+                f"{name} of {of}{', with ghosts' if has_ghosts else ''}",
+                bool(values.ndim) and len(values) == num_rows,
+            )
+
+
+def filled(
+    made: _Container,
+    sizes: Mapping[str, int],
+    relations: Mapping[EdgeType, Tensor],
+    fields: Mapping[Entity, Mapping[str, object]],
+    values: Mapping[tuple[Entity | None, str], object],
+) -> _Container:
+    """Put edges, fields, and numbers of nodes into an empty container, then values of the whole, of sets and relations.
+
+    A value, by entity (None: of the whole) and name, is left out where a field has its name.
+    """
+    several = hasattr(made, "node_types")
+    own: dict[Entity, dict[str, object]] = defaultdict(dict)
+    for relation, edge_index in relations.items():
+        own[relation]["edge_index"] = edge_index
+    for name, size in sizes.items():
+        own[name]["num_nodes"] = size
+    for entity, named in [*own.items(), *fields.items()]:
+        store = made[entity] if several else made
+        for name, value in named.items():
+            store[name] = value
+    for (of, name), value in values.items():
+        store = made if of is None else made[of]
+        if name not in store:
+            store[name] = value
+    return made
+
+
+def _values(sample: _Fields) -> dict[tuple[Entity | None, str], object]:
     """Return the values of the whole graph, of its sets and of its relations, by entity and name."""
     if sample.topology.entity != JOINT:
         return {(None, name): value for name, value in sample.graph_values.items()}
@@ -111,7 +211,7 @@ def _values(sample: Fields) -> dict[tuple[Entity | None, str], object]:
     return {(relation_parts(of) or of or None, base): value for of, base, value in parts}
 
 
-def _groups(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:
+def _groups(sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:
     """Group the fields of each set and relation under PyG's names.
 
     A group that was asked for replaces a field of its name, and the fields in it do not come under their own names.
@@ -140,7 +240,7 @@ def _groups(sample: Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -
 
 
 def _on_parts(
-    sample: Fields, groups: Mapping[str, Mapping[str, _Group]], graph: LocalGraph, by_hop: bool
+    sample: _Fields, groups: Mapping[str, Mapping[str, _Group]], graph: LocalGraph, by_hop: bool
 ) -> tuple[Mapping[EdgeType, Tensor], dict[Entity, dict[str, object]]]:
     """Return edges and fields as plain tensors: rows owned, then ghosts; with ``by_hop`` in that order."""
     topology, order = sample.topology, None
@@ -166,13 +266,13 @@ def _on_parts(
     return edges, fields
 
 
-def _columns(sample: Fields, group: _Group, entity: str) -> tuple[Tensor, bool]:
+def _columns(sample: _Fields, group: _Group, entity: str) -> Rows:
     """Return the rows of fields side by side; with ghosts where all of them have them, but not those of edges."""
     parts = [sample.rows_first(name, entity=entity) for name in group.fields]
     rows = sample.topology.index_maps[entity]
     has_ghosts = all(held for _, held in parts) and entity not in sample.topology.relations
     here = [values[: rows.num_local if has_ghosts else rows.num_owned] for values, _ in parts]
-    return (_side_by_side(here) if group.flat else here[0]), has_ghosts
+    return Rows(_side_by_side(here) if group.flat else here[0], has_ghosts)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

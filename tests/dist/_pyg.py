@@ -1,10 +1,36 @@
-"""Shared by tests: _close, _inputs, _parts."""
+"""Shared by tests: to_pyg, hetero_to_pyg, _close, _inputs, _parts."""
 
 import torch
 
+from scidata.data.to_pyg import Rows, filled, sharded
 from scidata.shard import ShardTensor
 from scidata.shard.rows.relayout import gather_full
 from tests.dist._graphs import NUM_NODES, part_of, whole_edges
+
+
+def hetero_to_pyg(
+    relations, index_maps, mesh, *, node=None, node_with_ghosts=None, edge=None, graph=None, several=True
+):
+    """Make a ``HeteroData`` of this rank's part of a graph that lies in no store; of one set a ``Data``."""
+    import torch_geometric.data as data
+
+    fields = {name: {} for name in index_maps}
+    for given, has_ghosts in ((node, False), (edge, False), (node_with_ghosts, True)):
+        for entity, named in (given or {}).items():
+            rows = {name: Rows(values, has_ghosts) for name, values in named.items()}
+            fields[entity] = fields.get(entity, {}) | rows
+    sizes = {name: rows.num_global for name, rows in index_maps.items()}
+    values = {(None, name): value for name, value in (graph or {}).items()}
+    made = data.HeteroData() if several else data.Data()
+    return filled(made, sizes, *sharded(relations, index_maps, mesh, fields), values)
+
+
+def to_pyg(edge_index, index_map, mesh, *, node=None, node_with_ghosts=None, edge=None, graph=None):
+    """Make a ``Data`` of one node set and its edges."""
+    given = {"node": {"node": node or {}}, "node_with_ghosts": {"node": node_with_ghosts or {}}}
+    given["edge"] = {("node", "edge", "node"): edge or {}}
+    relations = {("node", "edge", "node"): edge_index}
+    return hetero_to_pyg(relations, {"node": index_map}, mesh, **given, graph=graph, several=False)
 
 
 def _close(found, expected, what):
@@ -23,8 +49,6 @@ def _inputs(dtype=torch.float64):
 
 
 def _parts(mesh, sizes, rank, **node):
-    from scidata.interop.pyg import to_pyg
-
     edges, x, attr, weight = _inputs()
     part = part_of(edges, sizes, rank)
     fields = {name: values[part.nodes].clone() for name, values in {"x": x, **node}.items()}

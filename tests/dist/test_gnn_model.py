@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.interop.pyg import to_pyg
 from scidata.shard.graphs.ghosts import _Flight
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._pyg import to_pyg
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.errors import ConfigError, MissingDependencyError, ShardLayoutError, UnsupportedShardOp
+from scidata.data.to_pyg import pyg_of
+from scidata.errors import MissingDependencyError, ShardLayoutError, UnsupportedShardOp
 from scidata.shard.graphs.ghosts import halo_exchange
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
-from tests.dist._pyg import _close, _inputs, _parts
+from tests.dist._pyg import _close, _inputs, _parts, to_pyg
 
 #: For what runs every layer: even, one node, none; each but the first has ghosts.
 CHOSEN = {1: [(11,)], 2: [(6, 5), (10, 1)], 3: [(5, 1, 5), (6, 0, 5)], 4: [(3, 0, 1, 7)]}
@@ -256,8 +258,6 @@ def check_data(rank, num_ranks):
     import torch_geometric.nn as g
     from torch_geometric.utils import add_self_loops, contains_self_loops, degree
 
-    from scidata.interop.pyg import to_pyg
-
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     edges, x, _, _ = _inputs()
     sizes = (6, 5)
@@ -286,8 +286,6 @@ def check_data(rank, num_ranks):
     dist.all_to_all_single = function
     with pytest.raises(ShardLayoutError, match="owned rows and"):
         to_pyg(part.edge_index, part.index_map, mesh, node_with_ghosts={"x": held[1:]})
-    with pytest.raises(ConfigError, match="x: given more than once"):
-        to_pyg(part.edge_index, part.index_map, mesh, node={"x": x[part.nodes]}, graph={"x": 1})
     for value, pool in itertools.product((-1, 3), (g.global_mean_pool, g.global_add_pool, g.global_max_pool)):
         batch = torch.zeros(NUM_NODES, dtype=torch.int64)
         batch[-1] = value  # of one rank, but all of them raise
@@ -325,8 +323,7 @@ def test_stock_layers_give_what_one_process_gives(num_ranks):
 
 
 def test_without_torch_geometric(monkeypatch):
-    from scidata.interop import pyg
-
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    sample = SimpleNamespace(topology=SimpleNamespace(entity="node"))
     with pytest.raises(MissingDependencyError, match=r"pip install 'torch-geometric>="):
-        pyg.to_pyg(None, None, None)
+        pyg_of(sample, {}, khop=False, by_hop=False)

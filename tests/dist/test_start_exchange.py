@@ -12,12 +12,12 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.errors import UnsupportedShardOp
-from scidata.interop.pyg import to_pyg
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.routed import route_edges
 from scidata.shard.rows.relayout import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
+from tests.dist._pyg import to_pyg
 
 pytest.importorskip("torch_geometric", reason="to_pyg needs torch_geometric (extra 'pyg')")
 

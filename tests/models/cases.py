@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
-from scidata.interop.pyg import to_pyg
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.testing.oracle import shard_of
+from tests.dist._pyg import to_pyg
 
 #: The ways of cutting a sample, by name, and the ranks of each.
 LAYOUTS = {"whole": 1, "two": 2, "two, one empty": 2, "three": 3, "three, one empty": 3, "2 x 2": 4}

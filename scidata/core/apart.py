@@ -95,7 +95,7 @@ def _place(path: str) -> _Place | None:
 
 
 def _key(url: str) -> str:
-    """Return what tells one object from another: of a chain, where its last part lies."""
+    """Return the address that identifies an object: of a chain, that of its last part."""
     address = url.identity if isinstance(url, Url) else url
     scheme, _, rest = address.rpartition("::")[2].partition("://")
     return f"{_ALIASES.get(scheme, scheme)}://{re.sub('/+', '/', rest).rstrip('/')}"

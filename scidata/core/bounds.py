@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,10 +46,7 @@ def even_bounds(num_global: int, num_parts: int, *, align: int = 1) -> IntArray:
         More parts than (groups of ``align``) rows, or ``align`` does not divide ``num_global``.
     """
     _check_parts(num_global, num_parts, align)
-    size, extra = divmod(num_global // align, num_parts)
-    parts = np.arange(num_parts + 1, dtype=np.int64)
-    bounds: IntArray = align * (parts * size + np.minimum(parts, extra))
-    return bounds
+    return align * bounds_of(even_sizes(num_global // align, num_parts))
 
 
 def weighted_bounds(weights: npt.ArrayLike, num_parts: int, *, align: int = 1) -> IntArray:
@@ -239,43 +235,21 @@ def num_rows_of(segments: Sequence[Segment]) -> int:
     return sum(s.count for s in segments)
 
 
-def compose(outer: Segments, inner: Segments) -> Segments:
-    """Apply ``inner`` to the rows that ``outer`` selected: segments of the source, offsets of ``inner``.
+def compose(outer: Segments, inner: Sequence[Segment]) -> Segments:
+    """Apply ``inner``, of step 1, to the rows that ``outer`` selected: segments of the source, offsets of ``inner``.
 
-    ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows.
+    ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows. Of rows 0 2 4 | 10 11 12, two
+    segments, the window from 1 to 5 has 2 4 | 10 11.
     """
-    if isinstance(outer, SegmentTable) and all(part.step == 1 for part in inner):
-        return SegmentTable(np.concatenate([_composed(outer.table, part) for part in inner] or [outer.table[:0]]))
-    segments = []
-    for part, whole in itertools.product(inner, outer):
-        # rows of `part` that fall into `whole`'s range of selected rows
-        rows = range(part.start, part.start + part.count * part.step, part.step)
-        ascending = rows if part.step > 0 else rows[::-1]
-        lower, upper = whole.offset, whole.offset + whole.count
-        first = max(0, -(-(lower - ascending.start) // ascending.step))
-        last = min(len(ascending), -(-(upper - ascending.start) // ascending.step))
-        if first >= last:
-            continue
-        begin = first if part.step > 0 else len(rows) - last
-        segments.append(
-            Segment(
-                start=whole.start + (rows[begin] - whole.offset) * whole.step,
-                count=last - first,
-                step=part.step * whole.step,
-                offset=part.offset + begin,
-            )
-        )
-    return tuple(sorted(segments, key=lambda s: s.offset))
-
-
-def _composed(outer: IntArray, part: Segment) -> IntArray:
-    """Return the part of each of many segments that lies in a range of the selected rows."""
-    start, count, step, offset = outer.T
-    lower = np.maximum(offset, part.start)
-    upper = np.minimum(offset + count, part.start + part.count)
-    table = np.stack([start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start], axis=1)
-    kept: IntArray = table[upper > lower]
-    return kept
+    start, count, step, offset = segment_table(outer).T
+    tables = [np.empty((0, 4), np.int64)]
+    for part in inner:
+        lower = np.maximum(offset, part.start)
+        upper = np.minimum(offset + count, part.start + part.count)
+        columns = [start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start]
+        tables.append(np.stack(columns, axis=1)[upper > lower])
+    found = SegmentTable(np.concatenate(tables))
+    return found if isinstance(outer, SegmentTable) else tuple(found)
 
 
 def bounds_of(sizes: npt.ArrayLike) -> IntArray:

@@ -1,4 +1,4 @@
-"""What is kept for the next time: values by key, of a bounded size. The one cache of the package."""
+"""Values by key, kept for the next time within a bounded size. The one cache of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 _T = TypeVar("_T")
 
-#: One lock for all caches, and for counts in what they keep: held for a few operations, never while a value is made. A
+#: One lock for all caches, and for counts in their values: held for a few operations, never while a value is made. A
 #: fork waits for it: no child finds it held, or a cache half changed, by a thread that the child does not have. A
 #: finalizer may come in between.
 lock = threading.RLock()
@@ -26,9 +26,9 @@ class Cache(Generic[_T]):
     max_size
         How much is kept: bytes, where values are put with their bytes; else so many values.
     evict
-        What goes when there is no more room: the ``"oldest"``; the one whose last use is longest ago (``"lru"``); or
-        ``"none"``: what came first stays, and no more is kept. An epoch asks for each sample once: of more than there
-        is room for, the least recently used would always be the one asked for next.
+        The value to drop when there is no more room: the ``"oldest"``; the one whose last use is longest ago
+        (``"lru"``); or ``"none"``: the first values stay, and no more is kept. An epoch asks for each sample once:
+        of more than there is room for, the least recently used would always be the one asked for next.
     """
 
     def __init__(self, max_size: int, evict: Literal["oldest", "lru", "none"] = "oldest") -> None:
@@ -52,7 +52,7 @@ class Cache(Generic[_T]):
     def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
         """Keep a value in place of the key's earlier one, if there is room; return it."""
         with lock:
-            gone = [self._pop(key)]  # what goes is freed once the lock is
+            gone = [self._pop(key)]  # freed once the lock is
             room = self.max_size - size
             while self.evict != "none" and self.size > room >= 0:
                 gone.append(self._pop(next(iter(self._demoted or self._entries))))
@@ -90,10 +90,10 @@ class Cache(Generic[_T]):
         Parameters
         ----------
         size
-            Says the size of what was made, where it is not 1.
+            Returns the size of a new value, where it is not 1.
         once
             Of threads that want the value at the same time, one makes it; the others wait for it, or for its error.
-            Without, each makes it, and all get what was kept first.
+            Without, each makes it, and all get the first one kept.
         """
         value = self.get(key)
         if value is not None:
@@ -109,7 +109,7 @@ class Cache(Generic[_T]):
             return self.put(key, value, nbytes) if found is None else found
 
     def _make_once(self, key: Hashable, make: Callable[[], _T], size: Callable[[_T], int] | None) -> _T:
-        slot = os.getpid(), key  # a forked child has no thread that makes what was under way in its parent
+        slot = os.getpid(), key  # a forked child lacks the threads of its parent, so that nobody makes it there
         with lock:
             found = self._entries.get(key)
             if found is not None:

@@ -1,4 +1,4 @@
-"""Arguments of the wrong type, answered where they are given: each check names the argument and what it takes.
+"""Arguments of the wrong type, answered where they are given: each check names the argument and the type that it takes.
 
 Python's own duck typing lets many through: a string is a sequence of names, ``True`` an index, 0.5 rounds to 0.
 """

@@ -1,6 +1,6 @@
 """The owner of each row of irregular data, and the ghosts that a part holds: rows that others own.
 
-The idea and the name are DOLFINx's. Pure arithmetic: what moves the data is elsewhere.
+The idea and the name are DOLFINx's. Pure arithmetic: data are moved elsewhere.
 """
 
 from __future__ import annotations

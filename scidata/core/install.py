@@ -42,7 +42,7 @@ def _packages(extra: str) -> Iterator[str]:
 def _extras() -> dict[str, list[str]]:
     """Return the requirements of each extra, without their markers."""
     checkout = os.path.join(os.path.dirname(__file__), "..", "..", "pyproject.toml")
-    if os.path.isfile(checkout):  # what is installed of an editable checkout may be older
+    if os.path.isfile(checkout):  # the installed metadata of an editable checkout may be older
         with open(checkout, "rb") as file:
             project = tomllib.load(file).get("project", {})
         if project.get("name") == DISTRIBUTION:

@@ -13,8 +13,8 @@ from multiprocessing import resource_tracker
 def interrupts_held() -> Iterator[None]:
     """Hold SIGINT back until the end, and from each process begun here until it calls :func:`ignore_interrupts`.
 
-    A process takes seconds to import what it runs, and an interrupt would print a traceback meanwhile; so would the end
-    of its beginner before it has sent what is to be run.
+    A process takes seconds to import its modules, and an interrupt would print a traceback meanwhile; so would the end
+    of its beginner before it has sent the function to run.
     """
     resource_tracker.ensure_running()  # begun later, by the first process, it would let SIGINT through again
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
@@ -33,6 +33,6 @@ def interrupts_held() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT in this process, from its beginning on: what began it ends it."""
+    """Ignore SIGINT in this process, from its beginning on: its beginner ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for the programs that this one runs

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LINE = 64  # bytes of a cache line
-_UNALIGNED = 64 << 10  # what is smaller need not be aligned
+_UNALIGNED = 64 << 10  # smaller arrays need not be aligned
 _HUGE = 4 << 20  # from this size on, ask for huge pages
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
 

@@ -24,7 +24,7 @@ State: TypeAlias = dict[str, list[int | str]]
 
 _PIECE = 1 << 14  # numbers that are worked on at once: slices of them lie in a core's second cache
 _BITS = 19  # of a slice: products of two have 38, and sums of _PIECE of these 52, which float64 holds
-_MAX_SLICES = 4  # 79 bits in all; what reaches further down is taken apart from the others
+_MAX_SLICES = 4  # 79 bits in all; numbers that reach further down are added apart from the others
 _DOT = 1 << 13  # BLAS works on vectors of 10000 and more with several threads
 _FAR = 300  # binary exponents beyond which squares come near to the ends of float64
 _COUNTS, _EXTREMES, _SUMS = ("count", "missing", "infinite"), ("min", "max"), ("sums", "squares")
@@ -54,14 +54,6 @@ class Moments:
     def num_cells(self) -> int:
         """Number of cells."""
         return len(self.count)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Moments) or self.num_cells != other.num_cells:
-            return False
-        same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in (*_COUNTS, *_EXTREMES))
-        return same and self._sums == other._sums and self._squares == other._squares
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def add(self, values: Array, minus: Array | None = None) -> None:
         """Take in numbers, ``(num_cells, n)`` of any real dtype, or their differences from ``minus`` in float64."""
@@ -147,7 +139,7 @@ class Moments:
 
     @classmethod
     def of(cls, state: State) -> Moments:
-        """Return what :meth:`state` described."""
+        """Return the moments that :meth:`state` described."""
         made = cls(len(state["count"]))
         for name in _COUNTS:
             setattr(made, name, np.array(state[name], np.int64))

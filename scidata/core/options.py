@@ -61,9 +61,9 @@ _DECODE = ("rank", "node")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadOptions:
-    """Those arguments of :func:`scidata.open_dataset` that say what is read: their meaning and defaults are the same.
+    """The arguments of :func:`scidata.open_dataset` that choose data: their meaning and defaults are the same.
 
-    Readers of grids, stores and raw points take it whole; what means nothing to one of them is at its default.
+    Readers of grids, stores and raw points take it whole; options that mean nothing to them are at their defaults.
     ``dtype`` is NumPy's: the one that floating fields are read as.
 
     Raises
@@ -94,7 +94,7 @@ class ReadOptions:
     halo: Halo = 0
     ghosts: str | None = None
     periodic: str | Sequence[str] = ()
-    # how files are reached, and what is kept of them
+    # how files are reached and cached
     allow_missing: bool = False
     allow_external: bool = False
     num_threads: int = 4

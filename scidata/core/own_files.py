@@ -1,4 +1,4 @@
-"""Opens files that are scidata's own, for writing or for what it knows of itself.
+"""Opens files that are scidata's own, for output or for its own state.
 
 Whoever may write to a folder may put a link there, or a FIFO, under a name that scidata is about to open. Nothing here
 follows the one, so that no other file of the user is written to, or waits for the other end of the second.
@@ -76,7 +76,7 @@ def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
     Parameters
     ----------
     durable
-        Have the content on disk before it gets its name.
+        Have the content on disk before it gets its name, and the name before this returns.
 
     Raises
     ------
@@ -93,7 +93,18 @@ def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(beside, path)
+        if durable:
+            sync(os.path.dirname(path))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def sync(path: str) -> None:
+    """Force one file or folder to disk."""
+    descriptor = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -35,7 +35,7 @@ class FieldPass(Protocol):
     is_step
         ``(num_rows,)`` bool: whether the row is one step after the one before it.
     num_skipped
-        Rows that follow the one before them, but not one usual step later: over a gap in time.
+        Rows that follow the one before them, but not one usual step later: over a gap in time; 0 by default.
     num_tiles
         Tiles of each row; 0 where the rank owns none of the field.
     """
@@ -48,23 +48,28 @@ class FieldPass(Protocol):
     has_steps: bool
     bounds: IntArray
     is_step: npt.NDArray[np.bool_]
-    num_skipped: int
+    num_skipped: int = 0
     num_tiles: int
 
     def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
+        raise NotImplementedError
 
     def places(self, tile: int, dim: str) -> IntArray:
-        """Return which of the whole field's rows along ``dim`` a tile has."""
+        """Return which of the whole field's rows along ``dim`` a tile has: all of them, by default."""
+        return np.arange(self.size(dim), dtype=np.int64)
 
     def size(self, dim: str) -> int:
         """Return how many rows the whole field has along one of its dims."""
+        raise NotImplementedError
 
     def labels(self, dim: str) -> Sequence[Any] | None:
-        """Return what labels them, as plain numbers or text; None where nothing does."""
+        """Return the labels of its rows, as plain numbers or text; None, the default, where there are none."""
+        return None
 
     def span(self) -> tuple[str, str, str] | None:
-        """Return the dim of samples, and the labels of the first row and the last; None where nothing labels them."""
+        """Return the dim of samples, and the labels of the first row and the last; None where there are no labels."""
+        return None
 
 
 def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -46,7 +46,7 @@ class Recorder:
         self.dropped = 0
 
     def add(self, name: str, begin: int, end: int, **about: object) -> None:
-        """Add what the calling thread did from ``begin`` to ``end`` (``perf_counter_ns``); None says nothing."""
+        """Add an event of the calling thread, ``begin`` to ``end`` in ``perf_counter_ns``; None says nothing."""
         if len(self._events) >= _MAX_EVENTS:
             self.dropped += 1
             return
@@ -56,11 +56,11 @@ class Recorder:
         self._events.append((name, place, begin, end, {k: v for k, v in about.items() if v is not None}))
 
     def packed(self) -> Packed:
-        """Return what can be sent to another process of this machine, whose clock is the same."""
+        """Return the events for another process of this machine, whose clock is the same."""
         return {os.getpid(): multiprocessing.current_process().name}, self._names, self._events
 
     def add_packed(self, found: Packed) -> None:
-        """Add what another process has recorded."""
+        """Add the events of another process."""
         processes, names, events = found
         kept = events[: max(0, _MAX_EVENTS - len(self._events))]
         self.dropped += len(events) - len(kept)
@@ -155,7 +155,7 @@ def get_sample() -> int | None:
 @checked_keywords
 @contextmanager
 def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] | None = None) -> Iterator[Recorder]:
-    """Record what the readers and loops of this process do, and write it for Perfetto (https://ui.perfetto.dev).
+    """Record the work of readers and loops of this process, and write it for Perfetto (https://ui.perfetto.dev).
 
     Events are ``sample`` (one sample in a reader thread, and again in the worker process that it waits for), in it
     ``read``, ``decode`` and ``copy`` with field and bytes, and ``local transform``; ``begin copy`` to the device; and
@@ -190,14 +190,14 @@ def trace(path: str | os.PathLike[str], *, torch_trace: str | os.PathLike[str] |
     >>> names >= {"sample", "read", "decode", "copy", "wait"}
     True
 
-    With ``torch_trace``, beside what torch.profiler records::
+    With ``torch_trace``, beside the events of torch.profiler::
 
         with scidata.trace("all.json", torch_trace="torch.json"):
             with torch.profiler.profile() as profiler:
                 train(loader)
             profiler.export_chrome_trace("torch.json")
     """
-    global active  # noqa: PLW0603 - one for all threads, and a look at it is what everybody else pays
+    global active  # noqa: PLW0603 - one for all threads; without a trace, reading it is the only cost
     folder = os.path.dirname(os.fspath(path)) or "."
     if not os.path.isdir(folder):  # known now, not when the hours to be traced are over
         raise FileNotFoundError(f"{os.fspath(path)}: there is no folder {folder} to write the trace to; make it first")

@@ -221,7 +221,7 @@ class BufferSpec:
 
 
 class Files(NamedTuple):
-    """What decides the values of some chunks.
+    """The files that decide the values of some chunks.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class Files(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """One opened store of one format: finds out what is there and where its bytes lie, and reads nothing else.
+    """One opened store of one format: finds its arrays and the places of their bytes, and reads nothing else.
 
     Opening is lazy and once per process; a source pickles as its path and options, and the versions of the files that
     describe it, so that no other process reads others.
@@ -264,7 +264,7 @@ class Source(Protocol):
         """Read a box (positive steps) with the format's own library into ``out``: the fallback, and an oracle."""
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where files that were just read, or what describes them, are not those opened."""
+        """Raise SourceChangedError where files that were just read, or their metadata, are not those opened."""
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name all files, or URLs, that decide the values of chunks, without looking whether they are there.

@@ -1,13 +1,14 @@
 """URLs without their credentials.
 
 Userinfo, the query (signatures of presigned URLs), the fragment and ``storage_options`` are secrets. A :class:`Url` is
-a string that shows none of them, so that it may go into any message, plan or manifest; what is opened goes along
+a string that shows none of them, so that it may go into any message, plan or manifest; the real address goes along
 unseen. Plans and layouts keep the text alone: whoever reads binds it to the source's own URL again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from scidata.errors import ConfigError
 
 _IN_TEXT = re.compile(r"\w[\w+.-]*://[^\s'\"<>]*")
 _CHAIN = re.compile(r"::(?=\w[\w+.-]*(?:::\w[\w+.-]*)*://)")
-#: ``host:port``; what has no dot may be ``user:12`` of ``user:12/34@host``.
+#: ``host:port``; without a dot it may be ``user:12`` of ``user:12/34@host``.
 _HOST_AND_PORT = re.compile(r"(localhost|[\w-]+(\.[\w-]+)+\.?|\[[0-9a-fA-F:.]+\])?:\d*")
 #: Protocols whose paths may have a ``#``; elsewhere a fragment begins there.
 _KEYED = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory", "file", "local", "hdfs")
@@ -57,7 +58,7 @@ def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
     Parameters
     ----------
     options
-        What fsspec's file system is made with; None keeps those that ``path`` has.
+        Arguments of fsspec's file system; None keeps those that ``path`` has.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What tells one content of an object from another written under the same name; None what a server does not say."""
+    """Marks of one content of an object among others of the same name; None where a server does not say."""
 
     size: int | None = None
     etag: str | None = None
@@ -83,7 +84,7 @@ class Version:
     modified: str | None = None
 
     def differs(self, other: Version) -> str:
-        """Say in what another content differs; nothing where it may be the same."""
+        """Return how another content differs; an empty text where it may be the same."""
         for name in ("etag", "version", "size", "modified"):
             mine, found = getattr(self, name), getattr(other, name)
             if mine is not None and found is not None:
@@ -94,7 +95,7 @@ class Version:
         return ""
 
     def with_more(self, other: Version) -> Version:
-        """Return what is known of the same content from two answers."""
+        """Return the marks of the same content from two answers."""
         return Version(*(b if a is None else a for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -108,7 +109,7 @@ class Seen:
         self.pinned: set[str] = set()  # objects of which S3 is asked for the version that was first seen
 
     def changed(self, name: str, version: Version) -> str:
-        """Say in what an object differs from what was first seen of it; nothing where it does not, or is the first."""
+        """Return how an object differs from its first version; an empty text where it does not, or is the first."""
         known = self._versions.setdefault(name, version)
         if len(self._versions) > self.MAX:
             with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # another thread does so, too
@@ -119,7 +120,7 @@ class Seen:
         return difference
 
     def get(self, name: str) -> Version | None:
-        """Return what was first seen of an object."""
+        """Return the version of an object that was seen first."""
         return self._versions.get(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,9 +135,9 @@ class Url(str):
     target
         The URL itself, for fsspec alone.
     options
-        What fsspec's file system is made with.
+        Arguments of fsspec's file system.
     seen
-        What was first seen of each object here and below: shared by all URLs that were made from one.
+        The first versions of objects here and below: shared by all URLs that were made from one.
     """
 
     target: str
@@ -153,10 +154,10 @@ class Url(str):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.target, self.options, str(self), self.seen)
+        return functools.partial(Url, text=str(self), seen=self.seen), (self.target, self.options)
 
     def at(self, key: str) -> Url:
-        """Return the URL of what lies below: in a chain (``cache::s3://...``) the first part with a path takes it."""
+        """Return the URL of a key below: in a chain (``cache::s3://...``) the first part with a path takes it."""
         if not key:
             return self
         return Url(_joined(self.target, key), self.options, text=_joined(str(self), key), seen=self.seen)
@@ -169,7 +170,7 @@ class Url(str):
         return self.at(text[len(before) : len(text) - len(after)].lstrip("/"))
 
     def public(self, text: str) -> str:
-        """Return what somebody else says about this URL, without its secrets."""
+        """Return a message of another package about this URL, without its secrets."""
         text = text.replace(self.target, str(self))
         for secret in self._secrets():
             text = text.replace(secret, _HIDDEN)
@@ -213,10 +214,6 @@ class Url(str):
         return sorted((s for s in found if len(s) >= _MIN_SECRET), key=len, reverse=True)
 
 
-def _unpickled(target: str, options: Mapping[str, Any], text: str, seen: Seen) -> Url:
-    return Url(target, options, text=text, seen=seen)
-
-
 def _hidden(target: str) -> str:
     """Return a whole URL's public text; unlike in a message, spaces and quotes do not end it."""
     return "::".join(map(_hidden_part, _chained(target)))
@@ -229,7 +226,7 @@ def _hidden_part(part: str) -> str:
 
 
 def _chained(target: str) -> list[str]:
-    """Return the parts of a chain. An address or a query may have ``::``, too: what follows it is no protocol."""
+    """Return the parts of a chain. An address or a query may have ``::``, too, but no protocol after it."""
     return _CHAIN.split(target)
 
 
@@ -252,7 +249,7 @@ def _before_query(part: str, rest: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return what comes before the key of something below a URL, and what after it."""
+    """Return the parts of a URL before and after the place of a key below it."""
     parts = _chained(str(url))
     at = next(i for i, part in enumerate(parts) if "://" in part)
     path = parts[at]

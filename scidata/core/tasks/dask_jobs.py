@@ -37,7 +37,7 @@ _MANY = 256  # tasks, so that adaptive clusters see how much there is to do
 _WAVES = 8  # or so many for each thread
 _PARTS = 32  # of a stretch: each costs a chunk that is decoded twice
 _UNITS = 8  # of a stretch that a part should have
-_RETRIES = 2  # of a piece that fails for what may be one machine's trouble
+_RETRIES = 2  # of a piece whose failure may be one machine's trouble
 _TROUBLE = frozenset((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 _POLL_S = 0.02
 _LONELY_S = 30.0  # without a worker, after which a warning says so
@@ -67,7 +67,7 @@ def connected(address: str) -> Iterator[Client]:
 def _address(text: str) -> str:
     """Return the address that a text is, or that is in the scheduler file that it names.
 
-    Checked here: of a client that does not know what an address means, closing takes a minute.
+    Checked here: a client that does not understand an address takes a minute to close.
     """
     found: object = text
     if os.path.isfile(text):
@@ -144,7 +144,7 @@ class _Run(Generic[T]):
             check=pickle.dumps(work.check),
             job=pickle.dumps(work.job),
         )
-        self._futures: list[Future[Any]] = []  # what the scheduler keeps for the run
+        self._futures: list[Future[Any]] = []  # results that the scheduler keeps for the run
         self._told: dict[int, float] = {}  # shares of pieces under way
         self._events: deque[tuple[int, float]] = deque()
 

@@ -97,7 +97,7 @@ def _job_of(run: Run) -> Job[object]:
 
 
 class _Tell:
-    """Takes the shares of a piece that are done: the client hears of those of long ones, and ends what it gave up."""
+    """Takes the shares of a piece that are done, tells the client of long ones, and ends pieces that it gave up."""
 
     def __init__(self, worker: Worker, run: str, key: tuple[str, int, int], index: int) -> None:
         self._worker, self._run, self._key, self._index = worker, run, key, index
@@ -120,7 +120,7 @@ class _Tell:
 
 
 def unfit(run: str, check: bytes) -> str | None:
-    """Return what this process lacks for a run; None where nothing, or where it was found fit before."""
+    """Return the reason why this process is unfit for a run; None where it is fit, or was found so before."""
     with _checking:
         if run not in _checked:
             try:

@@ -86,7 +86,7 @@ class _Workers(Generic[T]):
         process = self._processes[connection]
         process.join(5)
         why = "if it was killed for memory, use fewer --jobs"
-        if process.exitcode == 1:  # what it imports again is the caller's script
+        if process.exitcode == 1:  # it imports the caller's script again
             why = "its error is above; a script that asks for jobs= does so below `if __name__ == '__main__':`"
         code = process.exitcode
         named = self._work.named(index)

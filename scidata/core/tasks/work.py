@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 Tick: TypeAlias = Callable[[float], None]
 
-#: Does one piece of work and calls the function with the shares of it that are done; it and what it returns pickle.
+#: Does one piece of work and calls the function with the shares of it that are done; it and its value pickle.
 Job: TypeAlias = Callable[[int, Tick], T]
 
 
@@ -75,7 +75,7 @@ class Executor(Protocol):
         tick
             Called with the shares that are done.
         take
-            Called with the number of each piece that is done, and what its job returned; both in this thread.
+            Called with the number of each piece that is done, and the value of its job; both in this thread.
         """
 
 

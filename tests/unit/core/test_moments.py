@@ -85,7 +85,7 @@ def test_any_split_in_any_order_gives_the_same_bits(name: str, num_parts: int) -
     for part in reversed(parts):
         merged.merge(part)
     whole = moments_of(values)
-    assert merged == whole
+    assert merged.state() == whole.state()
     for figure in ("mean", "std", "min", "max"):
         assert getattr(merged.result(), figure).tobytes() == getattr(whole.result(), figure).tobytes()
 
@@ -104,7 +104,7 @@ def test_anything_that_float64_holds(numbers: list[float], cut: int) -> None:
     mean, _ = exact(finite)
     assert figures.mean[0] == mean
     assert figures.max[0] == finite.max()
-    assert moments_of(values[:cut], values[cut:]) == moments_of(values)
+    assert moments_of(values[:cut], values[cut:]).state() == moments_of(values).state()
 
 
 @pytest.mark.parametrize("num", [3, 1000, 40_000])
@@ -130,19 +130,18 @@ def test_cells_and_differences(num: int) -> None:
     rest = Moments(3)
     rest.add(now[:3], then[:3])
     merged.merge(rest, np.array([0, 1, 2]))
-    assert merged == moments
+    assert merged.state() == moments.state()
 
 
 def test_it_travels() -> None:
     moments = moments_of(CASES["huge and tiny"], np.array([np.nan, np.inf]))
-    assert Moments.of(json.loads(json.dumps(moments.state()))) == moments
-    assert pickle.loads(pickle.dumps(moments)) == moments
-    assert Moments.of(Moments(3).state()) == Moments(3)
-    assert moments != Moments()
-    assert moments != moments_of(CASES["tiny"])
+    assert Moments.of(json.loads(json.dumps(moments.state()))).state() == moments.state()
+    assert pickle.loads(pickle.dumps(moments)).state() == moments.state()
+    assert Moments.of(Moments(3).state()).state() == Moments(3).state()
+    assert moments.state() != moments_of(CASES["tiny"]).state()
 
 
 def test_empty_parts() -> None:
     moments = Moments(2)
     moments.add(np.empty((2, 0)))
-    assert moments == Moments(2)
+    assert moments.state() == Moments(2).state()

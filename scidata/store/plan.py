@@ -1,4 +1,4 @@
-"""What every rank of a domain reads of a sample of a store, or of raw points: rows, ghosts, edges and bytes."""
+"""The reads of every rank of a domain, of a sample of a store or of raw points: rows, ghosts, edges and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scidata.store.reading.part import LocalPart, SamplePart
 from scidata.store.reading.reader import StoreReader
 
 Tick = Callable[[], None]
-#: What a plan says of each relation and rank.
+#: Counts of a plan for each relation and rank.
 RELATION_TOTALS = ("num_ghosts", "num_cut_edges", "num_ghost_edges")
 
 
@@ -32,7 +32,7 @@ class StorePlan(RankReads):
     Attributes
     ----------
     reader, sample, cut
-        What was planned, and where its parts begin.
+        The sample that was planned, and where its parts begin.
     ghosts
         For each rank the sorted global ids that it needs of others.
     num_cut_edges
@@ -91,7 +91,7 @@ class StorePlan(RankReads):
         }
 
     def about(self, dp: int | None = None) -> dict[str, object]:
-        """Describe what was planned in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
+        """Describe the plan in plain values: the data, the cut, and how samples spread over ``dp`` groups."""
         reader, index = self.reader, self.sample
         weights = reader.options.weights
         found: dict[str, object] = {
@@ -103,7 +103,7 @@ class StorePlan(RankReads):
             "sample": index,
             "sample_dim": None,
             "rows": [],
-            "name": reader.names[index] if isinstance(reader, PointsReader) else reader.sample_info(index).name,
+            "name": reader.sample_info(index).name,
             "counts": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
             "domain": self.num_ranks,
             "bounds": {entity: rows.tolist() for entity, rows in self.cut.bounds.items()},
@@ -169,7 +169,7 @@ def _topology_alone(reader: StoreReader) -> StoreReader:
 
 
 class _Needs(NamedTuple):
-    """What a rank has of others: see :class:`StorePlan`; of each relation ghosts, edges cut, and edges of others."""
+    """A rank's needs of others: see :class:`StorePlan`; of each relation ghosts, edges cut, and edges of others."""
 
     ghosts: IntArray
     num_neighbours: int
@@ -182,14 +182,10 @@ _NOTHING = _Needs(np.empty(0, np.int64), 0, 0, {})
 
 def _needs_of(local: LocalPart, entity: str) -> _Needs:
     """Count the ghosts of a part, the ranks that own them, and the edges that begin at one."""
-    if not local.relations.keys() - {"edge"}:  # one node set
-        rows = local.index_maps[entity]
-        num_cut = sum(_count(pairs[0] >= rows.num_owned) for pairs in local.relations.values())
-        return _Needs(rows.ghosts, _count(rows.recv_counts), num_cut, {})
     maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
     by_relation = {}
     for name, pairs in local.relations.items():
-        num_owned = local.index_maps[(relation_parts(name) or ("",))[0]].num_owned
+        num_owned = local.index_maps[(relation_parts(name) or (entity,))[0]].num_owned
         far = local.far_relations[name]
         sources = np.unique(np.concatenate([pairs[0], far[0]]))
         by_relation[name] = _count(sources >= num_owned), _count(pairs[0] >= num_owned), far.shape[1]
@@ -197,7 +193,7 @@ def _needs_of(local: LocalPart, entity: str) -> _Needs:
         ghosts=np.concatenate([rows.ghosts for rows in maps]),
         num_neighbours=_count(np.sum([rows.recv_counts for rows in maps], axis=0)),
         num_cut=sum(num_cut for _, num_cut, _ in by_relation.values()),
-        by_relation=by_relation,
+        by_relation={name: each for name, each in by_relation.items() if name != "edge"},
     )
 
 

@@ -24,7 +24,7 @@ from scipy.spatial import Delaunay
 
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import CSR, csr_from_edges, grow_ghosts, symmetrise
+from scidata.meshes.order.csr import CSR, csr_from_edges, symmetrise
 from scidata.meshes.order.curve import hilbert_keys
 from scidata.meshes.order.cuts import cut_bounds
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
@@ -78,8 +78,10 @@ def cpu_seconds() -> float:
 
 def ghosts_of(csr: CSR, start: int, stop: int, num_hops: int) -> np.ndarray:
     """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges."""
-    sources_of = lambda nodes: csr.src[ranges(csr.indptr[nodes], csr.indptr[nodes + 1])]  # noqa: E731
-    return grow_ghosts(csr.src[csr.indptr[start] : csr.indptr[stop]], sources_of, start, stop, num_hops)
+    reached = np.arange(start, stop)
+    for _ in range(num_hops):
+        reached = np.union1d(reached, csr.src[ranges(csr.indptr[reached], csr.indptr[reached + 1])])
+    return reached[(reached < start) | (reached >= stop)]
 
 
 def timed(what: str, times: dict[str, Any], call: Callable[[], T], repeat: int = 1) -> T:

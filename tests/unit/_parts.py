@@ -4,7 +4,6 @@ import numpy as np
 
 from scidata.core.options import ReadOptions
 from scidata.meshes.order.cells import edges_of_cells
-from scidata.meshes.order.csr import grow_ghosts
 from scidata.meshes.order.faces import edges_across_faces
 from scidata.meshes.order.ids import ranges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
@@ -18,10 +17,10 @@ from scidata.store.reading.reader import StoreReader
 def khop_ghosts(indptr, src, start, stop, num_hops):
     """The nodes that ``[start, stop)`` does not own and that reach it along at most so many edges of a whole graph."""
 
-    def sources_of(nodes):
-        return src[ranges(indptr[nodes], indptr[nodes + 1])]
-
-    return grow_ghosts(src[indptr[start] : indptr[stop]], sources_of, start, stop, num_hops)
+    reached = np.arange(start, stop)
+    for _ in range(num_hops):
+        reached = np.union1d(reached, src[ranges(indptr[reached], indptr[reached + 1])])
+    return reached[(reached < start) | (reached >= stop)]
 
 
 def random_bounds(num_rows, num_parts, rng):

@@ -23,10 +23,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from scidata.core.checks import optional_module
+from scidata.core.own_files import write_whole
 from scidata.core.urls import Url, local_path
 from scidata.errors import CorruptDataError, OutputError
 from scidata.sources.unfinished import SUFFIX
-from scidata.store.format.durable import remove, write_text
+from scidata.store.format.durable import remove
 
 _LAYOUT = "layout.json"
 _ROOTS = ("zarr.json", ".zmetadata", ".zgroup", ".zattrs")  # documents without which there is no store of Zarr
@@ -121,7 +122,7 @@ class LocalPlace:
         """Write a small file of the progress, whole; where it is to be ``new``, none may be there (FileExistsError)."""
         if new:
             os.close(os.open(self.beside(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        write_text(self.beside(name), text)
+        write_whole(self.beside(name), text.encode(), durable=True)
 
     def beside(self, name: str) -> str:
         """Return the path of another file of the progress."""

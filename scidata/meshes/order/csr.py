@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +14,11 @@ from scidata.meshes.order.ids import (
     NodeIds,
     blocks,
     both_directions,
-    contains,
     id_bits,
     id_dtype,
     low_ids,
     node_ids,
     pair_keys,
-    run_starts,
     stable_sort,
     undirected_keys,
 )
@@ -130,34 +127,3 @@ def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArr
     """
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     return both_directions(undirected_keys(source, target, num_nodes), num_nodes)
-
-
-def grow_ghosts(
-    own_sources: NodeIds, sources_of: Callable[[IntArray], NodeIds], start: int, stop: int, num_hops: int
-) -> IntArray:
-    """Return the k-hop ghosts of ``[start, stop)`` where only some rows of the CSR are at hand.
-
-    Parameters
-    ----------
-    own_sources
-        Sources of the edges to ``[start, stop)``.
-    sources_of
-        Called with sorted nodes, once per further hop; returns the sources of all edges to them, in any order.
-    """
-    ghosts = np.empty(0, np.int64)
-    if num_hops < 1:
-        return ghosts
-    new = _distinct(own_sources[(own_sources < start) | (own_sources >= stop)])
-    for _ in range(num_hops - 1):
-        ghosts = _distinct(np.concatenate([ghosts, new]))
-        reached = sources_of(new)
-        reached = _distinct(reached[(reached < start) | (reached >= stop)])
-        new = reached[~contains(ghosts, reached)]
-        if not len(new):
-            return ghosts
-    return _distinct(np.concatenate([ghosts, new]))
-
-
-def _distinct(ids: NodeIds) -> IntArray:
-    values = np.sort(ids).astype(np.int64)
-    return values[run_starts(values)]

@@ -7,21 +7,21 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-#: As much as a request to an object store takes in CPU time (tests/bench/README.md): what is read too much at the ends
-#: of a range costs no more than another request would.
+#: As much as a request to an object store takes in CPU time (tests/bench/README.md): bytes that are read too many at
+#: the ends of a range cost no more than another request would.
 BLOCK = 256 << 10
-ROW = 64 << 10  # of a block, what is read and checked at once
+ROW = 64 << 10  # of a block: the bytes that are read and checked at once
 
 
 class Use:
-    """What of the disk some work has needed, as far as it was counted: entries, each once, and what was fetched.
+    """Counts the entries on disk that some work has needed, each once, and the bytes that it fetched.
 
     Attributes
     ----------
     nbytes, bytes_written
         Of all entries, on disk, and of those that were not there before.
     bytes_fetched
-        What was asked of the store.
+        Bytes requested of the store.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Use:
         return True
 
     def fetched(self, nbytes: int) -> None:
-        """Count what was fetched."""
+        """Count bytes that were fetched."""
         with self._lock:
             self.bytes_fetched += nbytes
 
     def forget(self, folder: str) -> None:
-        """Let go of what tells entries of a folder apart: no more of them will come."""
+        """Forget the entries of a folder: no more of them will come."""
         with self._lock:
             self._seen.pop(folder, None)
             self._written.pop(folder, None)
@@ -67,7 +67,7 @@ def folder_of(key: str) -> str:
 
 
 class File(NamedTuple):
-    """A file whose blocks are kept: its kind and key, which its blocks' keys begin with, and its size."""
+    """A file whose blocks are kept: its name, which the keys of its blocks begin with, and its size."""
 
     name: bytes
     size: int

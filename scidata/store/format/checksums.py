@@ -30,7 +30,6 @@ from scidata.sources.zarr.tree import Tree
 from scidata.sources.zarr.walk import Contents
 from scidata.store.format.arrays import ArrayDigest, new_array
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
-from scidata.store.format.places import check_documents
 from scidata.store.format.shards import chunks_held
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class SampleSource(ZarrSource):
     Parameters
     ----------
     store, info
-        The store, and what its manifest says of the sample.
+        The store, and the description of the sample in its manifest.
     kept
         Checksums by sample, shared by the samples of a store.
     names
@@ -83,8 +82,6 @@ class SampleSource(ZarrSource):
     ) -> None:
         super().__init__(path, names=names)
         self._store, self._info, self._kept, self._is_parsed = store, info, kept, is_parsed or info.version < 3
-        if not isinstance(self.path, Url) and self._is_parsed:
-            check_documents(self.path, info.arrays)
 
     def __getstate__(self) -> dict[str, object]:
         own = {"store": self._store, "info": self._info, "kept": self._kept, "is_parsed": self._is_parsed}
@@ -143,7 +140,7 @@ class SampleSource(ZarrSource):
         )
 
     def _read(self, asked: ArrayLayout, chunks: IntArray) -> Checksums:
-        """Read the checksums of the sample's chunks; what they are wanted for is named where that fails."""
+        """Read the checksums of the sample's chunks; errors name the array and the chunks that need them."""
         info = self._info.arrays[CHECKSUMS]
         key = f"{CHECKSUMS}/c/0"
         if isinstance(self.path, Url):

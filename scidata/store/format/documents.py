@@ -1,4 +1,4 @@
-"""Every file of a sample, and every byte of it: which there must be, and what must be in them besides values.
+"""Checks every file of a sample and every byte in it, besides values.
 
 Values have digests and checksums of their own. Here is the rest: the ``zarr.json`` files, the index of each shard, and
 that no file holds more than that, and no folder more than those files. Of schema version 2 on; local stores.
@@ -70,7 +70,7 @@ def check_files(source: SampleSource, info: SampleInfo, folder: str) -> None:
 
 
 def check_layouts(source: SampleSource, info: SampleInfo, store: str) -> None:
-    """Check that arrays' own metadata, which other readers go by, say what the manifest does.
+    """Check that arrays' own metadata, which other readers go by, agree with the manifest.
 
     Raises
     ------
@@ -125,6 +125,6 @@ def _check_shard(path: str, layout: ArrayLayout, shape: tuple[int, ...]) -> None
 
 
 def _content(path: str, start: int = 0) -> bytes:
-    with open(path, "rb") as file:  # not through the cache of open files: what is there now
+    with open(path, "rb") as file:  # not through the cache of open files: the content of now
         file.seek(start)
         return file.read()

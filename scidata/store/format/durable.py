@@ -1,4 +1,4 @@
-"""Files that outlive a crash: whole or not there, and on disk before anything relies on them."""
+"""Folders that outlive a crash, and folders that are removed while threads still write to them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ import os
 import shutil
 import time
 
+from scidata.core.own_files import sync
+
 _TRIES = 100  # of removing a folder that threads still write to, 20 ms apart
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a small file whole or not at all, and durably."""
-    temporary = os.path.join(os.path.dirname(path), f".tmp-{os.path.basename(path)}")
-    try:
-        remove(temporary)  # of a run that was killed
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        remove(temporary)
-        raise
-    sync(os.path.dirname(path))
 
 
 def sync_folder(folder: str) -> None:
@@ -32,15 +18,6 @@ def sync_folder(folder: str) -> None:
         for name in names:
             sync(os.path.join(root, name))
         sync(root)
-
-
-def sync(path: str) -> None:
-    """Force one file or folder to disk."""
-    descriptor = os.open(path or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove(*paths: str) -> None:

@@ -1,10 +1,10 @@
-"""Reads JSON objects that may say anything: each value is checked as it is taken, and what is wrong is named. Pure."""
+"""Reads JSON objects that may say anything: each value is checked as it is taken, and errors name its key. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeGuard, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, TypeAlias, TypeGuard, TypeVar
 
 from scidata.errors import CorruptDataError
 
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 def damaged(where: str, problem: str) -> CorruptDataError:
-    """Return the error that says what is wrong where."""
+    """Return the error about a problem somewhere in a file."""
     return CorruptDataError(f"{where}: {problem}; it is damaged: copy the store again, or write it again")
 
 
 class Entry:
-    """A JSON object that is being read; each method takes the value of a key, if it is what the method says.
+    """A JSON object that is being read; each method takes the value of a key, if it is of the kind that it returns.
 
     Parameters
     ----------
     where, key
         The file and the sample, and the way to the object in it, for messages.
-    needed, optional
-        Keys; None takes any others, too.
+    known, optional
+        All keys, and those of them that may be missing; of ``optional`` None all may, and others are taken, too.
 
     Raises
     ------
@@ -42,24 +42,30 @@ class Entry:
         data: Any,
         where: str,
         key: str,
-        needed: frozenset[str] = frozenset(),
-        optional: frozenset[str] | None = frozenset(),
+        known: Collection[str] = (),
+        optional: Collection[str] | None = (),
     ) -> None:
         self.data, self.where, self.key = data, where, key
         if not isinstance(data, dict):
             raise damaged(where, f"{key or 'it'} is {shown(data)}, but a JSON object was expected")
-        if not data.keys() >= needed:
-            self.fail(min(needed - data.keys()), "is missing")
-        if optional is not None and len(data) > len(needed) and (unknown := data.keys() - needed - optional):
+        if optional is None or (len(data) == len(known) and all(key in data for key in known)):
+            return
+        if missing := set(known) - data.keys() - set(optional):
+            self.fail(min(missing), "is missing")
+        if unknown := data.keys() - set(known):
             self.fail(min(unknown), "is no key that this scidata knows here")
 
+    def values(self, readers: Readers) -> dict[str, Any]:
+        """Return the values of those keys that are there, each as its reader takes it."""
+        return {key: read(self, key) for key, read in readers.items() if key in self.data}
+
     def fail(self, key: str, problem: str) -> NoReturn:
-        """Say what is wrong with a key."""
+        """Raise for a key that has a problem."""
         path = f"{self.key}[{ascii(key)[:80]}]" if self.key else ascii(key)[:80]
         raise damaged(self.where, f"{path} {problem}")
 
     def wrong(self, key: str, expected: str) -> NoReturn:
-        """Say that a key has another value than was expected."""
+        """Raise for a key that has another value than was expected."""
         self.fail(key, f"is {shown(self.data[key])}, but {expected} was expected")
 
     def _checked(self, key: str, fits: Callable[[object], bool], expected: str) -> Any:
@@ -135,7 +141,7 @@ class Entry:
 
 
 def shown(value: object) -> str:
-    """Show what was found, without what could be harmful to show."""
+    """Return a value for a message, without anything that could be harmful to show."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     if isinstance(value, int) and abs(value) > MOST:
@@ -160,3 +166,7 @@ def _is_text(value: object) -> bool:
 def _is_shallow(value: object, depth: int) -> bool:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return all(depth > 0 and _is_shallow(item, depth - 1) for item in items)
+
+
+#: What takes the value of each key of an object.
+Readers: TypeAlias = dict[str, Callable[[Entry, str], Any]]

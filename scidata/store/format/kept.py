@@ -1,10 +1,10 @@
-"""What came of a store over a network, kept on local disk: for other epochs, runs, ranks and jobs.
+"""Blocks of a store's files that came over a network, kept on local disk: for other epochs, runs, ranks and jobs.
 
-Files are kept in blocks that begin at multiples of their size, whatever was asked for: so any number of ranks, any halo
-and any draw of rows finds what another one has left. A block's key is a digest of the store's address, of its manifest,
-which has digests of all that is in the store, and of file and place: a store that is written again has other keys.
-Nothing else tells whether a file is what the manifest is about but the checksums that its chunks carry: where these are
-wrong, :meth:`KeptFiles.doubt` has the store itself asked again.
+Blocks begin at multiples of their size, whatever was asked for: so any number of ranks, any halo and any draw of rows
+finds those that another one has left. A block's key is a digest of the store's address, of its manifest, which has
+digests of all that is in the store, and of file and place: a store that is written again has other keys. Only the
+checksums of chunks tell whether a file is the one in the manifest: where these are wrong, :meth:`KeptFiles.doubt` has
+the store itself asked again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from scidata.store.format.blocks import ROW, File, Use, blocks_in, folder_of
 from scidata.store.format.origins import Folder, Server
 
 _INLINE = 1 << 20  # ranges up to this are looked for by the thread that asks: waking another one takes longer
-_HEAD = 3968  # bytes of a document's first entry, which take 4 KiB on disk
 _MAX_SIZES = 1 << 17  # of files, some 0.2 kB each
 _VALUES = b"scidata store, blocks of files, 1"  # to be raised when keys or blocks change their meaning
 
 
 class KeptFiles:
-    """Answers requests for a store's files from disk, and keeps what has to be fetched. Thread-safe; pickles.
+    """Answers requests for a store's files from disk, and keeps all that it fetches. Thread-safe; pickles.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ class KeptFiles:
     Attributes
     ----------
     use
-        Counts what is needed from now on; None, as at first, counts nothing.
+        Counts entries that are needed from now on; None, as at first, counts nothing.
     """
 
     def __init__(self, path: str, manifest: bytes, disk: DiskCache) -> None:
@@ -61,7 +60,7 @@ class KeptFiles:
         if local is None:
             assert isinstance(path, Url)
             self._plain, self._origin = path, Server()
-            name = str(path)  # without who asks and how it is signed, which another job does otherwise
+            name = str(path)  # without user and signature, which differ between jobs
         else:
             name = os.path.abspath(local)
             self._plain, self._origin = Url(f"file://{name}", {}), Folder(name)
@@ -81,15 +80,15 @@ class KeptFiles:
     # -- doubts ------------------------------------------------------------------------------------------------------
 
     def doubt(self, folder: str) -> None:
-        """Ask the store itself for all below a folder of it, and let go of what is kept of that, until it is trusted.
+        """Ask the store itself for all below a folder of it, and drop the blocks of that, until it is trusted.
 
-        What was fetched while a store was being copied, or was damaged, may not be what its manifest says.
+        Blocks that were fetched while a store was being copied, or was damaged, may not be those in its manifest.
         """
         self._doubted.add(folder)
         self._sizes.clear()
 
     def trust(self, folder: str) -> None:
-        """Keep what lies below a folder again, and read what is kept."""
+        """Keep and read blocks of files below a folder again."""
         self._doubted.discard(folder)
 
     def _is_doubted(self, key: str) -> bool:
@@ -107,22 +106,22 @@ class KeptFiles:
         return current().pool("kept").submit(job.run) if (found := job.held()) is None else _done(found)
 
     def entries(self, key: str, offset: int, nbytes: int) -> dict[bytes, tuple[int, int]]:
-        """Return what a range of a file is kept as, digests and shapes, there or not; nothing where its size is new."""
+        """Return the entries of a range of a file, digests and shapes, there or not; none where its size is new."""
         file = self.file(key)
         if file is None:
             return {}
         return {self._key(file.name, i): file.shape(i) for i in blocks_in(offset, min(offset + nbytes, file.size))}
 
     def count(self, nbytes: int) -> None:
-        """Count what was fetched."""
+        """Count bytes that were fetched."""
         if self.use is not None:
             self.use.fetched(nbytes)
 
     @contextlib.contextmanager
     def claimed(self, file: File, blocks: Sequence[int]) -> Iterator[tuple[list[int], dict[int, Future[None]]]]:
-        """Claim blocks that are to be fetched: give those that are, and what ends when another thread lets go of its.
+        """Claim blocks to fetch: give those claimed, and by block the futures that end when other threads let go.
 
-        Whoever has claimed waits for nobody before it has let go.
+        A thread that has claimed some waits for no other one before it has let go.
         """
         done: Future[None] = Future()
         slots = {i: (os.getpid(), self._key(file.name, i)) for i in blocks}  # a forked child's threads are others
@@ -145,29 +144,18 @@ class KeptFiles:
         name = b"file " + os.fsencode(key)
         size = self._sizes.get(name)
         if size is None:
-            found = self.small(key, name, 8)
-            if found is None:
+            row = np.empty(8, np.uint8)
+            if self._is_doubted(key) or not self._read(key, self._key(name, "small"), (1, 8), [(0, row.data)]):
                 return None
-            size = self._sizes.put(name, int(found.view("<i8")[0]))
+            size = self._sizes.put(name, int(row.view("<i8")[0]))
         return File(name, size)
 
     def note(self, key: str, size: int) -> File:
         """Keep the size of a file."""
         name = b"file " + os.fsencode(key)
         self._sizes.put(name, size)
-        self.put_small(key, name, np.array([size], "<i8").view(np.uint8))
+        self._put(key, self._key(name, "small"), np.array([[size]], "<i8").view(np.uint8))
         return File(name, size)
-
-    def small(self, key: str, name: bytes, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Return so many bytes that are kept of a file beside its blocks; None where they are not."""
-        row = np.empty(nbytes, np.uint8)
-        if self._is_doubted(key) or not self._read(key, self._key(name, "small"), (1, nbytes), [(0, row.data)]):
-            return None
-        return row
-
-    def put_small(self, key: str, name: bytes, row: npt.NDArray[np.uint8]) -> None:
-        """Keep some bytes of a file beside its blocks."""
-        self._put(key, self._key(name, "small"), row.reshape(1, -1))
 
     def _put(self, key: str, digest: bytes, rows: npt.NDArray[np.uint8]) -> None:
         if self._is_doubted(key):
@@ -186,7 +174,7 @@ class KeptFiles:
         self._put(key, self._key(file.name, i), data.reshape(file.shape(i)))
 
     def fill(self, key: str, file: File, i: int, buffer: npt.NDArray[np.uint8], begin: int) -> bool:
-        """Fill what a buffer, which begins at a byte of a file, has of a block, whole rows; say whether it is kept."""
+        """Fill a block's part, whole rows, of a buffer that begins at a byte of a file; say whether it is kept."""
         if self._is_doubted(key):
             return False
         first, end = file.extent(i)
@@ -229,38 +217,22 @@ class _Info(_Request):
 
 
 class _Document(_Request):
-    """What is not larger than one block of the disk is there by one read: its size, and its content."""
-
     __slots__ = ()
 
-    @property
-    def name(self) -> bytes:
-        """What its keys begin with."""
-        return b"document " + os.fsencode(self.key)
-
     def held(self) -> Any:
-        head = self.kept.small(self.key, self.name, _HEAD)
-        size = -1 if head is None else int(head[:8].view("<i8")[0])
-        if head is None or size > self.options["most"]:
+        file = self.kept.file(self.key)
+        if file is None or file.size > self.options["most"]:
             return None
-        if size <= _HEAD - 8:
-            return head[8 : 8 + size].tobytes()
-        buffer, file = np.empty(size, np.uint8), File(self.name, size)
-        whole = all(self.kept.fill(self.key, file, i, buffer, 0) for i in blocks_in(0, size))
+        buffer = np.empty(file.size, np.uint8)
+        whole = all(self.kept.fill(self.key, file, i, buffer, 0) for i in blocks_in(0, file.size))
         return buffer.tobytes() if whole else None
 
     def run(self) -> Any:
         data = self.ask("document", self.options).result()
         self.kept.count(len(data))
-        values, head = np.frombuffer(data, np.uint8), np.zeros(_HEAD, np.uint8)
-        head[:8] = np.array([len(data)], "<i8").view(np.uint8)
-        if len(data) <= _HEAD - 8:
-            head[8 : 8 + len(data)] = values
-        else:
-            file = File(self.name, len(data))
-            for i in blocks_in(0, file.size):
-                self.kept.put(self.key, file, i, values[slice(*file.extent(i))])
-        self.kept.put_small(self.key, self.name, head)
+        file, values = self.kept.note(self.key, len(data)), np.frombuffer(data, np.uint8)
+        for i in blocks_in(0, file.size):
+            self.kept.put(self.key, file, i, values[slice(*file.extent(i))])
         return data
 
 
@@ -288,7 +260,7 @@ class _Range(_Request):
         file = self.kept.file(self.key)
         if file is None and (size := self.ask("info", {}).result().get("size")) is not None:
             file = self.kept.note(self.key, int(size))
-        if file is None or not offset < end <= file.size:  # who has it says what is wrong
+        if file is None or not offset < end <= file.size:  # the server says why
             data = self.ask("range", self.options).result()
             return Came(memoryview(data), len(data), 1)
         begin, stop = file.widened(offset, end)

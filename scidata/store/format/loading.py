@@ -1,6 +1,6 @@
-"""Reads what a manifest, or a sample, says of itself: every key is checked before anything relies on it. Pure.
+"""Reads the description of a store or a sample: every key is checked before anything relies on it. Pure.
 
-A manifest may be damaged, or made to do harm: what is wrong is said with the sample and the key that it is in.
+A manifest may be damaged, or made to do harm: errors name the sample and the key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from scidata.errors import CorruptDataError, RefusedError
 from scidata.sources.pointers import check_pointer
-from scidata.store.format.entries import MOST, Entry, damaged, is_count, is_number, shown
+from scidata.store.format.entries import MOST, Entry, Readers, damaged, is_count, is_number, shown
 from scidata.store.format.manifest import (
     CHECKSUMS,
     SCHEMA_VERSION,
@@ -37,14 +37,9 @@ from scidata.store.format.values import check_value
 
 _KINDS = ("mesh", "points", "graph", "hetero")
 _SPACES = (None, "pos", "unit_sphere")
+_MOMENTS = ("count", "mean", "std", "min", "max")
 _SEAL = re.compile(rb'\n "digest": "([0-9a-f]{32})",\n')  # of the whole document: that line alone has one space
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_ARRAY_KEYS = frozenset(["shape", "dtype", "digest"])
-_FIELD_KEYS = frozenset(["name", "entity", "dtype", "dims", "entity_dim", "units", "attributes"])
-_FIGURES = ("count", "mean", "std", "min", "max")
-_INPUT_KEYS = frozenset(["name", "size", "digest"])
-_SAMPLE_KEYS = frozenset(SampleInfo.__dataclass_fields__) - {"documents", "inputs", "values"}
-_MANIFEST_KEYS = frozenset(Manifest.__dataclass_fields__)
 
 
 @functools.lru_cache(256)
@@ -57,53 +52,51 @@ def _is_dtype(text: str) -> bool:
     return dtype.kind not in "OV" and dtype.itemsize > 0
 
 
-def _dtype(entry: Entry) -> str:
-    text = entry.text("dtype")
+def _dtype(entry: Entry, key: str) -> str:
+    text = entry.text(key)
     if not _is_dtype(text):
-        entry.wrong("dtype", "NumPy's code of a dtype")
+        entry.wrong(key, "NumPy's code of a dtype")
     return text
 
 
+_ARRAY: Readers = {
+    "shape": Entry.counts, "dtype": _dtype, "digest": Entry.text, "chunks": Entry.counts, "shards": Entry.counts,
+}  # fmt: skip
+
+
 def _array(data: object, where: str, key: str) -> ArrayInfo:
-    entry = Entry(data, where, key, _ARRAY_KEYS, frozenset(["chunks", "shards"]))
-    shape, dtype = entry.counts("shape"), _dtype(entry)
-    if math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize > MOST:
-        entry.wrong("shape", f"a shape of less than 2**63 bytes of {dtype}")
-    chunks = None
-    if "chunks" in entry.data:
-        chunks = entry.counts("chunks")
-        if len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * np.dtype(dtype).itemsize > MOST:
-            entry.wrong("chunks", f"the shape of chunks of {shape}")
-    shards = None
-    if "shards" in entry.data:
-        shards = entry.counts("shards")
-        fits = len(shards) == len(chunks or ()) and 0 not in shards
-        if shards and not (fits and all(n % c == 0 for n, c in zip(shards, chunks or (), strict=True))):
-            entry.wrong("shards", f"the shape of files of chunks of {chunks}")
-    return ArrayInfo(shape=shape, dtype=dtype, digest=entry.text("digest"), chunks=chunks, shards=shards)
+    entry = Entry(data, where, key, _ARRAY, optional=("chunks", "shards"))
+    info = ArrayInfo(**entry.values(_ARRAY))
+    shape, chunks, shards, itemsize = info.shape, info.chunks, info.shards, np.dtype(info.dtype).itemsize
+    if math.prod(max(n, 1) for n in shape) * itemsize > MOST:
+        entry.wrong("shape", f"a shape of less than 2**63 bytes of {info.dtype}")
+    if chunks is not None and (len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * itemsize > MOST):
+        entry.wrong("chunks", f"the shape of chunks of {shape}")
+    fits = shards is None or (len(shards) == len(chunks or ()) and 0 not in shards)
+    if shards and not (fits and all(n % c == 0 for n, c in zip(shards, chunks or (), strict=True))):
+        entry.wrong("shards", f"the shape of files of chunks of {chunks}")
+    return info
+
+
+_FIELD: Readers = {
+    "name": Entry.text, "entity": Entry.text, "dtype": _dtype, "dims": Entry.texts, "entity_dim": Entry.count,
+    "units": Entry.optional_text, "attributes": Entry.free,
+}  # fmt: skip
 
 
 def _field(data: object, where: str, key: str) -> FieldInfo:
-    entry = Entry(data, where, key, _FIELD_KEYS)
-    dims, entity_dim = entry.texts("dims"), entry.count("entity_dim")
-    if entity_dim >= len(dims):
-        entry.wrong("entity_dim", f"one of {len(dims)} dims")
-    return FieldInfo(
-        name=entry.text("name"),
-        entity=entry.text("entity"),
-        dtype=_dtype(entry),
-        dims=dims,
-        entity_dim=entity_dim,
-        units=entry.optional_text("units"),
-        attributes=entry.free("attributes"),
-    )
+    entry = Entry(data, where, key, _FIELD)
+    info = FieldInfo(**entry.values(_FIELD))
+    if info.entity_dim >= len(info.dims):
+        entry.wrong("entity_dim", f"one of {len(info.dims)} dims")
+    return info
 
 
-def _figures(data: object, where: str, key: str) -> StoredMoments:
-    entry = Entry(data, where, key, frozenset(_FIGURES))
+def _moments(data: object, where: str, key: str) -> StoredMoments:
+    entry = Entry(data, where, key, _MOMENTS)
     several = isinstance(entry.data["count"], list)
     values: dict[str, Any] = {"count": entry.counts("count") if several else entry.count("count")}
-    for name in _FIGURES[1:]:
+    for name in _MOMENTS[1:]:
         found = entry.data[name] if several else [entry.data[name]]
         if not isinstance(found, list) or not all(x is None or is_number(x) for x in found):
             entry.wrong(name, "numbers" if several else "a number")
@@ -114,18 +107,18 @@ def _figures(data: object, where: str, key: str) -> StoredMoments:
     return StoredMoments(**values)
 
 
-def _bbox(entry: Entry) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    corners = entry.data["bbox"]
+def _bbox(entry: Entry, key: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    corners = entry.data[key]
     if corners is None:
         return None
     right = isinstance(corners, list) and len(corners) == 2 and all(isinstance(c, list) for c in corners)
     if not right or len(corners[0]) != len(corners[1]) or not all(map(is_number, [*corners[0], *corners[1]])):
-        entry.wrong("bbox", "two corners")
+        entry.wrong(key, "two corners")
     return tuple(corners[0]), tuple(corners[1])
 
 
-def _period(entry: Entry) -> tuple[float, ...] | None:
-    return None if entry.data["period"] is None else entry.numbers("period")
+def _period(entry: Entry, key: str) -> tuple[float, ...] | None:
+    return None if entry.data[key] is None else entry.numbers(key)
 
 
 def _count(value: object, where: str, key: str) -> int:
@@ -134,26 +127,27 @@ def _count(value: object, where: str, key: str) -> int:
     return int(value)
 
 
-def _input(data: object, where: str, key: str) -> InputInfo:
-    entry = Entry(data, where, key, _INPUT_KEYS)
-    size = None if entry.data["size"] is None else entry.count("size")
-    return InputInfo(name=entry.text("name"), size=size, digest=entry.optional_text("digest"))
-
-
-def _settings(entry: Entry) -> dict[str, object]:
-    """Return the options of a run; what was done about faults is looked at again."""
-    settings = entry.free("settings")
-    options = Entry(settings, entry.where, "'settings'", optional=None)
+def _settings(entry: Entry, key: str) -> dict[str, object]:
+    """Return the options of a run; those about faults are looked at again."""
+    settings = entry.free(key)
+    options = Entry(settings, entry.where, ascii(key), optional=None)
     for name in settings.keys() & set(TREATMENTS):
         options.texts(name)
     return settings
 
 
-def _inputs(entry: Entry) -> tuple[InputInfo, ...]:
-    found = entry.data.get("inputs", [])
-    if not isinstance(found, list):
-        entry.wrong("inputs", "a list")
-    return tuple(_input(data, entry.where, f"'inputs'[{i}]") for i, data in enumerate(found))
+def _size(entry: Entry, key: str) -> int | None:
+    return None if entry.data[key] is None else entry.count(key)
+
+
+_INPUT: Readers = {"name": Entry.text, "size": _size, "digest": Entry.optional_text}
+
+
+def _inputs(entry: Entry, key: str) -> tuple[InputInfo, ...]:
+    if not isinstance(entry.data[key], list):
+        entry.wrong(key, "a list")
+    each = (Entry(data, entry.where, f"{key!r}[{i}]", _INPUT) for i, data in enumerate(entry.data[key]))
+    return tuple(InputInfo(**one.values(_INPUT)) for one in each)
 
 
 class _Fields:
@@ -163,45 +157,39 @@ class _Fields:
         self._data: object = None
         self._fields: dict[str, FieldInfo] = {}
 
-    def read(self, entry: Entry) -> dict[str, FieldInfo]:
-        if self._data is None or entry.data["fields"] != self._data:
-            fields = entry.each("fields", _field)
+    def read(self, entry: Entry, key: str) -> dict[str, FieldInfo]:
+        if self._data is None or entry.data[key] != self._data:
+            fields = entry.each(key, _field)
             for path, info in fields.items():
                 if path != info.path:
                     entry.fail(path, f"is said to be the field {ascii(info.path)[:80]}")
-            self._data, self._fields = entry.data["fields"], fields
+            self._data, self._fields = entry.data[key], fields
         return self._fields
 
 
+#: Of samples and of all of them together, but for fields, which are read by :class:`_Fields`.
+_BOTH: Readers = {
+    "kind": Entry.text, "entity": Entry.text, "on_sphere": Entry.flag, "recipe": Entry.text, "settings": _settings,
+    "counts": lambda entry, key: entry.each(key, _count), "bbox": _bbox, "period": _period,
+    "statistics": lambda entry, key: entry.each(key, _moments),
+}  # fmt: skip
+_SAMPLE: Readers = _BOTH | {
+    "index": Entry.count, "num_samples": Entry.count, "name": Entry.text, "folder": Entry.text,
+    "kind": lambda entry, key: entry.one_of(key, _KINDS), "source_counts": _BOTH["counts"],
+    "block_space": lambda entry, key: entry.one_of(key, _SPACES),
+    "arrays": lambda entry, key: entry.each(key, _array), "inputs": _inputs, "notes": Entry.texts,
+    "values": lambda entry, key: entry.each(key, check_value), "documents": Entry.text,
+}  # fmt: skip
+_MANIFEST: Readers = _BOTH | {"order": Entry.text, "entities": Entry.texts}
+
+
 def _sample(data: object, where: str, fields: _Fields) -> SampleInfo:
-    entry = Entry(data, where, "", _SAMPLE_KEYS, frozenset(["documents", "inputs", "values"]))
-    index = entry.count("index")
-    folder = entry.text("folder")
+    readers = _SAMPLE | {"fields": fields.read}
+    entry = Entry(data, where, "", readers, optional=("documents", "inputs", "values"))
+    index, folder = entry.count("index"), entry.text("folder")
     if folder != folder_of(index):
         _refuse_folder(entry, folder, index)
-    info = SampleInfo(
-        index=index,
-        num_samples=entry.count("num_samples"),
-        name=entry.text("name"),
-        folder=folder,
-        kind=entry.one_of("kind", _KINDS),
-        entity=entry.text("entity"),
-        on_sphere=entry.flag("on_sphere"),
-        recipe=entry.text("recipe"),
-        settings=_settings(entry),
-        counts=entry.each("counts", _count),
-        source_counts=entry.each("source_counts", _count),
-        bbox=_bbox(entry),
-        block_space=entry.one_of("block_space", _SPACES),
-        period=_period(entry),
-        arrays=entry.each("arrays", _array),
-        fields=fields.read(entry),
-        statistics=entry.each("statistics", _figures),
-        inputs=_inputs(entry),
-        notes=entry.texts("notes"),
-        values=entry.each("values", check_value) if "values" in entry.data else {},
-        documents=entry.text("documents") if "documents" in entry.data else None,
-    )
+    info = SampleInfo(**entry.values(readers))
     _check_sample(entry, info)
     return info
 
@@ -216,21 +204,16 @@ def _refuse_folder(entry: Entry, folder: str, index: int) -> NoReturn:
 
 
 def _check_sample(entry: Entry, info: SampleInfo) -> None:
-    """Check what keys say of each other: arrays that every sample has, and their rows."""
+    """Check keys against each other: arrays that every sample has, and their rows."""
     if info.entity not in info.counts:
         entry.wrong("entity", f"one of {', '.join(info.counts)}")
     if not info.source_counts.keys() >= info.counts.keys():
         entry.wrong("source_counts", f"a number for each of {', '.join(info.counts)}")
-    rows = {f"{info.entity}/original_id": info.counts[info.entity], "blocks/weight_prefix": None}
+    rows = {**rows_of_sets(entry, info), "blocks/weight_prefix": None}
     if info.block_space is not None:
         rows[f"{info.entity}/pos"] = info.counts[info.entity]
-    if "edge" in info.counts:
-        rows |= {"csr/indptr": info.counts[info.entity] + 1, "csr/src": info.counts["edge"]}
-        rows["csr/edge_id"] = info.counts["edge"]
     if "cell/indptr" in info.arrays:
         rows |= {"cell/offsets": None, "cell/connectivity": None, "cell/type": info.counts.get("cell")}
-    if info.kind == "hetero":
-        rows |= rows_of_sets(entry, info)
     if info.documents is not None:
         rows[CHECKSUMS] = None
     for path, num_rows in rows.items():
@@ -264,7 +247,7 @@ def _check_coordinates(entry: Entry, info: SampleInfo) -> None:
 
 
 def _checksums_of(info: SampleInfo) -> ArrayInfo:
-    """Return what the array of checksums must be, but for its digest."""
+    """Return the only possible array of checksums, but for its digest."""
     total = sum(
         math.prod(-(-n // c) for n, c in zip(array.shape, array.chunks or (), strict=False))
         for path, array in info.arrays.items()
@@ -330,7 +313,7 @@ def load_manifest(raw: bytes, where: str) -> Manifest:
                 "write the store again, or use the scidata that wrote it"
             )
         data = _unsealed(data, where, raw)
-        if b"\\u" in raw:  # what scidata writes has none but of control characters
+        if b"\\u" in raw:  # scidata writes none but those of control characters
             _check_text(data, where)
         return _manifest(data, where)
     except RecursionError:
@@ -353,7 +336,7 @@ def _too_deep(where: str) -> CorruptDataError:
 
 
 def _unsealed(data: object, where: str, raw: bytes = b"") -> dict[str, Any]:
-    """Return what has a digest of itself, without it, if they agree; ``raw`` is its JSON, if it is a document."""
+    """Return an object without its digest, if the two agree; ``raw`` is its JSON, if it is a document."""
     if not isinstance(data, dict) or "digest" not in data:
         raise CorruptDataError(f"{where}: holds no description of a scidata store; write the store again")
     rest = {key: value for key, value in data.items() if key != "digest"}
@@ -385,28 +368,14 @@ def _check_text(value: object, where: str, key: str = "") -> None:
 
 
 def _manifest(data: dict[str, Any], where: str) -> Manifest:
-    entry = Entry(data, where, "", _MANIFEST_KEYS)
+    fields = _Fields()
+    readers = _MANIFEST | {"fields": fields.read}
+    entry = Entry(data, where, "", (*readers, "version", "samples"))
     found = data["samples"]
     if not isinstance(found, Items) or not found:
         entry.wrong("samples", "a list of samples")
-    fields = _Fields()
     samples = tuple(_sample(sample, f"{where}: sample {i}", fields) for i, sample in enumerate(found))
-    manifest = Manifest(
-        version=data["version"],
-        kind=entry.text("kind"),
-        entity=entry.text("entity"),
-        order=entry.text("order"),
-        on_sphere=entry.flag("on_sphere"),
-        period=_period(entry),
-        recipe=entry.text("recipe"),
-        settings=_settings(entry),
-        entities=entry.texts("entities"),
-        counts=entry.each("counts", _count),
-        bbox=_bbox(entry),
-        fields=fields.read(entry),
-        statistics=entry.each("statistics", _figures),
-        samples=samples,
-    )
+    manifest = Manifest(version=data["version"], samples=samples, **entry.values(readers))
     _check_sums(entry, manifest)
     return manifest
 
@@ -421,7 +390,7 @@ def _check_beside(first: SampleInfo, sample: SampleInfo, where: str) -> None:
 
 
 def _check_sums(entry: Entry, manifest: Manifest) -> None:
-    """Check what is cheap to check of the sums over samples; :func:`~scidata.store.format.store.verify` does all."""
+    """Check those sums over samples that are cheap to check; :func:`~scidata.store.format.store.verify` does all."""
     first = manifest.samples[0]
     for name in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
         if getattr(manifest, name) != getattr(first, name):

@@ -1,4 +1,4 @@
-"""What a store's ``manifest.json`` says: dataclasses, their JSON, and the sums over samples. Pure."""
+"""The content of a store's ``manifest.json``: dataclasses, their JSON, and the sums over samples. Pure."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class InputInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleHead:
-    """What is said of a sample from its source on until it is in the store.
+    """The description of a sample that its source gives, and the store keeps.
 
     Attributes
     ----------
@@ -113,9 +113,9 @@ class SampleHead:
     settings
         Those options, readable.
     inputs
-        What it was made of.
+        The files that it was made of.
     notes
-        What whoever made it should know: fallbacks of the order, repairs.
+        Notes for the maker: fallbacks of the order, repairs.
     values
         Of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
     """
@@ -134,7 +134,7 @@ class SampleHead:
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def head(self) -> dict[str, Any]:
-        """Return these entries alone, of what has more."""
+        """Return these entries alone, also of a subclass."""
         return {entry.name: getattr(self, entry.name) for entry in fields(SampleHead)}
 
 
@@ -184,7 +184,7 @@ class SampleInfo(SampleHead):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a whole store holds: fields and statistics over all samples, and the samples themselves."""
+    """The content of a whole store: fields and statistics over all samples, and the samples themselves."""
 
     version: int
     kind: str
@@ -251,7 +251,7 @@ class RunningStatistics:
         self._min, self._max = np.minimum(self._min, low), np.maximum(self._max, high)
 
     def result(self) -> StoredMoments:
-        """Return what was gathered."""
+        """Return the statistics so far."""
         some = self._count > 0
         std = np.sqrt(self._m2 / np.maximum(self._count, 1))
         columns = [self._count, *(np.where(some, x, np.nan) for x in (self._mean, std, self._min, self._max))]
@@ -292,16 +292,11 @@ def _text(value: object) -> str:
 def sealed(description: SampleInfo | Manifest) -> dict[str, object]:
     """Return the description as plain data with a digest of itself."""
     data = _plain(asdict(description))
-    for sample in data.get("samples", [data]):
-        if not sample["values"]:  # a key that readers know who came later
-            del sample["values"]
-        if sample["documents"] is None:  # of schema version 1: what that does not have is left out, so that it stays
-            del sample["documents"]
-            for array in sample["arrays"].values():
-                del array["chunks"]
-        for array in sample["arrays"].values():
-            if array["shards"] is None:  # of version 2, too
-                del array["shards"]
+    for sample in data.get("samples", [data]):  # without keys that came later, where they say nothing: bytes stay
+        for each in (sample, *sample["arrays"].values()):
+            for key in each.keys() & {"values", "documents", "chunks", "shards"}:
+                if each[key] in (None, {}):
+                    del each[key]
     return {**data, "digest": digest_of(dump_json(data).encode())}
 
 
@@ -375,15 +370,15 @@ def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
     FieldMismatchError
     """
 
-    def differ(what: str, expected: object, found: object) -> FieldMismatchError:
+    def differ(name: str, expected: object, found: object) -> FieldMismatchError:
         return FieldMismatchError(
-            f"{store}: sample {other.index} ({other.name}) has {what} {found}, but sample {first.index} "
+            f"{store}: sample {other.index} ({other.name}) has {name} {found}, but sample {first.index} "
             f"({first.name}) has {expected}; choose the fields that all samples share, or write two stores"
         )
 
-    for what in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
-        if getattr(first, what) != getattr(other, what):
-            raise differ(what, getattr(first, what), getattr(other, what))
+    for name in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
+        if getattr(first, name) != getattr(other, name):
+            raise differ(name, getattr(first, name), getattr(other, name))
     if first.counts.keys() != other.counts.keys():
         raise differ("entities", sorted(first.counts), sorted(other.counts))
     if first.values.keys() != other.values.keys():

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
 
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import RefusedError
 from scidata.sources.access.files import files
 
 MANIFEST = "manifest.json"
-#: Of one ``zarr.json``: those of a store take some KB, and some 100 bytes more for each field of its sample.
-MAX_DOCUMENT_BYTES = 64 << 20
 
 
 def folder_of(index: int) -> str:
@@ -24,7 +21,7 @@ def folder_of(index: int) -> str:
 
 
 def join(store: str, name: str) -> str:
-    """Return the path or URL of what lies in a store."""
+    """Return the path or URL of a file or folder in a store."""
     path = url_of(store)
     return path.at(name) if isinstance(path, Url) else os.path.join(os.path.expanduser(path), name)
 
@@ -53,26 +50,5 @@ def check_inside(store: str, path: str) -> None:
     target, top = os.path.realpath(path), os.path.realpath(store)
     if not target.startswith(top.rstrip("/") + "/"):
         raise RefusedError(
-            f"{path}: this link leads to {target}, out of the store {store}; copy what it leads to into the store"
+            f"{path}: this link leads to {target}, out of the store {store}; copy its target into the store"
         )
-
-
-def check_documents(folder: str, names: Iterable[str]) -> None:
-    """Refuse metadata of a local sample, ``names`` are its arrays, that take more memory than any has use for.
-
-    Raises
-    ------
-    RefusedError
-    """
-    for name in ("", *names):
-        path = os.path.join(folder, name, "zarr.json")
-        try:
-            size = os.stat(path).st_size
-        except OSError:  # whoever opens it says why
-            continue
-        if size > MAX_DOCUMENT_BYTES:
-            raise RefusedError(
-                f"{path}: takes {size} bytes, and no metadata of a store take more than {MAX_DOCUMENT_BYTES} "
-                "(scidata.store.format.places.MAX_DOCUMENT_BYTES); it is damaged, or made to fill the memory: "
-                "copy the store again"
-            )

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.cache import Cache
+from scidata.core.own_files import write_whole
 from scidata.core.types import ArrayLayout
 from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import (
@@ -28,17 +29,18 @@ from scidata.errors import (
     SourceChangedError,
     UnsupportedFormatError,
 )
+from scidata.plan.array import ArrayPlan
+from scidata.read import Job
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
-from scidata.store.format.durable import write_text
 from scidata.store.format.kept import KeptFiles
 from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
 from scidata.store.format.origins import is_worth_it
-from scidata.store.format.places import MANIFEST, check_documents, check_inside, folder_of, is_store, join
+from scidata.store.format.places import MANIFEST, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
@@ -52,7 +54,7 @@ class Store:
     Parameters
     ----------
     disk
-        Where what comes over a network is kept; None keeps nothing. Stores on a local disk are read where they are.
+        Cache of blocks that come over a network; None keeps none. Stores on a local disk are read where they are.
 
     Attributes
     ----------
@@ -61,7 +63,7 @@ class Store:
     manifest
         Fields, statistics and samples.
     kept
-        What is kept of the store's files; None where nothing is.
+        Cached blocks of the store's files; None where nothing is kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], disk: DiskCache | None = None) -> None:
@@ -117,7 +119,7 @@ class Store:
         return source
 
     def check_unchanged(self) -> None:
-        """Look at the manifest again: what seems to be damaged may be another store by now.
+        """Look at the manifest again: a store that seems to be damaged may be another one by now.
 
         Raises
         ------
@@ -148,7 +150,7 @@ class Store:
         return True
 
     def trust(self, index: int) -> None:
-        """Keep what is read of a sample again."""
+        """Keep the blocks of a sample again."""
         if self.kept is not None:
             self.kept.trust(self.sample(index).folder)
 
@@ -160,7 +162,7 @@ class Store:
         UnknownNameError
             The sample has no such array; the message names the near matches.
         CorruptDataError
-            The array's metadata are not what the manifest says.
+            The array's metadata are not those in the manifest.
         """
         layout = self.source(index).arrays[path]
         info = self.sample(index).arrays.get(path)
@@ -171,6 +173,10 @@ class Store:
                 f"has {expected}; the store is damaged or two were mixed: write it again"
             )
         return layout
+
+    def job(self, index: int, plan: ArrayPlan) -> Job:
+        """Return a plan of a sample's array as work that can be done any number of times."""
+        return Job(plan, self.source(index))
 
     def read(self, index: int, path: str, start: int | None = None, stop: int | None = None) -> npt.NDArray[Any]:
         """Read rows ``[start, stop)`` of an array's first dimension; all of them by default."""
@@ -197,7 +203,7 @@ def _replaced(path: str, how: str) -> SourceChangedError:
 
 
 def _manifest_version(path: str) -> Version | None:
-    """Return what tells a local store's manifest from that of another store; None of a URL, or where there is none."""
+    """Return the version of a local store's manifest file; None of a URL, or where there is none."""
     local = local_path(path)
     try:
         return None if local is None else version_at(os.path.join(local, MANIFEST))
@@ -214,7 +220,7 @@ def _sample_source(
     root: str | None = None,
     is_parsed: bool = False,
 ) -> SampleSource:
-    """Return the source of a sample; ``root`` is by what the store's files are read, where that is not its path."""
+    """Return the source of a sample; ``root`` is the path or URL that files are read by, if it is not the store's."""
     check_inside(store, join(store, info.folder))
     where = join(root or store, info.folder)
     return SampleSource(where, store=store, info=info, kept=kept, names=names, is_parsed=is_parsed)
@@ -281,7 +287,7 @@ def _manifest_bytes(path: str) -> bytes:
 
 
 def read_sample_info(store: str, index: int) -> SampleInfo:
-    """Read what a finished sample says of itself, also before there is a manifest.
+    """Read the description in a finished sample, also before there is a manifest.
 
     Raises
     ------
@@ -290,8 +296,6 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     """
     folder = join(store, folder_of(index))
     check_inside(store, folder)
-    if not isinstance(folder, Url):
-        check_documents(folder, ())
     try:
         attributes = ZarrSource(folder, names=() if isinstance(folder, Url) else None).attributes  # lists no folder
     except SciDataError as e:
@@ -304,8 +308,9 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
 
 def write_manifest(store: str, samples: list[SampleInfo]) -> None:
     """Sum up finished samples and write the manifest, which makes the folder a store."""
-    write_text(os.path.join(store, MANIFEST), dump_json(sealed(make_manifest(samples, store))))
-    files().close()  # forget what this process had open of a store that was here before
+    text = dump_json(sealed(make_manifest(samples, store)))
+    write_whole(os.path.join(store, MANIFEST), text.encode(), durable=True)
+    files().close()  # those of a store that was here before
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:
@@ -316,7 +321,7 @@ def verify_sample(store: str, index: int) -> SampleInfo:
     CorruptDataError
         The first fault.
     """
-    files().close()  # read what is there now
+    files().close()  # read the content of now
     info = read_sample_info(store, index)
     try:
         _check_sample(store, info)
@@ -326,7 +331,7 @@ def verify_sample(store: str, index: int) -> SampleInfo:
 
 
 def _check_sample(store: str, info: SampleInfo) -> None:
-    """Check a sample's values, and what else there is in its files.
+    """Check a sample's values, and all else in its files.
 
     Raises
     ------
@@ -347,7 +352,7 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
 
     Checked: checksums and digests of all arrays; ``original_id`` is a permutation; edges are grouped by destination,
     sorted, in range; cells have their nodes, in range, and lie with their owners; blocks hold their points; prefix
-    sums do not decrease; samples say what the manifest says. Of local stores (of schema version 2 on) also that no
+    sums do not decrease; samples agree with the manifest. Of local stores (of schema version 2 on) also that no
     byte of any file is another than was written, and that there is no other file.
 
     Parameters
@@ -361,7 +366,7 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
         There is no finished store at ``path``.
     """
     name = url_of(os.path.expanduser(os.fspath(path)))
-    files().close()  # read what is there now, not what was replaced while open
+    files().close()  # read the content of now, not of files that were replaced while open
     try:
         store = open_store(name)
         _check_sums(store)

@@ -20,7 +20,7 @@ def treat_alike(settings: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def either_treats(settings: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, object]:
-    """Return settings that do about faults what either does."""
+    """Return settings that repair and keep the faults that either does."""
     both = {name: [*settings.get(name, ()), *other.get(name, ())] for name in TREATMENTS}
     return {**settings, **{name: list(dict.fromkeys(kinds)) for name, kinds in both.items()}}
 

@@ -45,7 +45,8 @@ def check_value(value: object, where: str, key: str) -> dict[str, object]:
     ------
     CorruptDataError
     """
-    entry = Entry(value, where, key, optional=frozenset(["json", "dtype", "shape", "data"]))
+    keys = ("json", "dtype", "shape", "data")
+    entry = Entry(value, where, key, keys, optional=keys)
     try:
         _decoded(entry.data)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError):

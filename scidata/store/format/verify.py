@@ -18,7 +18,7 @@ from scidata.errors import SciDataError
 from scidata.read.whole import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
-from scidata.store.format.node_sets import relations_of, sets_of
+from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.format.write import BLOCK_ROWS, search_space
 
 _BLOCK_BYTES = 32 << 20
@@ -27,7 +27,7 @@ _SLACK = 1e-12  # cos and sin may differ in the last bit from one machine to the
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """The first thing wrong with a store: where it is, as far as that is known, and what."""
+    """The first thing wrong with a store, and its place as far as that is known."""
 
     store: str
     sample: int | None
@@ -37,7 +37,7 @@ class Fault:
 
     def __str__(self) -> str:
         places = {"sample": self.sample, "array": self.array, "row": self.row}
-        known = (f"{what} {place!r}" for what, place in places.items() if place is not None)
+        known = (f"{kind} {place!r}" for kind, place in places.items() if place is not None)
         return ": ".join([self.store, *known, self.message])
 
 
@@ -85,13 +85,11 @@ class _Checker:
         if "cell/indptr" in expected:
             self._check_permutation("cell/original_id")
             self._check_cells()
-        if "csr/indptr" in expected:
-            self._check_edges("csr", self._num_rows, self._num_rows, "edge")
-        for name in sets_of(self._info):
+        for name in [name for name in sets_of(self._info) if name != self._info.entity]:
             self._check_permutation(f"{name}/original_id")
             self._pointers(f"{name}/indptr", self._num_rows, self._info.counts[name])
-        for name, (of, _, to) in relations_of(self._info).items():
-            self._check_edges(name, self._info.counts[of], self._info.counts[to], name)
+        for name, (source, _, target) in relations_of(self._info).items():
+            self._check_edges(name, self._info.counts[source], self._info.counts[target])
         self._check_blocks()
 
     def _fail(self, array: str | None, row: int | None, message: str) -> None:
@@ -164,8 +162,9 @@ class _Checker:
             self._fail(path, int(back[0]) + 1, f"decreases from {pointers[back[0]]} to {pointers[back[0] + 1]}")
         return pointers
 
-    def _check_edges(self, group: str, num_sources: int, num_targets: int, entity: str) -> None:
-        indptr = self._pointers(f"{group}/indptr", num_targets, self._info.counts[entity])
+    def _check_edges(self, relation: str, num_sources: int, num_targets: int) -> None:
+        group = folder_of_edges(relation)
+        indptr = self._pointers(f"{group}/indptr", num_targets, self._info.counts[relation])
         last = -1  # source of the edge before the block
         for start, src in self._blocks(f"{group}/src"):
             self._check_range(f"{group}/src", start, src, num_sources)

@@ -22,13 +22,14 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.own_files import sync
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
@@ -38,7 +39,7 @@ from scidata.meshes.order.positions import unit_sphere
 from scidata.store.format.arrays import CHUNK_ROWS, Reordered, write_array
 from scidata.store.format.checksums import Checksums, write_checksums
 from scidata.store.format.documents import digest_documents, sample_document
-from scidata.store.format.durable import remove, sync, sync_folder
+from scidata.store.format.durable import remove, sync_folder
 from scidata.store.format.manifest import (
     CHECKSUMS,
     ArrayInfo,
@@ -48,12 +49,13 @@ from scidata.store.format.manifest import (
     SampleInfo,
     StoredMoments,
 )
+from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.places import folder_of
 
 BLOCK_ROWS = 512
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
 MAX_FIELD_BYTES = 256 << 20
-_NO_ROOM = {  # what errors of writing say, and what to do
+_NO_ROOM = {  # errors of writing: their text, and the remedy
     errno.ENOSPC: ("no space left", "free some space"),
     errno.EDQUOT: ("no space left", "free some space"),
     errno.EFBIG: ("a file became too large for its file system, or for `ulimit -f`,", "raise the limit"),
@@ -113,19 +115,28 @@ class OrderedSet:
     pos: npt.NDArray[np.floating[Any]] | None
 
 
+class _Indexed(NamedTuple):
+    """An array in memory: in its final order, or in that of ``rows``; ``is_list`` with several entries per entity."""
+
+    path: str
+    values: npt.NDArray[Any]
+    dims: tuple[str, ...]
+    rows: IntArray | None = None
+    is_list: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class OrderedSample(SampleHead):
     """One sample whose rows have got their order; ``pos`` and ``weights`` are still in the source's.
 
-    ``order``, ``cells.original_id`` and ``edges.edge_id`` are the source's rows: of ``source_counts`` rows, where a
-    repair left some out; else all of them.
+    ``order``, ``cells.original_id`` and the ``edge_id`` of relations are the source's rows: of ``source_counts`` rows,
+    where a repair left some out; else all of them. The edges of one node set are the relation ``edge``.
     """
 
     order: IntArray
     pos: npt.NDArray[np.floating[Any]] | None
     weights: npt.NDArray[np.float64] | None
     cells: OrderedCells | None
-    edges: CSR | None  # of new ids; ``edge_id`` are source rows
     fields: tuple[FieldData, ...]
     source_counts: Mapping[str, int] = field(default_factory=dict)
     sets: Mapping[str, OrderedSet] = field(default_factory=dict)
@@ -134,48 +145,59 @@ class OrderedSample(SampleHead):
     @property
     def counts(self) -> dict[str, int]:
         """Rows of each entity."""
-        counts = {self.entity: len(self.order)}
+        return {entity: len(rows) for entity, rows in self.source_rows.items()}
+
+    @property
+    def source_rows(self) -> dict[str, IntArray]:
+        """The source's row of each row, by entity."""
+        rows = {self.entity: self.order}
         if self.cells is not None:
-            counts["cell"] = self.cells.num_cells
-        if self.edges is not None:
-            counts["edge"] = self.edges.num_edges
-        counts |= {name: len(each.order) for name, each in self.sets.items()}
-        return counts | {name: each.num_edges for name, each in self.relations.items()}
+            rows["cell"] = self.cells.original_id
+        rows |= {name: each.order for name, each in self.sets.items()}
+        return rows | {name: each.edge_id for name, each in self.relations.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes on disk, but for metadata and checksums (well below 2 %)."""
-        total = 8 * len(self.order) + 1
-        if self.pos is not None:
-            total += len(self.order) * self.pos.shape[1] * self.pos.dtype.itemsize
-        if self.cells is not None:
-            ids = id_dtype(len(self.order)).itemsize
-            total += ids * len(self.cells.connectivity) + 17 * self.cells.num_cells + 8 * len(self.cells.indptr)
-        if self.edges is not None:
-            total += 8 * len(self.edges.indptr) + 12 * self.edges.num_edges
-        for one in self.sets.values():
-            total += 8 * (len(one.order) + len(one.indptr)) + (0 if one.pos is None else one.pos.nbytes)
-        total += sum(8 * len(each.indptr) + 12 * each.num_edges for each in self.relations.values())
+        total = 1
+        for array in self.index_arrays():
+            num = len(array.values) if array.rows is None else len(array.rows)
+            total += num * math.prod(array.values.shape[1:]) * array.values.dtype.itemsize
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
             total += row * len(self.rows_of(data))
         return total
 
+    def index_arrays(self) -> Iterator[_Indexed]:
+        """Yield the arrays besides fields and blocks."""
+        yield _Indexed(f"{self.entity}/original_id", self.order, (self.entity,))
+        if self.pos is not None:
+            yield _Indexed(f"{self.entity}/pos", self.pos, (self.entity, "xyz"), rows=self.order)
+        cells = self.cells
+        if cells is not None:
+            nodes = cells.connectivity.astype(id_dtype(len(self.order)), copy=False)  # half the bytes to read
+            yield _Indexed("cell/connectivity", nodes, ("corner",), is_list=True)
+            yield _Indexed("cell/offsets", cells.offsets, ("cell_edge",))
+            yield _Indexed("cell/type", cells.cell_type, ("cell",))
+            yield _Indexed("cell/original_id", cells.original_id, ("cell",))
+            yield _Indexed("cell/indptr", cells.indptr, (f"{self.entity}_edge",))
+        for name, one in self.sets.items():
+            yield _Indexed(f"{name}/indptr", one.indptr, ("joint_edge",))
+            yield _Indexed(f"{name}/original_id", one.order, (name,))
+            if one.pos is not None:
+                yield _Indexed(f"{name}/pos", one.pos, (name, "xyz"), rows=one.order)
+        for name, edges in self.relations.items():
+            folder, targets = folder_of_edges(name), self.entity if name == "edge" else name
+            yield _Indexed(f"{folder}/indptr", edges.indptr, (f"{targets}_edge",))
+            yield _Indexed(f"{folder}/src", edges.src, (name,), is_list=True)
+            yield _Indexed(f"{folder}/edge_id", edges.edge_id, (name,), is_list=True)
+
     def rows_of(self, data: FieldData) -> IntArray:
         """Return the source's row of each stored row of a field."""
-        if data.rows is not None:
-            return data.rows
+        rows = self.source_rows.get(data.info.entity) if data.rows is None else data.rows
+        if rows is not None:
+            return rows
         entity = data.info.entity
-        if entity == self.entity:
-            return self.order
-        if entity == "cell" and self.cells is not None:
-            return self.cells.original_id
-        if entity == "edge" and self.edges is not None:
-            return self.edges.edge_id
-        if entity in self.sets:
-            return self.sets[entity].order
-        if entity in self.relations:
-            return self.relations[entity].edge_id
         raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
 
 
@@ -207,7 +229,7 @@ def write_sample(
     ConfigError
         A field with the name of one of the store's own arrays, or on an entity that the sample lacks.
     OSError
-        Also where the disk is full: what was written of this sample is removed.
+        Also where the disk is full: files of this sample are removed.
     """
     _check_names(sample)
     final = os.path.join(store, folder_of(sample.index))
@@ -223,10 +245,10 @@ def write_sample(
     except OSError as e:
         remove(temporary, scratch)
         if e.errno in _NO_ROOM:
-            what, remedy = _NO_ROOM[e.errno]
+            problem, remedy = _NO_ROOM[e.errno]
             raise OSError(
                 e.errno,
-                f"{what} while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
+                f"{problem} while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
                 f"{remedy} and run again with --resume, or write to another disk",
                 store,
             ) from e
@@ -248,7 +270,7 @@ def _check_names(sample: OrderedSample) -> None:
             reserved = _OF_ROWS
         elif info.entity in sample.sets:
             reserved = {*_OF_ROWS, "indptr"}
-        elif info.entity in sample.relations:
+        elif info.entity in sample.relations and info.entity != "edge":
             reserved = _OF_EDGES
         parts = info.name.split("/")
         above = next((p for p in itertools.accumulate(info.path.split("/")[:-1], "{}/{}".format) if p in paths), None)
@@ -291,11 +313,9 @@ class _SampleWriter:
 
         sample = self._sample
         self._group = zarr.create_group(self._folder, zarr_format=3)
-        self._put(f"{sample.entity}/original_id", sample.order, (sample.entity,))
-        bbox = self._write_positions()
-        self._write_cells()
-        self._write_edges()
-        self._write_sets()
+        for array in sample.index_arrays():
+            self._put(array)
+        bbox = self._write_blocks()
         for data in sample.fields:
             self._write_field(data)
         self._arrays[CHECKSUMS] = write_checksums(self._group, self._checksums)
@@ -323,11 +343,16 @@ class _SampleWriter:
             self._done += share
             self._tick(share)
 
-    def _put(self, path: str, values: npt.NDArray[np.generic], dims: tuple[str, ...], *, lists: bool = False) -> None:
-        """Write an array that is in memory in its final order."""
-        chunk_rows = _LIST_CHUNK_ROWS if lists else CHUNK_ROWS
+    def _put(self, array: _Indexed) -> None:
+        values, rows = array.values, array.rows
+        read = values.__getitem__ if rows is None else lambda box: values[rows[box[0]], *box[1:]]
         self._write_array(
-            path, values.__getitem__, shape=values.shape, dtype=values.dtype, dims=dims, chunk_rows=chunk_rows
+            array.path,
+            read,
+            shape=values.shape if rows is None else (len(rows), *values.shape[1:]),
+            dtype=values.dtype,
+            dims=array.dims,
+            chunk_rows=_LIST_CHUNK_ROWS if array.is_list else CHUNK_ROWS,
         )
 
     def _write_array(
@@ -335,62 +360,22 @@ class _SampleWriter:
     ) -> None:
         self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
 
-    def _write_positions(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        sample = self._sample
-        order, pos = sample.order, sample.pos
+    def _write_blocks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Write the costs and bounding boxes of blocks; return the bounding box of all."""
+        sample, order = self._sample, self._sample.order
         marks = np.append(np.arange(0, len(order), BLOCK_ROWS), len(order))
         prefix = marks.astype(np.float64)
         if sample.weights is not None:
             prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order])])[marks]
-        self._put("blocks/weight_prefix", prefix, ("block_edge",))
-        if pos is None:
+        self._put(_Indexed("blocks/weight_prefix", prefix, ("block_edge",)))
+        if sample.pos is None:
             return None
-        self._write_array(
-            f"{sample.entity}/pos",
-            lambda box: pos[order[box[0]], box[1]],
-            shape=(len(order), pos.shape[1]),
-            dtype=pos.dtype,
-            dims=(sample.entity, "xyz"),
-        )
-        self._put("blocks/bbox", _block_boxes(pos, order, on_sphere=sample.on_sphere), ("block", "corner", "xyz"))
+        boxes = _block_boxes(sample.pos, order, on_sphere=sample.on_sphere)
+        self._put(_Indexed("blocks/bbox", boxes, ("block", "corner", "xyz")))
         if not len(order):
             return None
-        low, high = np.full(pos.shape[1], np.inf), np.full(pos.shape[1], -np.inf)
-        for first in range(0, len(order), BLOCK_ROWS * 1024):
-            kept = pos[order[first : first + BLOCK_ROWS * 1024]]
-            low, high = np.minimum(low, kept.min(axis=0)), np.maximum(high, kept.max(axis=0))
-        return tuple(low.tolist()), tuple(high.tolist())
-
-    def _write_cells(self) -> None:
-        cells = self._sample.cells
-        if cells is None:
-            return
-        self._put("cell/offsets", cells.offsets, ("cell_edge",))
-        nodes = cells.connectivity.astype(id_dtype(len(self._sample.order)), copy=False)  # half the bytes to read
-        self._put("cell/connectivity", nodes, ("corner",), lists=True)
-        self._put("cell/type", cells.cell_type, ("cell",))
-        self._put("cell/original_id", cells.original_id, ("cell",))
-        self._put("cell/indptr", cells.indptr, (f"{self._sample.entity}_edge",))
-
-    def _write_edges(self) -> None:
-        edges = self._sample.edges
-        if edges is None:
-            return
-        self._put("csr/indptr", edges.indptr, (f"{self._sample.entity}_edge",))
-        sources = edges.src.astype(id_dtype(len(self._sample.order)), copy=False)
-        self._put("csr/src", sources, ("edge",), lists=True)
-        self._put("csr/edge_id", edges.edge_id, ("edge",), lists=True)
-
-    def _write_sets(self) -> None:
-        for name, one in self._sample.sets.items():
-            self._put(f"{name}/indptr", one.indptr, ("joint_edge",))
-            self._put(f"{name}/original_id", one.order, (name,))
-            if one.pos is not None:
-                self._put(f"{name}/pos", one.pos[one.order], (name, "xyz"))
-        for name, edges in self._sample.relations.items():
-            self._put(f"{name}/indptr", edges.indptr, (f"{name}_edge",))
-            self._put(f"{name}/src", edges.src, (name,), lists=True)
-            self._put(f"{name}/edge_id", edges.edge_id, (name,), lists=True)
+        boxes = _block_boxes(sample.pos, order, on_sphere=False) if sample.on_sphere else boxes
+        return tuple(boxes[:, 0].min(axis=0).tolist()), tuple(boxes[:, 1].max(axis=0).tolist())
 
     def _write_field(self, data: FieldData) -> None:
         info, order = data.info, self._sample.rows_of(data)

@@ -61,9 +61,9 @@ def order_sample(
     """Make a sample's edges, order its rows and number everything anew.
 
     The rows of several node sets are ordered together, and the order of a set is that of its rows in this joint order:
-    so a cut of the joint rows is a cut of every set, and what lies near in space lies in the same part, whatever set
-    it is of. With grid rows 0 to 3, mesh rows 4 and 5 and the joint order ``0 4 1 2 5 3``, the grid's order is
-    ``0 1 2 3`` and the mesh's ``4 5``; cut in the middle, each part has two grid rows and one mesh row, or the like.
+    so a cut of the joint rows is a cut of every set, and rows of any sets that lie near in space lie in the same part.
+    With grid rows 0 to 3, mesh rows 4 and 5 and the joint order ``0 4 1 2 5 3``, the grid's order is ``0 1 2 3`` and
+    the mesh's ``4 5``; cut in the middle, each part has two grid rows and one mesh row.
 
     Parameters
     ----------
@@ -113,11 +113,10 @@ def order_sample(
         pos=pos,
         weights=_weights_of(raw, options.weights, relations, order, ordered),
         cells=cells,
-        edges=relations.get("edge"),
         source_counts=raw.sizes | ({JOINT: len(order)} if raw.sets else {}),
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
         sets=ordered,
-        relations=relations if raw.sets else {},
+        relations=relations,
     )
 
 

@@ -22,7 +22,7 @@ from scidata.store.format.places import MANIFEST
 
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
-_TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch|\.try-[0-9a-f]+)?|manifest\.json)")
+_TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch|\.try-[0-9a-f]+)?|manifest\.json(\.[0-9a-f]+)?)")
 _PART_LOCK = re.compile(r"\.lock-part-(\d+)-of-(\d+)")
 
 
@@ -161,8 +161,8 @@ def _check_other_arrays(out: str, part: Part) -> None:
 def marked_run(out: str) -> Iterator[str]:
     """Give the run that holds the folder alone a name, by which processes of other machines know that it still does.
 
-    It is what is in the lock file: opening a file asks a network file system for what is in it now, while names of
-    files may be remembered for a minute.
+    The name is the content of the lock file: opening a file asks a network file system for its content of now, while
+    names of files may be remembered for a minute.
     """
     run = uuid.uuid4().hex
     _write_lock(out, run)

@@ -135,7 +135,7 @@ def partition(
         ``"i/n"`` or ``(i, n)``: only every ``n``-th sample from ``i`` on, for job arrays; ``scidata partition
         --finalize`` then ends the store.
     dry_run : bool, default False
-        Only say what would be written.
+        Only describe the samples that would be written.
     overwrite : bool, default False
         Replace the store that is there. It stays until the new one is whole, which is written beside it as
         ``OUT.unfinished`` and so needs the room; ``resume`` goes on with a run that was killed. With ``part`` samples
@@ -164,8 +164,8 @@ def partition(
     Raises
     ------
     ConfigError
-        The output exists, another run is writing it, an input of a sample that is kept has changed, or an argument or
-        a sample that does not allow what was asked.
+        The output exists, another run is writing it, an input of a sample that is kept has changed, or an argument
+        means nothing for a sample.
     CorruptDataError
         A sample with faults that are not to be repaired; they are listed.
     ClusterError

@@ -15,12 +15,13 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from scidata.core.own_files import sync
 from scidata.core.tasks.work import Tick
 from scidata.core.urls import is_url
 from scidata.errors import OutputError
 from scidata.sources.access.files import files
 from scidata.sources.groups import split_group
-from scidata.store.format.durable import remove, sync
+from scidata.store.format.durable import remove
 from scidata.store.format.places import folder_of
 from scidata.store.partitioning.output import is_current
 from scidata.store.partitioning.sample import Task, process_sample
@@ -125,7 +126,7 @@ def wait_until_seen(out: str, indices: Iterable[int]) -> None:
     Raises
     ------
     OutputError
-        They are not for longer than a network file system remembers what was in a folder.
+        They are not for longer than a network file system remembers the content of a folder.
     """
     deadline = time.monotonic() + _SEEN_S
     missing = [index for index in indices if not os.path.isdir(os.path.join(out, folder_of(index)))]

@@ -48,14 +48,14 @@ class PlannedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything that decides what the store will hold; pickles, so that every process does the same.
+    """All that decides the content of the store; pickles, so that every process does the same.
 
     Attributes
     ----------
     samples
         The raw samples; metadata is read when they are asked.
     choice
-        The arguments of :func:`scidata.meshes.samples.read_samples` that choose what is read, in its order.
+        The arguments of :func:`scidata.meshes.samples.read_samples` that choose fields and rows, in its order.
     """
 
     samples: RawSamples
@@ -72,8 +72,8 @@ class Task:
                 raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
         for kind in self.keep:
             if kind not in KEEPABLE:
-                what = f"cannot be kept{near_matches(kind, KEEPABLE)}" if kind not in REMEDIES else "cannot be kept"
-                raise ConfigError(f"{kind!r} {what}; what can: {', '.join(KEEPABLE)}")
+                hint = near_matches(kind, KEEPABLE) if kind not in REMEDIES else ""
+                raise ConfigError(f"{kind!r} cannot be kept{hint}; what can: {', '.join(KEEPABLE)}")
 
     @property
     def settings(self) -> dict[str, object]:

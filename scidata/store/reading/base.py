@@ -1,19 +1,79 @@
-"""What readers of irregular samples share: fields and entities by name, and parts by number, checked. No torch."""
+"""Reads any rank's part of any irregular sample: rows, edges, cells and ghosts. No torch.
+
+Nothing communicates: a rank's ghosts follow from the edges that end at its own rows, or from the positions of its own
+points, so any process can plan, or read, the part of any rank of any number of ranks.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.store.format.manifest import FieldInfo
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.cache import Cache
+from scidata.core.options import ReadOptions
+from scidata.core.types import Empty, IntArray
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    RefusedError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    near_matches,
+)
+from scidata.plan.array import ArrayPlan
+from scidata.plan.totals import ReadPlan
+from scidata.read.threads import ReaderThreads
+from scidata.store.format.arrays import CHUNK_ROWS
+from scidata.store.format.manifest import FieldInfo, SampleInfo
+from scidata.store.format.values import decode_values
+from scidata.store.reading.choices import Layers
+from scidata.store.reading.field_reads import FieldReads
+from scidata.store.reading.numbering import Numbering
+from scidata.store.reading.part import LocalPart, LocalTopology, SamplePart
+from scidata.store.reading.rows import RowAccess, StoredSamples
 from scidata.store.reading.subsample import Subsample
+from scidata.store.reading.subsample_part import drawn_part
+from scidata.store.reading.topology import read_topology
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_R = TypeVar("_R", bound="PartReader")
+
+#: Of the edges, cells and index maps that are kept between reads.
+CACHE_BYTES = 512 << 20
+_PARTITION_BYTES = 4 << 20  # of bounds that are kept: each saves the reads of a few chunks
+_PLANS_BYTES = 2048  # of those reads' plans, about
+
+
+def sound(method: Callable[Concatenate[_R, int, _P], _T]) -> Callable[Concatenate[_R, int, _P], _T]:
+    """Make a method that reads a sample read the store itself where the cache of the sample is damaged."""
+
+    @functools.wraps(method)
+    def call(self: _R, index: int, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(self, index, *args, **kwargs)
+        except (CorruptDataError, UnsupportedFormatError, RefusedError):
+            self.store.check_unchanged()
+            stored = self.numbering.locate(index)[0]
+            if not self.store.doubt(stored):
+                raise
+        self._reads.forget()
+        found = method(self, index, *args, **kwargs)
+        self.store.trust(stored)
+        return found
+
+    return call
 
 
 class PartReader:
-    """Reads parts of samples.
+    """Samples, cut into ``num_parts`` each.
 
     Attributes
     ----------
@@ -23,29 +83,104 @@ class PartReader:
         Parts of each sample: ranks of the domain.
     entities
         Those that the samples have.
+    fields
+        Names of those that are read.
     period
         Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
     subsample
-        What each epoch draws; None reads all.
+        The draw of each epoch; None reads all.
+    halo, ghosts
+        Hops, layers or a radius that ghosts are away, and how their values come: from ``"disk"`` or by ``"exchange"``.
     layers
         Of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations.
     """
 
     path: str
-    num_parts: int
+    kind: str
+    entity: str
     entities: tuple[str, ...]
+    fields: tuple[str, ...]
     period: tuple[float, ...] | None
     subsample: Subsample | None
-    layers: tuple[tuple[str, ...], ...] = ()
+    halo: float = 0
+    ghosts: str = "exchange"
+    layers: Layers = ()
+    _layers: Layers = ()  # those whose edges are read
     _infos: Mapping[str, FieldInfo]  # by the names that users type
 
+    def __init__(self, store: StoredSamples, options: ReadOptions, num_parts: int) -> None:
+        if num_parts < 1:
+            raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
+        self.store, self.options, self.num_parts = store, options, num_parts
+        self._dtype = None if options.dtype is None else np.dtype(options.dtype)
+        self._threads = ReaderThreads(options.num_threads)
+        self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")
+        self._max_bytes = CACHE_BYTES if options.cache_bytes is None else options.cache_bytes
+        self.topologies: Cache[LocalTopology] = Cache(self._max_bytes, "lru")
+        self._token = uuid.uuid4().hex  # of this data set, also where it was pickled: ranks have their own
+
+    def _number(
+        self, numbering: Numbering, infos: Mapping[str, FieldInfo], dtypes: Mapping[str, np.dtype[np.generic]]
+    ) -> None:
+        """Take in the numbers of samples, and the arrays that are read with their dtypes."""
+        self.numbering = numbering
+        with_ghosts = self.ghosts == "disk"
+        self._reads = FieldReads(numbering, infos, dtypes, with_ghosts=with_ghosts, max_bytes=self._max_bytes)
+
+    # -- contents ------------------------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples: of all stored samples, and of their times."""
+        return self.numbering.num_samples
+
+    @property
+    def num_hops(self) -> int:
+        """Hops along edges that ghosts are away; edges need at least one, for their sources."""
+        return len(self._layers)
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of an entity in each sample, ``(num_samples,)`` int64. Opens every file of raw points."""
+        self._check_entity(entity)
+        return np.array([self.sample_info(index).counts[entity] for index in range(self.num_samples)], np.int64)
+
     def info(self, name: str) -> FieldInfo:
-        """Return what there is to say of a field: entity, units, attributes, dims and dtype as it is stored."""
+        """Return the description of a field: entity, units, attributes, dims and dtype as it is stored."""
         return self._infos[self._known(name)]
 
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of a field of one sample."""
+        return self.numbering.dims(self.info(name))
+
+    def entity_dim(self, name: str) -> int:
+        """Return the place of its entity's dim among a field's dims."""
+        return self.numbering.entity_dim(self.info(name))
+
+    def dtype(self, name: str) -> np.dtype[np.generic]:
+        """Return the dtype in which a field is read."""
+        stored = np.dtype(self.info(name).dtype).newbyteorder("=")
+        return self._dtype if self._dtype is not None and stored.kind == "f" else stored
+
+    def sample_info(self, index: int) -> SampleInfo:
+        """Return the description of the stored sample that a sample is of."""
+        return self.store.sample(self.numbering.locate(index)[0])
+
     def graph_values(self, index: int) -> dict[str, Any]:
-        """Return values of a whole sample: arrays, and what JSON has. Files have none."""
-        return {}
+        """Return values of a whole sample: arrays, and JSON values. Files have none."""
+        return decode_values(self.sample_info(index).values)
+
+    def global_shape(self, name: str, index: int, *, epoch: int = 0) -> tuple[int, ...]:
+        """Return the shape of a field of one whole sample, or of the rows that ``epoch`` draws from it."""
+        shape = self.numbering.shape(self.info(name), index)
+        if self.subsample is None:
+            return shape
+        dim, num = self.entity_dim(name), self._num_drawn(index, self.info(name).entity, epoch)
+        return (*shape[:dim], num, *shape[dim + 1 :])
+
+    @sound
+    def _num_drawn(self, index: int, entity: str, epoch: int) -> int:
+        cut, access = self._opened(index)
+        return self._drawn(access, cut, index, 0, epoch).index_maps[entity].num_global
 
     def _known(self, name: str) -> str:
         if name not in self._infos:
@@ -62,7 +197,120 @@ class PartReader:
         return part
 
     def _digest(self, content: dict[str, object]) -> str:
-        """Return the digest of what decides the samples, and what is drawn of them."""
+        """Return the digest of all that decides the samples, and the rows drawn from them."""
         if self.subsample is not None:
             content["subsample"] = self.subsample.recipe
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    @sound
+    def partition_of(self, index: int) -> SamplePart:
+        """Cut a sample. Reads the few rows of index arrays that say where the parts begin, once for each stored one."""
+        return self._partition(self.numbering.locate(index)[0])[0]
+
+    def _partition(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
+        """Return how a stored sample is cut, and the plans of the reads that this took."""
+        size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
+        return self._partitions.get_or_make(stored, lambda: self._cut(stored), size, once=True)
+
+    def _cut(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
+        raise NotImplementedError
+
+    def _chunk_rows(self, stored: int) -> int:
+        """Return the rows that are drawn together as a chunk."""
+        return CHUNK_ROWS
+
+    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
+        """Read this part's edges and cells, and find its ghosts."""
+        info, radius = self.store.sample(cut.index), self.halo if self.kind == "points" else 0
+        return read_topology(access, info, cut, part, layers=self._layers, radius=radius, token=self._token)
+
+    def topology_of(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
+        """Return this part's edges and cells, and its ghosts: read, unless they are kept."""
+        make = lambda: self._topology(access, cut, part)  # noqa: E731
+        return self.topologies.get_or_make((cut.index, part), make, LocalTopology.num_bytes, once=True)
+
+    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
+        """Find the rows, edges and cells of an epoch's draw that a part holds."""
+        assert self.subsample is not None
+        info, chunk_rows = self.store.sample(cut.index), self._chunk_rows(cut.index)
+        of, is_set = {"epoch": epoch, "index": index % self.num_samples}, self.kind == "hetero"
+        draws = {
+            entity: self.subsample.draw(entity, info.counts[entity], **of, chunk_rows=chunk_rows, is_set=is_set)
+            for entity in self.subsample.counts
+        }
+        return drawn_part(access, info, cut, part, draws)
+
+    # -- planning and reading ------------------------------------------------------------------------------------
+
+    @sound
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank: index arrays by their paths in the store, and fields by name.
+
+        The rank's ghosts have to be found for it, so its edges are read. It is the plan of a first read: a later one
+        of the same stored sample finds the index arrays in memory, unless ``cache_bytes`` is too small. ``epoch``
+        matters where rows are drawn.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or rank out of range.
+        """
+        cut, access = self._opened(index)
+        first = self._partition(cut.index)[1]
+        part = self._checked_part(rank)
+        if self.subsample is None:
+            topology = self._topology(access, cut, part)
+        else:
+            topology = self._drawn(access, cut, index, part, epoch)
+        plans: dict[str, tuple[ArrayPlan, ...]] = {path: tuple(found) for path, found in first.items()}
+        for path, found in access.plans.items():
+            plans[path] = (*plans.get(path, ()), *found)
+        for name in self._arrays(cut.index):
+            plans[name] = (*plans.get(name, ()), *self._reads.plans(access, name, index, topology))
+        return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
+
+    @sound
+    def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:
+        """Read one part of a sample, or of the rows that ``epoch`` draws. Thread-safe; communicates nothing.
+
+        ``empty`` makes the arrays that are read into.
+
+        Raises
+        ------
+        IndexError, ConfigError
+            Sample or part out of range.
+        FieldMismatchError
+            A file of raw points that does not have the first one's fields.
+        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
+            The store is damaged.
+        """
+        cut, access = self._opened(index, empty)
+        self._checked_part(part)
+        if self.subsample is None:
+            topology = self.topology_of(access, cut, part)
+        else:
+            topology = self._drawn(access, cut, index, part, epoch)
+        fields = self._fields(self._reads.read(access, self._arrays(cut.index), index, topology), cut.index)
+        return LocalPart(index=index % self.num_samples, part=cut, fields=fields, stats=access.stats, **vars(topology))
+
+    def _arrays(self, stored: int) -> tuple[str, ...]:
+        """Return the arrays that the fields are read from."""
+        return self.fields
+
+    def _fields(self, arrays: dict[str, npt.NDArray[np.generic]], stored: int) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Return the fields of arrays that were read."""
+        return arrays
+
+    def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
+        """Return how the stored sample of a sample is cut, and access to it."""
+        stored = self.numbering.locate(index)[0]
+        cut = self._partition(stored)[0]
+        return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
+
+    def close(self) -> None:
+        """End the threads and close the files; the next read starts them again."""
+        self._threads.close()
+        self.store.close()
+        self._reads.forget()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
 import numpy as np
 
+from scidata.core.checks import is_int
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.meshes.hetero import is_relation
+from scidata.meshes.hetero import SEPARATOR, is_relation
 from scidata.store.format.manifest import FieldInfo
-from scidata.store.format.node_sets import sets_of
+from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.subsample import Subsample
 
+#: Of each layer of a model, in their order, the relations that it follows.
+Layers: TypeAlias = tuple[tuple[str, ...], ...]
+
 
 def checked_halo(store: Store, halo: object) -> float:
-    """Return the number of hops, or the radius, if the store has what that needs.
+    """Return the number of hops, or the radius, if the store has the edges or positions for it.
 
     Raises
     ------
@@ -23,8 +30,8 @@ def checked_halo(store: Store, halo: object) -> float:
     kind = store.manifest.kind
     numbers = int | float | np.integer | np.floating
     if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:
-        what = "a radius" if kind == "points" else "a number of hops"
-        raise ConfigError(f"halo={halo!r}: a halo of {kind} is {what}, at least 0")
+        unit = "a radius" if kind == "points" else "a number of hops"
+        raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0")
     if kind == "points":
         if halo and not _has_positions(store):
             raise ConfigError(f"{store.path}: halo={halo} is a radius, and the store has no positions")
@@ -34,6 +41,50 @@ def checked_halo(store: Store, halo: object) -> float:
     if halo and "edge" not in store.manifest.entities:
         raise ConfigError(f"{store.path}: halo={halo} needs edges, and the store has none; write it again with --edges")
     return int(halo)
+
+
+def checked_layers(store: Store, halo: Any) -> Layers:
+    """Return the layers that a halo is wide enough for: none where it is 0.
+
+    Parameters
+    ----------
+    halo
+        How many layers, each along all relations; ``{relation: how many}``, or relations one after the other, in the
+        order of the layers. Several relations of one layer are given together: ``[("a__to__b", "b__to__a"), ...]``.
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        Something else, or no such relation.
+    """
+    known = tuple(relations_of(store.manifest.samples[0]))
+    if is_int(halo) and halo >= 0:
+        return (known,) * int(halo)
+    if isinstance(halo, Mapping):
+        for name, count in halo.items():
+            if not is_int(count) or count < 0:
+                raise ConfigError(f"halo={halo!r}: {name!r} needs a number of layers, at least 0, not {count!r}")
+        return tuple(layer for name, count in halo.items() for layer in [_layer(store, name, known)] * int(count))
+    if isinstance(halo, Sequence) and not isinstance(halo, str):
+        return tuple(_layer(store, each, known) for each in halo)
+    example = known[0] if known else "grid__to__mesh"
+    raise ConfigError(
+        f"halo={halo!r}: of a graph between several node sets, a whole number of layers along all relations, or which "
+        f"relations the layers of a model follow, in their order: {{{example!r}: 1}} or [{example!r}]"
+    )
+
+
+def _layer(store: Store, given: object, known: Collection[str]) -> tuple[str, ...]:
+    """Return the relations of a layer: one, by its name or the three of it, or several."""
+    is_triple = isinstance(given, tuple) and len(given) == 3 and not any(is_relation(str(part)) for part in given)
+    several = [given] if is_triple or isinstance(given, str) else given
+    if not isinstance(several, Collection) or not several:
+        raise ConfigError(f"{store.path}: halo: a layer is a relation, or several, not {given!r}")
+    names = [SEPARATOR.join(map(str, each)) if isinstance(each, tuple) else str(each) for each in several]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"{store.path}: halo: no relation {name!r}{near_matches(name, known)}")
+    return tuple(dict.fromkeys(names))
 
 
 def checked_ghosts(ghosts: str | None, halo: float) -> str:
@@ -73,13 +124,13 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
                     f"{store.path}: subsample draws rows of {' or '.join(sets)}, not of {name!r}{follow}"
                 )
         return subsample
-    subsample.only_one(store.path)
-    drawable = [entity for entity in store.manifest.entities if entity in (store.manifest.entity, "cell")]
-    if subsample.entity not in drawable:
-        follow = "; edges follow the nodes that are drawn" if subsample.entity == "edge" else ""
+    entity = subsample.only_one(store.path)
+    drawable = [each for each in store.manifest.entities if each in (store.manifest.entity, "cell")]
+    if entity not in drawable:
+        follow = "; edges follow the nodes that are drawn" if entity == "edge" else ""
         raise UnknownNameError(
-            f"{store.path}: subsample draws rows of {' or '.join(drawable)}, not of {subsample.entity!r}"
-            f"{follow or near_matches(subsample.entity, drawable)}"
+            f"{store.path}: subsample draws rows of {' or '.join(drawable)}, not of {entity!r}"
+            f"{follow or near_matches(entity, drawable)}"
         )
     return subsample
 
@@ -88,11 +139,9 @@ def named_fields(store: Store) -> dict[str, FieldInfo]:
     """Return the fields by the names that users type: with the entity where several have a field of that name."""
     manifest = store.manifest
     infos = list(manifest.fields.values())
-    placed = [manifest.entity] if _has_positions(store) else []
-    for entity in sets_of(manifest.samples[0]) if manifest.samples else ():
-        if all(f"{entity}/pos" in sample.arrays for sample in manifest.samples):
-            placed.append(entity)
-    for entity in reversed(placed if manifest.samples else []):
+    sets = sets_of(manifest.samples[0]) if manifest.samples else ()
+    placed = [name for name in sets if all(f"{name}/pos" in sample.arrays for sample in manifest.samples)]
+    for entity in reversed(placed):
         array = manifest.samples[0].arrays[f"{entity}/pos"]
         infos.insert(0, FieldInfo(name="pos", entity=entity, dtype=array.dtype, dims=(entity, "xyz"), entity_dim=0))
     names = [info.name for info in infos]

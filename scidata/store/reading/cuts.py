@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,14 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.store.format.manifest import SampleInfo
+from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.sets import checked_costs
 
 
 def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.float64] | dict[str, float] | None:
-    """Check what the manifest alone can tell of weights.
+    """Check weights as far as the manifest alone can tell.
 
     Raises
     ------
@@ -32,7 +33,7 @@ def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.floa
     if weights is None:
         return None
     if manifest.kind == "hetero":
-        return checked_costs(store, weights)
+        return _checked_costs(store, weights)
     if isinstance(weights, Mapping):
         raise ConfigError(
             f"{store.path}: weights by set are for graphs between several node sets, not a {manifest.kind}"
@@ -71,7 +72,7 @@ def check_cut(bounds: object, weights: object, *, what: str, known: Sequence[str
 
 
 def bounds_of_sample(bounds: object, index: int) -> Any:
-    """Return what bounds, of all samples or by sample, say of one.
+    """Return the bounds of one sample, given for all or by sample.
 
     Raises
     ------
@@ -85,35 +86,99 @@ def bounds_of_sample(bounds: object, index: int) -> Any:
     return bounds[index]
 
 
-def bounds_of_rows(
-    access: RowAccess,
-    info: SampleInfo,
-    num_parts: int,
-    *,
-    explicit: Any = None,
-    weights: str | npt.NDArray[np.float64] | None = None,
-) -> IntArray:
-    """Return the bounds of the nodes or points of one sample.
+def _checked_costs(store: Store, weights: object) -> str | dict[str, float]:
+    """Return ``"edges"``, or the cost of a row of each set: 0 where none is given.
 
-    Weights that the store was written with are read from its prefix sums, one per block of rows; ``"edges"`` and
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        Something else, no such set, or no number from 0 on.
+    """
+    if weights == "edges":
+        return "edges"
+    sets = sets_of(store.manifest.samples[0])
+    if not isinstance(weights, Mapping):
+        shown = ", ".join(f"{name!r}: 1" for name in sets)
+        raise ConfigError(
+            f"{store.path}: weights of a graph between node sets are None, 'edges' or a cost by set, {{{shown}}}, not "
+            f"{weights!r}"
+        )
+    for name, cost in weights.items():
+        if name not in sets:
+            raise UnknownNameError(f"{store.path}: weights: no node set {name!r}{near_matches(str(name), sets)}")
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            raise ConfigError(f"{store.path}: weights of {name!r}: a cost is a number from 0 on, not {cost!r}")
+    return {name: float(cost) for name, cost in weights.items()}
+
+
+def cut_sample(
+    access: RowAccess, info: SampleInfo, num_parts: int, *, explicit: Any = None, weights: Any = None
+) -> dict[str, IntArray]:
+    """Return the bounds of each entity of one sample: of its rows, its node sets, its cells and its relations.
+
+    The rows are cut, and all else follows: a cell goes with the lowest of its nodes, an edge with the node that it ends
+    at. Weights that the store was written with are read from its prefix sums, one per block of rows; ``"edges"`` and
     fields otherwise from the whole array.
+
+    Parameters
+    ----------
+    explicit
+        Bounds of the rows, or by node set; None cuts by ``weights``, evenly where that is None.
 
     Raises
     ------
     ConfigError
         Bounds that do not fit the sample, or weights that are no costs of its rows.
     """
+    if isinstance(explicit, Mapping):
+        bounds = _given_bounds(info, explicit, num_parts)
+    else:
+        bounds = {info.entity: _bounds_of_rows(access, info, num_parts, explicit, weights)}
+        for name in sets_of(info):
+            if name != info.entity:
+                bounds[name] = _pointers_at(access, f"{name}/indptr", bounds[info.entity])
+    if "cell/indptr" in info.arrays:
+        bounds["cell"] = _pointers_at(access, "cell/indptr", bounds[info.entity])
+    for name, (_, _, target) in relations_of(info).items():
+        bounds[name] = _pointers_at(access, f"{folder_of_edges(name)}/indptr", bounds[target])
+    return bounds
+
+
+def _pointers_at(access: RowAccess, path: str, rows: IntArray) -> IntArray:
+    """Read the entries of sorted rows, of which some may be equal."""
+    each, back = np.unique(rows, return_inverse=True)
+    values: IntArray = access.take(path, each)[back]
+    return values
+
+
+def _given_bounds(info: SampleInfo, given: Mapping[str, Any], num_parts: int) -> dict[str, IntArray]:
+    sets = sets_of(info)
+    for name in given:
+        if name not in sets:
+            raise UnknownNameError(f"bounds: no node set {name!r}{near_matches(name, sets)}")
+    if missing := [name for name in sets if name not in given]:
+        raise ConfigError(f"bounds: none for node set {missing[0]!r}; give those of each of {', '.join(sets)}")
+    bounds = {name: explicit_bounds(given[name], info.counts[name], num_parts) for name in sets}
+    return {info.entity: np.sum([*bounds.values()], axis=0), **bounds}
+
+
+def _bounds_of_rows(access: RowAccess, info: SampleInfo, num_parts: int, explicit: Any, weights: Any) -> IntArray:
     num_rows = info.counts[info.entity]
     if explicit is not None:
         return explicit_bounds(explicit, num_rows, num_parts)
     if weights is None:
         return equal_bounds(num_rows, num_parts)
-    if isinstance(weights, str) and weights == info.settings.get("weights"):
-        marks = np.append(np.arange(0, num_rows, BLOCK_ROWS), num_rows)
-        return cut_bounds(access.rows("blocks/weight_prefix", 0, len(marks)), num_parts, rows=marks)
+    if isinstance(weights, Mapping):
+        before = np.zeros(num_rows + 1)
+        for name, cost in weights.items():
+            before += cost * access.rows(f"{name}/indptr", 0, num_rows + 1)
+        return cut_bounds(before, num_parts)
     if isinstance(weights, str):
+        if weights == info.settings.get("weights") and info.kind != "hetero":
+            marks = np.append(np.arange(0, num_rows, BLOCK_ROWS), num_rows)
+            return cut_bounds(access.rows("blocks/weight_prefix", 0, len(marks)), num_parts, rows=marks)
         if weights == "edges":
-            return cut_bounds(access.rows("csr/indptr", 0, num_rows + 1), num_parts)
+            return cut_bounds(_edges_before(access, info), num_parts)
         return cut_bounds(prefix_of(access.rows(f"{info.entity}/{weights}", 0, num_rows)), num_parts)
     num_source = info.source_counts[info.entity]
     if weights.shape != (num_source,):
@@ -121,3 +186,13 @@ def bounds_of_rows(
             f"sample {info.index} ({info.name}): weights of shape {weights.shape} for {num_source} {info.entity}s"
         )
     return cut_bounds(prefix_of(weights[access.rows(f"{info.entity}/original_id", 0, num_rows)]), num_parts)
+
+
+def _edges_before(access: RowAccess, info: SampleInfo) -> npt.NDArray[np.float64]:
+    """Return the number of edges that end at rows before each row, and of all."""
+    num_rows = info.counts[info.entity]
+    before = np.zeros(num_rows + 1)
+    for name, (_, _, target) in relations_of(info).items():
+        edges = access.rows(f"{folder_of_edges(name)}/indptr", 0, info.counts[target] + 1)
+        before += edges if target == info.entity else edges[access.rows(f"{target}/indptr", 0, num_rows + 1)]
+    return before

@@ -28,7 +28,7 @@ class FieldReads:
     Parameters
     ----------
     infos, dtypes
-        By the names that users type; dtypes as read.
+        By the names that users type; dtypes as read, where values do not stay as they are decoded.
     with_ghosts
         Whether the rows of ghosts are read, too.
     max_bytes
@@ -49,7 +49,7 @@ class FieldReads:
         self._shared: Cache[npt.NDArray[np.generic]] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
 
     def forget(self) -> None:
-        """Let go of what is kept."""
+        """Let go of all plans and values."""
         self._plans.clear()
         self._shared.clear()
 
@@ -74,7 +74,7 @@ class FieldReads:
         if len(known) < len(rest):  # sizes and indexes of files take round trips, too, before those of the values
             found |= self._side_by_side(rest, access, index, topology)
             return {name: found[name] for name in names}
-        values = access.run_each([(plan.job, self._dtypes[name]) for name, plan in known.items()])
+        values = access.run_each([(plan.job, self._dtypes.get(name)) for name, plan in known.items()])
         for (name, plan), each in zip(known.items(), values, strict=True):
             found[name] = self._finished(each, name, plan, topology)
         return {name: found[name] for name in names}
@@ -126,19 +126,19 @@ class FieldReads:
         rows, dim = topology.index_maps[info.entity], self._numbering.entity_dim(info)
         shape = list(self._numbering.shape(info, index))
         shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
-        return math.prod(shape) * self._dtypes[name].itemsize <= self._shared.max_size
+        return math.prod(shape) * np.dtype(self._dtypes.get(name)).itemsize <= self._shared.max_size
 
     def _read_drawn(
         self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]
     ) -> npt.NDArray[np.generic]:
         dim = self._infos[name].entity_dim
-        values = access.run_gather(self._gather(access, name, index, rows), self._dtypes[name], dim=dim)
+        values = access.run_gather(self._gather(access, name, index, rows), self._dtypes.get(name), dim=dim)
         return self._shaped(values, name, self._numbering.shape(self._infos[name], index))
 
     def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
         """Read owned rows and ghosts."""
         found = self._field_plan(access, name, index, topology)
-        return self._finished(access.run_each([(found.job, self._dtypes[name])])[0], name, found, topology)
+        return self._finished(access.run_each([(found.job, self._dtypes.get(name))])[0], name, found, topology)
 
     def _known(self, name: str, index: int, topology: LocalTopology) -> FieldPlan | None:
         part = topology.index_maps[self._infos[name].entity].part
@@ -158,7 +158,7 @@ class FieldReads:
     def _finished(
         self, values: npt.NDArray[np.generic], name: str, found: FieldPlan, topology: LocalTopology
     ) -> npt.NDArray[np.generic]:
-        """Drop the dims that a sample does not have, and what was read between ghosts."""
+        """Drop the dims that a sample does not have, and the rows that were read between ghosts."""
         info, pick = self._infos[name], found.pick
         values = self._shaped(values, name, found.shape)
         if pick is None:

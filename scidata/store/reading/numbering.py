@@ -1,4 +1,4 @@
-"""Which sample has which number, and what it keeps of the dims besides its entity's: times and levels. Pure metadata.
+"""Numbers of samples, and the times and levels that each has of fields' other dims. Pure metadata.
 
 A stored sample is one topology. Where its fields have a time, each of its times is a sample of its own.
 """
@@ -21,6 +21,7 @@ from scidata.errors import ConfigError, FieldMismatchError, SciDataError, Unknow
 from scidata.sources.cf import names_time
 from scidata.store.format.manifest import FieldInfo, StoredMoments, merge_statistics, statistics_of
 from scidata.store.format.store import Store
+from scidata.store.reading.rows import StoredSamples
 
 #: The dim that ``scidata partition --mesh`` makes of fields that lie in several files and have no time.
 _JOINED = "sample"
@@ -42,12 +43,12 @@ class Numbering:
         Number of the first sample of each stored one, and of all samples.
     """
 
-    store: Store
-    sample_dim: str | None
-    steps: tuple[int, ...]
-    isel: Mapping[str, Any]
+    store: StoredSamples
     firsts: Sequence[int]
-    _sizes: tuple[int, ...] = field(repr=False)  # rows along sample_dim of each stored sample
+    sample_dim: str | None = None
+    steps: tuple[int, ...] = (0,)
+    isel: Mapping[str, Any] = field(default_factory=dict)
+    _sizes: tuple[int, ...] = field(default=(), repr=False)  # rows along sample_dim of each stored sample
 
     @property
     def num_samples(self) -> int:
@@ -113,7 +114,7 @@ class Numbering:
         return tuple(n for i, n in enumerate(counts) if not self._dropped(info, i))
 
     def segments(self, info: FieldInfo, index: int) -> Selection:
-        """Return what a sample has of each dim of the stored field: all rows of the entity's."""
+        """Return a sample's rows along each dim of the stored field: all those of the entity's."""
         shape = self.store.sample(self.locate(index)[0]).arrays[info.path].shape
         return tuple(
             segments_of_slice(
@@ -132,7 +133,7 @@ class Numbering:
         tail = range(info.entity_dim + 1, len(info.dims))
         if not any(info.dims[i] == self.sample_dim or info.dims[i] in self.isel for i in tail):
             return figures
-        shape = tuple(self.store.manifest.samples[0].arrays[info.path].shape[i] for i in tail)
+        shape = tuple(self.store.sample(0).arrays[info.path].shape[i] for i in tail)
         parts = _as_arrays(figures, shape)
         for axis in reversed(range(len(tail))):
             dim = info.dims[tail[axis]]
@@ -148,7 +149,7 @@ class Numbering:
         return statistics_of(parts)
 
     def describe(self, infos: Sequence[FieldInfo]) -> list[object]:
-        """Return what decides the samples of some fields, as plain values for a digest."""
+        """Return all that decides the samples of some fields, as plain values for a digest."""
         kept = None if self.sample_dim is None else self.isel.get(self.sample_dim, slice(None))
         times = [] if kept is None else [_kept_rows(kept, size).tolist() for size in self._sizes]
         some = self.num_samples > 0

@@ -1,4 +1,4 @@
-"""How one sample of irregular data is cut, and what one rank read of it. No torch."""
+"""The cut of one sample of irregular data, and the part that one rank read of it. No torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LocalTopology:
     identity: Identity | None = None
 
     def num_bytes(self) -> int:
-        """Return its memory; who owns the ghosts is found later, and counted."""
+        """Return its memory, with the owners of ghosts, which are found later."""
         cells = () if self.cells is None else vars(self.cells).values()
         arrays = [*self.relations.values(), *self.far_relations.values(), *cells]
         maps = sum(2 * rows.bounds.nbytes + 2 * rows.ghosts.nbytes for rows in self.index_maps.values())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, segments_of_slice
-from scidata.core.passes import PASS_BYTES, merged_blocks
+from scidata.core.passes import PASS_BYTES, FieldPass, merged_blocks
 from scidata.core.types import IntArray
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.manifest import FieldInfo
@@ -19,7 +19,7 @@ from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess
 
 
-class StorePass:
+class StorePass(FieldPass):
     """One part's rows of one field, over some samples; see :class:`~scidata.core.passes.FieldPass`.
 
     Parameters
@@ -29,10 +29,8 @@ class StorePass:
     samples
         ``(num,)`` int64. Each time of a stored sample counts once; a field without times once a stored sample.
     part, num_parts, cut
-        Which part, of how many, and what cuts a stored sample.
+        The number of the part, of how many, and the function that cuts a stored sample.
     """
-
-    num_skipped = 0  # a store knows no times
 
     def __init__(
         self,
@@ -109,18 +107,8 @@ class StorePass:
     def _crop(self, dim: str) -> Any:
         return self._numbering.isel.get(dim, slice(None))
 
-    def places(self, tile: int, dim: str) -> IntArray:
-        """Return which of the whole field's rows along ``dim`` a tile has: all of them."""
-        return np.arange(self.size(dim), dtype=np.int64)
-
     def size(self, dim: str) -> int:
         """Return how many rows the field has along a dim other than its entity's."""
         axis = self._info.dims.index(dim)
         stored = int(self._stored[0]) if len(self._stored) else 0
         return num_rows_of(segments_of_slice(self._crop(dim), self._shape(stored)[axis]))
-
-    def labels(self, dim: str) -> None:
-        """Return None: a store labels nothing."""
-
-    def span(self) -> None:
-        """Return None: a store labels no times."""

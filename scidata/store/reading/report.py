@@ -17,7 +17,7 @@ from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
 
-_NEIGHBOURS = 6  # of points without edges: what a network or an interpolation would join
+_NEIGHBOURS = 6  # of points without edges: as many as a network or an interpolation would join
 _MANY_POINTS = 2_000_000  # beyond it neighbours take minutes to find
 
 
@@ -37,7 +37,7 @@ class FieldReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReport:
-    """One sample: rows of each entity, decoded bytes, and what whoever made it should know."""
+    """One sample: rows of each entity, decoded bytes, and notes for its maker."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""Reads rows of a stored sample's arrays, near ones together, and keeps the plans of what it reads."""
+"""Reads rows of a stored sample's arrays, near ones together, and keeps the plans of its reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
 from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ
-from scidata.store.format.store import Store
+from scidata.store.format.manifest import SampleInfo
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.
 MAX_GAP = 64
@@ -27,7 +27,7 @@ MAX_GAP = 64
 # Between two scattered rows: a run costs 10-20 µs to plan and copy, as much as these (measured).
 _MAX_GAP_BYTES = 8 << 10
 _FEW = 16  # segments that are worth objects of their own
-_SCRATCH_BYTES = 16 << 20  # scattered rows are read with what lies between, in windows of this size
+_SCRATCH_BYTES = 16 << 20  # scattered rows are read with those between them, in windows of this size
 
 #: Segments of every dim of an array, of which that of the rows is not looked at; None: all.
 Others: TypeAlias = Sequence[Segments] | None
@@ -44,7 +44,7 @@ class Runs:
     Attributes
     ----------
     starts, stops
-        ``(num_runs,)`` int64: what is read.
+        ``(num_runs,)`` int64: the ranges that are read.
     pick
         Where the wanted rows lie among those that are read; None where all are wanted.
     """
@@ -74,15 +74,32 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
 
 
 class FieldPlan(NamedTuple):
-    """How a part's rows of a field are read: planned, where ghosts lie among what it brings, the sample's shape."""
+    """The read of a part's rows of a field, the places of ghosts among the rows it brings, and the sample's shape."""
 
     job: Job
     pick: IntArray | None
     shape: tuple[int, ...]
 
     def num_bytes(self) -> int:
-        """Return about what it takes."""
+        """Return about how much memory it takes."""
         return self.job.plan.num_bytes + (0 if self.pick is None else self.pick.nbytes)
+
+
+class StoredSamples(Protocol):
+    """Samples whose arrays have rows: those of a :class:`~scidata.store.format.store.Store`, or files of points."""
+
+    path: str
+
+    @property
+    def is_remote(self) -> bool: ...  # noqa: D102
+    def sample(self, index: int) -> SampleInfo: ...  # noqa: D102
+    def source(self, index: int) -> Source: ...  # noqa: D102
+    def array(self, index: int, path: str) -> ArrayLayout: ...  # noqa: D102
+    def job(self, index: int, plan: ArrayPlan) -> Job: ...  # noqa: D102
+    def check_unchanged(self) -> None: ...  # noqa: D102
+    def doubt(self, index: int) -> bool: ...  # noqa: D102
+    def trust(self, index: int) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class RowAccess:
@@ -96,7 +113,9 @@ class RowAccess:
         Of everything that was read.
     """
 
-    def __init__(self, store: Store, index: int, executor: Executor | None = None, empty: Empty = np.empty) -> None:
+    def __init__(
+        self, store: StoredSamples, index: int, executor: Executor | None = None, empty: Empty = np.empty
+    ) -> None:
         self._store, self._index, self._executor, self.empty = store, index, executor, empty
         self.plans: dict[str, list[ArrayPlan]] = {}
         self.stats = NO_READ
@@ -143,15 +162,15 @@ class RowAccess:
         return plan
 
     def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-        """Read what a plan of this object says, in native byte order or as ``dtype``."""
-        return self.run_each([(self.job(plan, dtype), dtype)])[0]
+        """Run a plan of this object; return values in native byte order or as ``dtype``."""
+        return self.run_each([(self.job(plan), dtype)])[0]
 
-    def job(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> Job:
-        """Return a plan of this object as what can be run any number of times, to read as ``dtype`` too."""
-        return Job(plan, self.source)
+    def job(self, plan: ArrayPlan) -> Job:
+        """Return a plan of this object as work that can be done any number of times."""
+        return self._store.job(self._index, plan)
 
     def run_each(self, jobs: Sequence[tuple[Job, npt.DTypeLike | None]]) -> list[npt.NDArray[Any]]:
-        """Read what jobs say, each as a dtype: behind a URL all that they ask for is on its way at once."""
+        """Run jobs, each into its dtype: behind a URL all their requests are on their way at once."""
         reads = [(job, self._empty(job.plan, job.dtype if d is None else np.dtype(d))) for job, d in jobs]
         self.stats += read_plans(reads, executor=self._executor)
         return [out for _, out in reads]
@@ -176,15 +195,15 @@ class RowAccess:
     def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> GatherPlan:
         """Plan a read of scattered rows along ``dim``: sorted ids, each once.
 
-        No chunk is fetched twice; where rows lie close, what is between them is read along and dropped, a window at a
-        time, so that memory follows the rows that are wanted.
+        No chunk is fetched twice. Rows between close ones are read along and dropped, a window at a time, so that
+        memory follows the rows that are wanted.
         """
         layout = self.layout(path)
         chunk = max(1, layout.chunks[dim])
         row_nbytes = max(1, layout.nbytes // max(1, layout.shape[dim]))
         step = max(1, math.prod(layout.shape[dim + 1 :]) * layout.dtype.itemsize)
         gaps = np.diff(ids)
-        # chunks that are decoded come whole: what lies between rows of one or of neighbouring ones costs nothing
+        # chunks that are decoded come whole: rows between those of one or of neighbouring chunks cost nothing
         apart = np.diff(ids // chunk) > 1 if layout.codecs else gaps > max(MAX_GAP, _MAX_GAP_BYTES // step)
         if bool((apart | (gaps == 1)).all()):
             windows = [ids]  # nothing to drop
@@ -211,7 +230,7 @@ class RowAccess:
         return steps
 
     def run_gather(self, gather: GatherPlan, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
-        """Read what :meth:`plan_gather` planned, C-contiguous."""
+        """Run a plan of :meth:`plan_gather`; the rows are C-contiguous."""
         parts = []
         for plan, pick in gather:
             values = self.run(plan, dtype)

@@ -23,9 +23,9 @@ class StagedStore:
         Parts of which something was fetched, of which all was kept before, and those from the first that does not fit
         on.
     nbytes, bytes_written
-        What the first two take on disk, what several share counted once; and how much of it is new.
+        Bytes on disk of the first two, entries that several share counted once; and how many of them are new.
     bytes_fetched
-        What was asked of the store.
+        Bytes requested of the store.
     """
 
     written: int = 0
@@ -47,7 +47,7 @@ class StoreStaging:
 
     def __init__(self, reader: StoreReader, ranks: Sequence[int]) -> None:
         if reader.store.kept is None:
-            raise ConfigError(f"{reader.path}: staging needs a reader that keeps what it reads")
+            raise ConfigError(f"{reader.path}: staging needs a reader with a cache")
         self._reader, self._ranks, self._kept = reader, tuple(ranks), reader.store.kept
         self._start = f"{self._kept.url()}/"
         self._use = Use()
@@ -60,7 +60,7 @@ class StoreStaging:
         return self._reader.num_samples * len(self._ranks)
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
-        """Fill in what is not there; call ``tick`` for each part that is done, in this thread.
+        """Fetch the missing blocks; call ``tick`` for each part that is done, in this thread.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class StoreStaging:
         )  # fmt: skip
 
     def _stage(self, index: int, rank: int) -> str:
-        """Have one part kept; return what became of it."""
+        """Have one part kept; return which of the counts it belongs to."""
         if self._is_full:
             return "left"
         disk = self._kept.disk
@@ -121,7 +121,7 @@ class StoreStaging:
         return "written" if missing or stats.num_reads else "there"
 
     def _end(self, index: int) -> None:
-        """Let go of what tells a stored sample's entries apart, after its last part."""
+        """Forget the entries of a stored sample after its last part."""
         folder = self._reader.sample_info(index).folder
         self._to_come[folder] -= 1
         if not self._to_come[folder]:

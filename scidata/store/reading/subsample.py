@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,62 +34,50 @@ class Subsample:
 
     Attributes
     ----------
-    entity
-        Whose rows are drawn.
-    num_rows
-        How many. A sample that has no more gives all of them.
+    counts
+        Rows to draw, by entity: of one, or of some node sets. A sample that has no more gives all of them.
     block
         Rows that are drawn together, or ``"chunk"``.
     seed
         Of the random stream, 0 or more.
-    others
-        Of a graph between several node sets: further sets, and how many rows.
     """
 
-    entity: str
-    num_rows: int
+    counts: Mapping[str, int]
     block: int | str = 1
     seed: int = 0
-    others: tuple[tuple[str, int], ...] = ()
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many rows are drawn of each entity that is named."""
-        return {self.entity: self.num_rows, **dict(self.others)}
-
-    def only_one(self, where: str) -> Subsample:
-        """Return it, where it draws rows of one entity.
+    def only_one(self, where: str) -> str:
+        """Return the entity whose rows are drawn.
 
         Raises
         ------
         ConfigError
             It names several.
         """
-        if self.others:
+        if len(self.counts) > 1:
             raise ConfigError(
                 f"{where}: subsample={self.counts}: expected one entity and a number of rows, {{'point': 100_000}}; "
                 "several are the node sets of a graph between several"
             )
-        return self
+        return next(iter(self.counts))
 
-    def draw_of_set(self, name: str, num_rows: int, *, epoch: int, index: int, chunk_rows: int) -> Draw:
-        """Return the draw of one epoch from one node set of a sample, which is independent of that of the others."""
-        one = replace(self, num_rows=self.counts[name]).draw(num_rows, epoch=epoch, index=index, chunk_rows=chunk_rows)
-        return replace(one, key=(*one.key, zlib.crc32(name.encode())))
-
-    def draw(self, num_rows: int, *, epoch: int, index: int, chunk_rows: int) -> Draw:
-        """Return the draw of one epoch from one sample of ``num_rows`` rows."""
+    def draw(
+        self, entity: str, num_rows: int, *, epoch: int, index: int, chunk_rows: int, is_set: bool = False
+    ) -> Draw:
+        """Return the draw of one epoch from one sample of ``num_rows`` rows; each node set has a stream of its own."""
         block = chunk_rows if self.block == CHUNK else int(self.block)
-        return Draw(num_global=num_rows, num_wanted=self.num_rows, block=max(1, block), key=(self.seed, epoch, index))
+        key = (self.seed, epoch, index, *([zlib.crc32(entity.encode())] if is_set else []))
+        return Draw(num_global=num_rows, num_wanted=self.counts[entity], block=max(1, block), key=key)
 
     @property
     def recipe(self) -> list[object]:
         """What decides the draws, as plain values."""
-        return [self.entity, self.num_rows, self.block, self.seed, *map(list, self.others)]
+        (entity, num_rows), *others = self.counts.items()
+        return [entity, num_rows, self.block, self.seed, *map(list, others)]
 
 
 def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, seed: int) -> Subsample | None:
-    """Check what the user asks for; None where nothing is drawn.
+    """Check the user's choice; None where nothing is drawn.
 
     Raises
     ------
@@ -112,11 +100,8 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
         raise ConfigError(f"subsample_block={block!r}: expected a number of rows, at least 1, or {CHUNK!r}")
     if not is_int(seed) or not 0 <= seed < _MAX_WORD:
         raise ConfigError(f"subsample_seed={seed!r}: expected an integer from 0 to 2**64 - 1")
-    (entity, num_rows), *others = ((name, int(num)) for name, num in subsample.items())
-    return Subsample(
-        entity=entity, num_rows=num_rows, block=block if block == CHUNK else int(block), seed=int(seed),
-        others=tuple(others),
-    )  # fmt: skip
+    counts = {name: int(num) for name, num in subsample.items()}
+    return Subsample(counts=counts, block=block if block == CHUNK else int(block), seed=int(seed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +117,7 @@ class Draw:
     block
         Rows drawn together: blocks begin at its multiples.
     key
-        Seed, epoch and index of the sample; of a node set also what its name gives.
+        Seed, epoch and index of the sample; of a node set also a number made of its name.
     """
 
     num_global: int

@@ -2,61 +2,200 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
 import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
 
 from scidata.core.index_map import IndexMap
+from scidata.core.types import IntArray
+from scidata.meshes.order.ids import NodeIds, ranges
+from scidata.meshes.order.neighbours import wrapped
 from scidata.store.format.manifest import SampleInfo
-from scidata.store.reading.ghosts import HopGhosts, hop_ghosts, radius_ghosts
+from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
+from scidata.store.format.write import BLOCK_ROWS, search_space
+from scidata.store.reading.choices import Layers
 from scidata.store.reading.part import Identity, LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
 
+_FINE_ROWS = 64  # of a part, in one of the boxes that blocks are held against
+
+#: Rows, sources and targets of edges.
+_Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
+
 
 def read_topology(
-    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, *, num_hops: int, radius: float, token: str
+    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, *, layers: Layers, radius: float, token: str
 ) -> LocalTopology:
     """Read a part's edges and cells, and find its ghosts.
 
+    A part holds all that it needs to compute its rows through some layers without exchange. From the last layer back:
+    to know some rows after a layer, their edges of its relations are needed, and before it the rows where these begin.
+    A set's ghosts are the rows needed of it before the first layer, and the sources of all edges that end at owned
+    rows: so that one exchange of a set's rows serves all relations, too.
+
+    In a chain of nodes 0 1 2 3 with edges from each to the next, of which a part owns node 3, two layers need nodes 2
+    and 1: the part's own edge is 2 to 3, and its far one 1 to 2.
+
     Parameters
     ----------
-    num_hops
-        Along edges, that ghosts are away.
+    layers
+        Of each layer, its relations.
     radius
         Of points: their ghosts are all rows within it; 0 where there is none.
     token
         Names the data set, for the keys of the index maps.
     """
-    entity = cut.entity
-    start, stop = cut.owned(entity, part)
-    found = [np.empty(0, np.int64)]
-    hops: HopGhosts | None = None
-    if "edge" in info.counts:
-        hops = hop_ghosts(access, start, stop, num_hops)
-        found.append(hops.nodes)
+    ends = {name: (source, target) for name, (source, _, target) in relations_of(info).items()}
+    own = {name: _own_edges(access, cut, part, name, target) for name, (_, target) in ends.items()}
+    far: dict[str, list[_Edges]] = {name: [] for name in ends}
+    reached = {name: [_others(cut, part, ends[name][0], src)] for name, (src, _) in own.items()}
+    none = np.empty(0, np.int64)
+    needed = dict.fromkeys(sets_of(info), none)  # rows of others, of each set
+    complete = dict.fromkeys(ends, none)  # of the target's, those all of whose edges are here
+    for layer in reversed(layers):
+        sources: dict[str, list[NodeIds]] = {name: [rows] for name, rows in needed.items()}
+        for name in layer:
+            source, target = ends[name]
+            new = np.setdiff1d(needed[target], complete[name], assume_unique=True)
+            if len(new):
+                far[name].append(_edges_into(access, new, folder_of_edges(name)))
+                reached[name].append(_others(cut, part, source, far[name][-1][1]))
+                complete[name] = needed[target]
+            sources[source] += reached[name]
+        needed = {name: np.unique(np.concatenate(rows)) for name, rows in sources.items()}
+    ghosts: dict[str, list[NodeIds]] = {name: [rows] for name, rows in needed.items()}
+    for name, (source, _) in ends.items():
+        ghosts[source].append(reached[name][0])
     if radius:
-        sphere = info.block_space == "unit_sphere"
-        rows = info.counts[entity]
-        path = f"{entity}/pos"
-        found.append(radius_ghosts(access, path, start, stop, rows, radius, on_sphere=sphere, period=info.period))
-    has_cells = "cell/indptr" in info.arrays
-    if has_cells:
-        first, last = cut.owned("cell", part)
-        offsets = access.rows("cell/offsets", first, last + 1)
-        corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1])).astype(np.int64)
-        types = access.rows("cell/type", first, last)
-        found.append(corners[(corners < start) | (corners >= stop)])
-    ghosts = dict.fromkeys(cut.bounds, np.empty(0, np.int64))
-    ghosts[entity] = np.unique(np.concatenate(found))
-    if hops is not None:
-        ghosts["edge"] = hops.far_edges
+        ghosts[cut.entity].append(_radius_ghosts(access, info, *cut.owned(cut.entity, part), radius))
+    cells = _own_cells(access, cut, part) if "cell/indptr" in info.arrays else None
+    if cells is not None:
+        ghosts[cut.entity].append(_others(cut, part, cut.entity, cells.connectivity))
+    ordered = {name: _by_row(steps) for name, steps in far.items()}
+    held: dict[str, IntArray] = {name: np.unique(np.concatenate(rows)) for name, rows in ghosts.items()}
+    held |= {name: rows for name, (rows, _, _) in ordered.items()}
     maps = {
-        name: IndexMap(bounds=bounds, part=part, ghosts=ghosts[name], key=(token, cut.index, part, name))
+        name: IndexMap(bounds=bounds, part=part, ghosts=held.get(name, none), key=(token, cut.index, part, name))
         for name, bounds in cut.bounds.items()
     }
-    nodes = maps[entity]
-    edges, far, cells = {}, {}, None
-    if hops is not None:
-        edges["edge"] = np.stack([nodes.to_local(hops.src), nodes.to_local(hops.dst)])
-        far["edge"] = np.stack([nodes.to_local(hops.far_src), nodes.to_local(hops.far_dst)])
-    if has_cells:
-        cells = LocalCells(offsets=offsets - offsets[0], connectivity=nodes.to_local(corners), types=types)
-    return LocalTopology(index_maps=maps, relations=edges, far_relations=far, cells=cells, identity=Identity())
+    relations, far_relations = {}, {}
+    for name, (source, target) in ends.items():
+        relations[name] = np.stack([maps[source].to_local(own[name][0]), own[name][1]])
+        _, src, dst = ordered[name]
+        far_relations[name] = np.stack([maps[source].to_local(src), maps[target].to_local(dst)])
+    if cells is not None:
+        cells = replace(cells, connectivity=maps[cut.entity].to_local(cells.connectivity))
+    return LocalTopology(
+        index_maps=maps, relations=relations, far_relations=far_relations, cells=cells, identity=Identity()
+    )
+
+
+def _own_edges(access: RowAccess, cut: SamplePart, part: int, name: str, target: str) -> tuple[NodeIds, IntArray]:
+    """Read the sources of the edges that end at owned rows, and these rows, counted from the part's first."""
+    (first, last), folder = cut.owned(target, part), folder_of_edges(name)
+    indptr = access.rows(f"{folder}/indptr", first, last + 1)
+    src = access.rows(f"{folder}/src", int(indptr[0]), int(indptr[-1]))
+    return src, np.repeat(np.arange(last - first, dtype=np.int64), np.diff(indptr))
+
+
+def _own_cells(access: RowAccess, cut: SamplePart, part: int) -> LocalCells:
+    """Read the cells that a part owns, with the store's nodes."""
+    first, last = cut.owned("cell", part)
+    offsets = access.rows("cell/offsets", first, last + 1)
+    corners = access.rows("cell/connectivity", int(offsets[0]), int(offsets[-1]))
+    return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", first, last))
+
+
+def _edges_into(access: RowAccess, nodes: IntArray, folder: str) -> _Edges:
+    """Read the edges that end at some nodes, sorted ids, at least one."""
+    # an id and the next: neighbours share a row, so the ranges are made disjoint first
+    cut = np.flatnonzero(np.diff(nodes) > 1) + 1
+    heads, tails = nodes[np.concatenate([[0], cut])], nodes[np.append(cut, len(nodes)) - 1]
+    rows = access.ranges(f"{folder}/indptr", heads, tails + 2)
+    lengths = tails - heads + 1
+    at = ranges(np.cumsum(lengths + 1) - lengths - 1, np.cumsum(lengths + 1) - 1)
+    first, last = rows[at], rows[at + 1]
+    found = access.ranges(f"{folder}/src", first, last)
+    return ranges(first, last), found, np.repeat(nodes, last - first)
+
+
+def _others(cut: SamplePart, part: int, name: str, rows: NodeIds) -> IntArray:
+    """Return those rows of a set that others own, sorted, each once."""
+    start, stop = cut.owned(name, part)
+    return np.unique(rows[(rows < start) | (rows >= stop)]).astype(np.int64)
+
+
+def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:
+    """Return edges that were found step by step, in the order of their rows."""
+    rows, src, dst = (np.concatenate([np.empty(0, np.int64), *(step[i] for step in steps)]) for i in range(3))
+    order = np.argsort(rows)
+    return rows[order], src[order], dst[order]
+
+
+def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, radius: float) -> IntArray:
+    """Return the rows outside ``[start, stop)`` at most ``radius`` away from one inside, sorted.
+
+    The bounding boxes of blocks say which rows can be: only their positions are read. Distances are those of the
+    nearest images where the domain wraps; on a sphere the radius is an angle in degrees.
+    """
+    path, num_rows, on_sphere = f"{info.entity}/pos", info.counts[info.entity], info.block_space == "unit_sphere"
+    if start == stop or stop - start == num_rows:
+        return np.empty(0, np.int64)
+    reach = float(2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2)) if on_sphere else float(radius)
+    own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
+    images, width = wrapped(own, info.period)
+    tree = cKDTree(images, boxsize=width if width.any() else None)
+    boxes = access.rows("blocks/bbox", 0, -(-num_rows // BLOCK_ROWS))
+    blocks = np.arange(len(boxes), dtype=np.int64)
+    blocks = blocks[(blocks * BLOCK_ROWS < start) | (np.minimum((blocks + 1) * BLOCK_ROWS, num_rows) > stop)]
+    near = blocks[_near(boxes[blocks], own, tree, reach, width)]
+    starts, stops = near * BLOCK_ROWS, np.minimum((near + 1) * BLOCK_ROWS, num_rows)
+    # a block that the part's bounds cut has rows before or after them
+    first = np.concatenate([starts, np.maximum(starts, stop)])
+    last = np.concatenate([np.minimum(stops, start), stops])
+    some = last > first
+    first, last = first[some], last[some]
+    rows = ranges(first, last)
+    points = search_space(access.ranges(path, first, last), on_sphere=on_sphere)
+    if not len(rows):
+        return rows
+    distance = tree.query(wrapped(points, info.period)[0], distance_upper_bound=np.nextafter(reach, np.inf))[0]
+    within: IntArray = rows[distance <= reach]
+    return within
+
+
+def _near(
+    boxes: npt.NDArray[Any],
+    points: npt.NDArray[np.float64],
+    tree: cKDTree,
+    reach: float,
+    width: npt.NDArray[np.float64],
+) -> npt.NDArray[np.bool_]:
+    """Say which boxes can hold a point at most ``reach`` away from one of ``points``, those of the tree."""
+    if not len(boxes):
+        return np.empty(0, np.bool_)
+    center, half = boxes.mean(axis=1), np.linalg.norm(boxes[:, 1] - boxes[:, 0], axis=1) / 2
+    slack = 1e-9 * (float(np.abs(boxes).max()) + reach)  # rounding
+    near: npt.NDArray[np.bool_] = tree.query(wrapped(center, width)[0])[0] <= reach + half + slack
+    # balls about boxes are too large: those that are left are held against small boxes of the part's own points
+    starts = np.arange(0, len(points), _FINE_ROWS)
+    low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
+    for i in np.flatnonzero(near):
+        gaps = _gaps(low, high, boxes[i], width)
+        near[i] = np.sqrt((gaps * gaps).sum(axis=1).min()) <= reach + slack
+    return near
+
+
+def _gaps(
+    low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], box: npt.NDArray[Any], width: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return how far boxes lie from ``box`` along each coordinate, or from its nearest image; 0 where they meet."""
+    apart = np.abs((low + high) / 2 - box.mean(axis=0))
+    wraps = width > 0
+    apart[:, wraps] = np.abs(apart[:, wraps] - width[wraps] * np.round(apart[:, wraps] / width[wraps]))
+    gaps: npt.NDArray[np.float64] = np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)
+    return gaps

@@ -12,7 +12,7 @@ from scidata.core.index_map import IndexMap
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
-from scidata.meshes.order.csr import csr_from_edges, grow_ghosts, symmetrise
+from scidata.meshes.order.csr import csr_from_edges, symmetrise
 from scidata.meshes.order.cuts import cut_bounds, prefix_of
 from scidata.meshes.order.hilbert import order_hilbert
 from scidata.meshes.order.ids import low_ids, pair_keys
@@ -92,31 +92,6 @@ def test_parts_of_a_csr_cover_the_edges_and_their_ghosts_are_the_sources_not_own
         local = index_map.to_local(csr.src[edges])
         assert index_map.to_global(local).tolist() == csr.src[edges].tolist()
     assert sorted(seen) == list(range(len(src)))
-
-
-@settings(deadline=None)
-@given(graphs(), st.data(), st.integers(0, 5))
-def test_ghosts_are_those_of_repeated_search(graph, data, num_hops):
-    src, dst, num_nodes = graph
-    csr = csr_from_edges(src, dst, num_nodes)
-    start = data.draw(st.integers(0, num_nodes))
-    stop = data.draw(st.integers(start, num_nodes))
-    reached = set(range(start, stop))
-    for _ in range(num_hops):
-        reached |= {int(s) for s, d in zip(src, dst, strict=True) if int(d) in reached}
-    expected = sorted(reached - set(range(start, stop)))
-    asked = []
-
-    def sources_of(nodes):
-        asked.extend(nodes.tolist())
-        return np.concatenate([csr.src[csr.indptr[n] : csr.indptr[n + 1]] for n in nodes] + [csr.src[:0]])
-
-    own = csr.src[csr.indptr[start] : csr.indptr[stop]]
-    ghosts = grow_ghosts(own, sources_of, start, stop, num_hops)
-    assert ghosts.dtype == np.int64
-    assert ghosts.tolist() == expected
-    assert len(asked) == len(set(asked))  # no row is read twice
-    assert not set(asked) & set(range(start, stop))
 
 
 @settings(deadline=None)

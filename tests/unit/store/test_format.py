@@ -86,11 +86,13 @@ def make_sample(num_rows: int = 1500, *, seed: int = 0, index: int = 0, num_samp
             original_id=by_owner,
             indptr=np.searchsorted(sorted_cells.min(axis=1), np.arange(num_rows + 1)).astype(np.int64),
         ),
-        edges=CSR(
-            indptr=np.searchsorted(pairs[:, 0], np.arange(num_rows + 1)).astype(np.int64),
-            src=pairs[:, 1],
-            edge_id=edge_id,
-        ),
+        relations={
+            "edge": CSR(
+                indptr=np.searchsorted(pairs[:, 0], np.arange(num_rows + 1)).astype(np.int64),
+                src=pairs[:, 1],
+                edge_id=edge_id,
+            )
+        },
         fields=tuple(values.values()),
         recipe="r",
         settings={"order": "hilbert"},
@@ -205,7 +207,6 @@ class TestRoundTrip:
             pos=rng.random((num_rows, 3)),
             weights=None,
             cells=None,
-            edges=None,
             fields=(field_of("p", rng.random(num_rows), "point"),),
             recipe="r",
         )
@@ -232,7 +233,6 @@ class TestRoundTrip:
             pos=pos,
             weights=None,
             cells=None,
-            edges=None,
             fields=(),
             recipe="r",
         )
@@ -590,7 +590,7 @@ def read(box):
     return np.zeros([s.stop - s.start for s in box])
 order = np.random.default_rng(0).permutation(num_rows)
 sample = OrderedSample(index=0, num_samples=1, name="s", kind="points", entity="point", on_sphere=False, order=order,
-    pos=np.zeros((num_rows, 2)), weights=None, cells=None, edges=None, fields=(), recipe="")
+    pos=np.zeros((num_rows, 2)), weights=None, cells=None, fields=(), recipe="")
 write_sample(path, sample)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 big = dataclasses.replace(sample, index=1, fields=(FieldData(info=info, shape=shape, read=read),))

@@ -22,7 +22,7 @@ import torch
 
 import scidata
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, RefusedError, SciDataError
-from scidata.store.format import places as places_module
+from scidata.sources.zarr import tree
 from scidata.store.format import store as store_module
 from scidata.store.format.manifest import digest_of, dump_json
 from scidata.store.format.places import MANIFEST
@@ -298,10 +298,10 @@ def test_documents_that_are_too_large(store: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RefusedError, match=f"takes {size} bytes, and no more than {size - 1} .*MAX_MANIFEST_BYTES"):
         open_store(store)
     monkeypatch.undo()
-    monkeypatch.setattr(places_module, "MAX_DOCUMENT_BYTES", 20_000)
+    monkeypatch.setattr(tree, "_MAX_METADATA_BYTES", 20_000)
     document = store / SAMPLE / "node" / "u" / "zarr.json"
     document.write_text(document.read_text() + " " * 20_000)
-    assert re.search(r"node/u/zarr\.json: takes .*MAX_DOCUMENT_BYTES", str(verify(store)))
+    assert re.search(r"node/u/zarr\.json: has \d+ bytes, but at most 20000", str(verify(store)))
 
 
 def test_a_sparse_manifest_takes_no_memory(store: Path) -> None:

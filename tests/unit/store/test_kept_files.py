@@ -31,6 +31,7 @@ from scidata.sources.access import filesystems, mounts, retry
 from scidata.sources.access.files import files
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.store.format.blocks import BLOCK
+from scidata.store.format.store import Store
 from scidata.store.reading.reader import StoreReader
 from tests.unit._s3 import SECRET, serve
 from tests.unit.store._objects import Handler
@@ -354,7 +355,7 @@ def test_what_was_kept_of_a_damaged_store_is_not_kept_for_good(
         with pytest.raises(SciDataError):
             epoch(reader)
     # what a process kept that met the damage and could say nothing of it, as one that read other rows
-    monkeypatch.setattr(StoreReader, "_sound", lambda self, index, call: call())
+    monkeypatch.setattr(Store, "doubt", lambda self, index: False)
     with pytest.raises(SciDataError):
         epoch(opened(store, cache))
     monkeypatch.undo()

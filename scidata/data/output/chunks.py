@@ -48,6 +48,11 @@ def filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) 
     return found
 
 
+def as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    """Return a chunk as the bytes that it consists of."""
+    return chunk.reshape(-1).view(np.uint8)
+
+
 def encoding_threads() -> ThreadPoolExecutor:
     """Return threads of this rank's share of the cores."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -65,27 +70,22 @@ def append(file: int, data: bytes | memoryview) -> None:
 
 
 class ChunkFiles:
-    """The chunks of one array, a file each.
+    """The chunks of one array of Zarr v3, a file each: not in shards, and with a crc32c at the end.
 
     Parameters
     ----------
     folder
         Of the array.
     array
-        The ``zarr.Array``; see :meth:`can_write`.
+        The ``zarr.Array``.
     threads
         Those that encode and write.
+    encode
+        Encodes a chunk in C order, as the array's codecs do.
     """
 
-    def __init__(self, folder: str, array: Any, threads: ThreadPoolExecutor) -> None:
-        encode = _encoder(array)
-        assert encode is not None
+    def __init__(self, folder: str, array: Any, threads: ThreadPoolExecutor, encode: Encode) -> None:
         self._folder, self._array, self._threads, self._encode = folder, array, threads, encode
-
-    @staticmethod
-    def can_write(array: Any) -> bool:
-        """Whether the array is of a kind that is written here: not in shards, with codecs that are known."""
-        return _encoder(array) is not None
 
     def write(self, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a box of the array, of whole chunks."""
@@ -99,30 +99,6 @@ class ChunkFiles:
 
         for _ in self._threads.map(lambda each: put(*each), chunks_of_box(box, chunks)):
             pass
-
-
-def _encoder(array: Any) -> Encode | None:
-    """Return the encoder of a chunk in C order, without the crc32c at its end; None if zarr-python must encode it."""
-    import numcodecs
-    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
-
-    metadata = array.metadata
-    if metadata.zarr_format != 3 or array.dtype.kind not in "biufc" or array.dtype != array.dtype.newbyteorder("<"):
-        return None
-    encode: Encode | None = None
-    match metadata.codecs:
-        case (BytesCodec(), Crc32cCodec()):
-            encode = _as_bytes
-        case (BytesCodec(), BloscCodec() as blosc, Crc32cCodec()):
-            shuffle = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}[blosc.shuffle.value]
-            encode = numcodecs.Blosc(blosc.cname.value, blosc.clevel, shuffle, blosc.blocksize).encode
-        case (BytesCodec(), ZstdCodec() as zstd, Crc32cCodec()):
-            encode = numcodecs.Zstd(zstd.level, checksum=zstd.checksum).encode
-    return encode
-
-
-def _as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    return chunk.reshape(-1).view(np.uint8)
 
 
 def _write_file(path: str, *parts: bytes | memoryview) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.urls import Url
-from scidata.data.output.chunks import ChunkFiles, encoding_threads
+from scidata.data.output.chunks import ChunkFiles, as_bytes, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
 from scidata.data.output.places import Place
 from scidata.errors import ConfigError, near_matches
@@ -50,7 +50,7 @@ class ZarrOutput:
             )
         self._place, self._layout, self._format, self._codec = place, layout, zarr_format, codec
         self._arrays: dict[str, Any] = {}
-        self._files: dict[str, ChunkFiles] = {}  # of those arrays that do without zarr-python
+        self._files: dict[str, ChunkFiles] = {}  # of arrays that are written without zarr-python
         self._threads: ThreadPoolExecutor | None = None
 
     def _store(self) -> Any:
@@ -103,17 +103,21 @@ class ZarrOutput:
 
     def _compressors(self, itemsize: int) -> list[Any]:
         if self._format == 2:
-            import numcodecs
-
-            if self._codec in _BLOSC:
-                return [numcodecs.Blosc(*_BLOSC[self._codec], numcodecs.Blosc.SHUFFLE)]
-            return [numcodecs.Zstd(3)] if self._codec == "zstd" else []
+            return [] if self._codec == "none" else [self._numcodec()]
         from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
         if self._codec in _BLOSC:
             name, level = _BLOSC[self._codec]
             return [BloscCodec(typesize=itemsize, cname=name, clevel=level, shuffle="shuffle"), Crc32cCodec()]
         return [ZstdCodec(level=3), Crc32cCodec()] if self._codec == "zstd" else [Crc32cCodec()]
+
+    def _numcodec(self) -> Any:
+        """Return the codec as numcodecs has it."""
+        import numcodecs
+
+        if self._codec in _BLOSC:
+            return numcodecs.Blosc(*_BLOSC[self._codec], numcodecs.Blosc.SHUFFLE)
+        return numcodecs.Zstd(3)
 
     def _put(self, group: Any, variable: OutputVariable) -> None:
         values = variable.read()
@@ -145,12 +149,13 @@ class ZarrOutput:
         group: Any = zarr.open_group(self._store(), mode="r+", zarr_format=self._format)  # type: ignore[arg-type]
         self._arrays = {name: group[name].with_config({"write_empty_chunks": True}) for name in self._layout.fields}
         target = self._place.target
-        if not isinstance(target, Url):
+        if not isinstance(target, Url) and self._format == 3:
             self._threads = encoding_threads()
+            encode = as_bytes if self._codec == "none" else self._numcodec().encode
             self._files = {
-                name: ChunkFiles(os.path.join(target, name), array, self._threads)
+                name: ChunkFiles(os.path.join(target, name), array, self._threads, encode)
                 for name, array in self._arrays.items()
-                if ChunkFiles.can_write(array)
+                if self._layout.fields[name].shards is None
             }
 
     def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:

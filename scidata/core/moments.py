@@ -9,7 +9,6 @@ the end. So merging is addition: no tree of merges, whose shape the result could
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -176,11 +175,13 @@ class RoundedMoments:
     min: Floats
     max: Floats
 
+    def parts(self) -> dict[str, Any]:
+        """Return the arrays by name."""
+        return {name: getattr(self, name) for name in (*_COUNTS, "mean", "std", *_EXTREMES)}
+
     def reshaped(self, shape: tuple[int, ...]) -> RoundedMoments:
         """Return them in another shape."""
-        return RoundedMoments(
-            **{part.name: getattr(self, part.name).reshape(shape) for part in dataclasses.fields(self)}
-        )
+        return RoundedMoments(**{name: array.reshape(shape) for name, array in self.parts().items()})
 
 
 def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.NDArray[np.bool_] | None]:

@@ -20,18 +20,19 @@ Labels: TypeAlias = tuple[float | int | str, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FieldStatistics:
+class FieldStatistics(RoundedMoments):
     """Statistics of one field: arrays of shape ``()``, or one number for each row of the dims they are kept by.
 
     Attributes
     ----------
     dims
         The dims of the arrays.
-    values, differences
-        Of the values, and of the differences from one step to the next; None where there are none. Each has
-        ``count``, ``missing`` and ``infinite`` (int64), ``mean``, ``std``, ``min``, ``max`` (float64, NaN where
-        ``count`` is 0). ``std`` is the population's (``ddof=0``). Missing is NaN, also of decoded fill values; it and
-        infinite numbers are counted, and enter nothing else.
+    count, missing, infinite
+        int64: numbers of finite values, of NaN (also from decoded fill values), and of infinite values.
+    mean, std, min, max
+        float64, of the finite values; NaN where ``count`` is 0. ``std`` is the population's (``ddof=0``).
+    differences
+        The same of the differences from one step to the next; None where there are none.
     skipped
         Pairs of rows that follow each other but are not one usual step apart, so that they make no difference.
     units, dtype
@@ -39,46 +40,10 @@ class FieldStatistics:
     """
 
     dims: tuple[str, ...]
-    values: RoundedMoments
     differences: RoundedMoments | None = None
     skipped: int = 0
     units: str | None = None
     dtype: str | None = None
-
-    @property
-    def count(self) -> Counts:
-        """Finite values."""
-        return self.values.count
-
-    @property
-    def missing(self) -> Counts:
-        """Values that are NaN."""
-        return self.values.missing
-
-    @property
-    def infinite(self) -> Counts:
-        """Values that are infinite."""
-        return self.values.infinite
-
-    @property
-    def mean(self) -> Floats:
-        """Mean of the finite values."""
-        return self.values.mean
-
-    @property
-    def std(self) -> Floats:
-        """Their standard deviation, of the population."""
-        return self.values.std
-
-    @property
-    def min(self) -> Floats:
-        """The least of them."""
-        return self.values.min
-
-    @property
-    def max(self) -> Floats:
-        """The greatest of them."""
-        return self.values.max
 
     @property
     def _steps(self) -> RoundedMoments:

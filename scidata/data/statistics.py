@@ -319,7 +319,7 @@ def _field(
     has_steps = differences and any(rows.has_steps for rows in passes)
     return FieldStatistics(
         dims=by,
-        values=moments.values.result().reshaped(shape),
+        **moments.values.result().reshaped(shape).parts(),
         differences=moments.differences.result().reshaped(shape) if has_steps else None,
         skipped=sum(rows.num_skipped for rows in passes) if has_steps else 0,
         units=passes[0].units,

@@ -5,11 +5,10 @@ As a JSON file they are written whole or not at all, and read with every size an
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -141,7 +140,7 @@ class Statistics(Mapping[str, FieldStatistics]):
             for place in np.ndindex(found.count.shape):
                 labels = {dim: self.labels.get(dim) for dim in found.dims}
                 labelled = {d: at if (n := labels[d]) is None else n[at] for d, at in zip(labels, place, strict=True)}
-                record = {"field": name, "units": found.units} | labelled | _numbers(found.values, place)
+                record = {"field": name, "units": found.units} | labelled | _numbers(found, place)
                 if found.differences is not None:
                     steps = _numbers(found.differences, place)
                     record |= {f"difference_{key}": value for key, value in steps.items()}
@@ -165,14 +164,12 @@ class Statistics(Mapping[str, FieldStatistics]):
         return card("Statistics", {"path": self.path} | dict(self.period), columns, rows)
 
 
-def _numbers(moments: RoundedMoments, place: Sequence[int]) -> dict[str, object]:
-    return {part.name: getattr(moments, part.name)[tuple(place)].item() for part in dataclasses.fields(moments)}
+def _numbers(moments: RoundedMoments, place: tuple[int, ...]) -> dict[str, object]:
+    return {name: array[place].item() for name, array in moments.parts().items()}
 
 
 _FORMAT, _VERSION = "scidata statistics", 1
 _MAX_BYTES = 256 << 20
-_COUNTS = ("count", "missing", "infinite")
-_NAMES = tuple(part.name for part in dataclasses.fields(RoundedMoments))
 
 
 T = TypeVar("T")
@@ -210,17 +207,12 @@ def _plain_field(found: FieldStatistics) -> dict[str, object]:
     differences = None
     if found.differences is not None:
         differences = {"skipped": found.skipped} | _plain_moments(found.differences)
-    return about | {"values": _plain_moments(found.values), "differences": differences}
+    return about | {"values": _plain_moments(found), "differences": differences}
 
 
 def _plain_moments(moments: RoundedMoments) -> dict[str, object]:
-    return {name: _without_nan(getattr(moments, name).tolist()) for name in _NAMES}
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    parts = moments.parts().items()
+    return {name: np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist() for name, array in parts}
 
 
 def _lines(value: object, indent: str) -> list[str]:
@@ -248,62 +240,62 @@ class _Reading:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def _fail(self, where: str, expected: str, found: object) -> UnsupportedFormatError:
-        shown = repr(found)
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-        return UnsupportedFormatError(f"{self._path}: {where}: expected {expected}, found {shown}")
+    def _check(self, is_right: bool, where: str, expected: str, found: object) -> None:
+        if not is_right:
+            shown = repr(found)
+            shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+            raise UnsupportedFormatError(f"{self._path}: {where}: expected {expected}, found {shown}")
 
-    def _get(self, data: Mapping[str, object], key: str, kind: type[T], where: str, *, expected: str = "") -> T:
+    def _get(self, data: Mapping[str, object], key: str, kind: type[T], where: str = "", also: str = "") -> T:
         value = data.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self._fail(f"{where}{key}", f"{_WORDS[kind]}{expected}", value)
-        return value
+            self._check(False, f"{where}{key}", f"{_WORDS[kind]}{also}", value)
+        return value  # type: ignore[return-value]  # of this kind
 
     def _get_or_none(self, data: Mapping[str, object], key: str, kind: type[T], where: str) -> T | None:
-        return None if data.get(key) is None else self._get(data, key, kind, where, expected=" or null")
+        return None if data.get(key) is None else self._get(data, key, kind, where, " or null")
 
     def statistics(self, data: object) -> Statistics:
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
-            raise self._fail("format", repr(_FORMAT), data.get("format") if isinstance(data, dict) else data)
-        if self._get(data, "version", int, "") != _VERSION:
-            raise self._fail("version", f"{_VERSION}, which this scidata knows", data["version"])
-        labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict, "").items()}
-        fields, period = self._get(data, "fields", dict, ""), self._get(data, "period", dict, "")
+        data = data if isinstance(data, dict) else {"format": data}
+        self._check(data.get("format") == _FORMAT, "format", repr(_FORMAT), data.get("format"))
+        version = self._get(data, "version", int)
+        self._check(version == _VERSION, "version", f"{_VERSION}, which this scidata knows", version)
+        labels = {dim: self._labels(dim, x) for dim, x in self._get(data, "labels", dict).items()}
+        fields, period = self._get(data, "fields", dict), self._get(data, "period", dict)
         for key, value in period.items():
-            if not isinstance(value, str | int | None) or isinstance(value, bool):
-                raise self._fail(f"period.{key}", "text or an integer", value)
+            is_right = isinstance(value, str | int | None) and not isinstance(value, bool)
+            self._check(is_right, f"period.{key}", "text or an integer", value)
         return Statistics(
             fields={name: self._field(fields, name, labels) for name in fields},
             labels=labels,
-            path=self._get(data, "path", str, ""),
+            path=self._get(data, "path", str),
             period=period,
-            fingerprint=self._get(data, "fingerprint", str, ""),
-            source=self._get(data, "source", str, ""),
+            fingerprint=self._get(data, "fingerprint", str),
+            source=self._get(data, "source", str),
         )
 
     def _labels(self, dim: str, labels: object) -> Labels:
         if labels is None:
             return None
-        if not isinstance(labels, list) or any(not isinstance(x, str | int | float) or x is True for x in labels):
-            raise self._fail(f"labels.{dim}", "a list of numbers or text", labels)
-        return tuple(labels)
+        found = labels if isinstance(labels, list) else [None]
+        is_right = all(isinstance(x, str | int | float) and x is not True for x in found)
+        self._check(is_right, f"labels.{dim}", "a list of numbers or text", labels)
+        return tuple(found)
 
     def _field(self, fields: dict[str, object], name: str, labels: Mapping[str, Labels]) -> FieldStatistics:
         data, where = self._get(fields, name, dict, "fields."), f"fields.{name}."
         dims, shape = self._get(data, "dims", list, where), self._get(data, "shape", list, where)
-        if not all(isinstance(dim, str) for dim in dims) or len(set(dims)) != len(dims):
-            raise self._fail(f"{where}dims", "names of dims", dims)
-        if len(shape) != len(dims) or any(type(size) is not int or size < 0 for size in shape):
-            raise self._fail(f"{where}shape", "a size of each dim", shape)
+        are_names = all(isinstance(dim, str) for dim in dims) and len(set(dims)) == len(dims)
+        self._check(are_names, f"{where}dims", "names of dims", dims)
+        are_sizes = len(shape) == len(dims) and all(type(size) is int and size >= 0 for size in shape)
+        self._check(are_sizes, f"{where}shape", "a size of each dim", shape)
         for dim, size in zip(dims, shape, strict=True):
-            known = labels.get(dim)
-            if known is not None and len(known) != size:
-                raise self._fail(f"labels.{dim}", f"{size} labels, as many as {name!r} has rows", len(known))
-        differences = self._get_or_none(data, "differences", dict, where)
-        steps = f"{where}differences."
+            num = size if (known := labels.get(dim)) is None else len(known)
+            self._check(num == size, f"labels.{dim}", f"{size} labels, as many as {name!r} has rows", num)
+        differences, steps = self._get_or_none(data, "differences", dict, where), f"{where}differences."
         return FieldStatistics(
+            **self._moments(self._get(data, "values", dict, where), tuple(shape), f"{where}values.").parts(),
             dims=tuple(dims),
-            values=self._moments(self._get(data, "values", dict, where), tuple(shape), f"{where}values."),
             differences=None if differences is None else self._moments(differences, tuple(shape), steps),
             skipped=0 if differences is None else self._get(differences, "skipped", int, steps),
             units=self._get_or_none(data, "units", str, where),
@@ -311,29 +303,20 @@ class _Reading:
         )
 
     def _moments(self, data: dict[str, object], shape: tuple[int, ...], where: str) -> RoundedMoments:
-        arrays = {}
-        for name in _NAMES:
-            kind: Any = np.int64 if name in _COUNTS else np.float64
-            flat = list(_flat(data.get(name)))
-            allowed = (int,) if name in _COUNTS else (int, float, type(None))
-            if not all(isinstance(x, allowed) and not isinstance(x, bool) for x in flat):
-                raise self._fail(f"{where}{name}", "numbers", data.get(name))
+        arrays: dict[str, Any] = {}
+        for name in RoundedMoments.__dataclass_fields__:
+            is_count, given = name in ("count", "missing", "infinite"), data.get(name)
+            place, flat = f"{where}{name}", np.array(given, object).ravel().tolist()
+            allowed = (int,) if is_count else (int, float, type(None))
+            are_numbers = all(isinstance(x, allowed) and not isinstance(x, bool) for x in flat)
+            self._check(are_numbers, place, "numbers", given)
             try:
-                array = np.array([math.nan if x is None else x for x in flat], kind).reshape(shape)
+                numbers = np.array([math.nan if x is None else x for x in flat], np.int64 if is_count else np.float64)
+                arrays[name] = numbers.reshape(shape)
             except (ValueError, OverflowError):
-                raise self._fail(f"{where}{name}", f"numbers of shape {shape}", data.get(name)) from None
-            if name in _COUNTS and (array < 0).any():
-                raise self._fail(f"{where}{name}", "no negative number", data.get(name))
-            arrays[name] = array
+                self._check(False, place, f"numbers of shape {shape}", given)
+            self._check(not is_count or bool((arrays[name] >= 0).all()), place, "no negative number", given)
         return RoundedMoments(**arrays)
 
 
 _WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer"}
-
-
-def _flat(value: object) -> Iterator[object]:
-    if not isinstance(value, list):
-        yield value
-        return
-    for item in value:
-        yield from _flat(item)

@@ -61,7 +61,7 @@ def statistics_of_store(
     figures = _merged(flat, size.transpose(*order, *others).reshape(*width, -1).sum(axis=-1))
     if exactly and (figures.missing.any() or not _is_precise(parts["mean"], figures)):
         return None
-    return FieldStatistics(dims=kept_by, values=figures, units=info.units, dtype=str(reader.dtype(name)))
+    return FieldStatistics(**figures.parts(), dims=kept_by, units=info.units, dtype=str(reader.dtype(name)))
 
 
 def _is_precise(means: Array, figures: RoundedMoments) -> bool:
@@ -107,7 +107,9 @@ def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics
     if dim not in layout.dims or any(x is None or x.dims != (dim,) for x in arrays.values()):
         return None
     rows = rows_of(reader.partition.selected[dim])
-    values = {part: read_array(source, x).astype(np.float64)[rows] for part, x in arrays.items() if x is not None}
+    values: dict[str, Any] = {
+        part: read_array(source, x).astype(np.float64)[rows] for part, x in arrays.items() if x is not None
+    }
     counted = source.arrays.get("count")
     size = layout.shape[layout.dims.index(dim)]
     if counted is not None and counted.dims == (dim,):
@@ -115,9 +117,11 @@ def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics
     else:
         count = np.full(len(rows), math.prod(layout.shape) // max(1, size))
     nothing = np.zeros(len(rows), np.int64)
-    figures = RoundedMoments(count=count, missing=nothing, infinite=nothing.copy(), **values)
     labels = labels_of(reader.series, dim)
-    found = FieldStatistics(dims=(dim,), values=figures, dtype=str(layout.dtype.newbyteorder("=")))
+    found = FieldStatistics(
+        **values, dims=(dim,), count=count, missing=nothing, infinite=nothing.copy(),
+        dtype=str(layout.dtype.newbyteorder("=")),
+    )  # fmt: skip
     return found, None if labels is None else tuple(str(label) for label in labels[rows])
 
 

@@ -31,7 +31,7 @@ def bits_of(stats):
     return {
         name: [
             (values.tobytes().hex(), values.shape)
-            for figures in (found.values, found.differences)
+            for figures in (found, found.differences)
             if figures is not None
             for values in (getattr(figures, figure) for figure in NAMES)
         ]

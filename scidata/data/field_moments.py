@@ -162,7 +162,7 @@ def check_paths(paths: Sequence[str], folder: str) -> None:
                 f"it does not see {path}; data must be on a file system that workers and client share, under the same "
                 "path"
             )
-    files().close()  # what an earlier run had open may have been replaced since
+    files().close()  # files that an earlier run had open may have been replaced since
 
 
 def cut_evenly(bounds: IntArray, num_parts: int, part: int) -> tuple[int, int]:

@@ -53,15 +53,15 @@ class StoreReport:
     paths, format
         The files of the series, and the format of the first.
     kind, kind_reason
-        ``grid``, ``points``, ``mesh`` or ``graph``, and what it was recognised by.
+        ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
     sample_dim, num_samples, shard_dim, fields
         What :func:`scidata.open_dataset` would do by default on a 1-D domain; None where it could not open it.
     arrays
         Every array of the first file.
     skipped
-        ``{array: reason}`` of what cannot be read.
+        ``{array: reason}`` of arrays that cannot be read.
     warnings
-        What will read slowly, or not as expected; each with what to do.
+        Reads that will be slow, or not as expected; each with a remedy.
     """
 
     paths: tuple[str, ...]
@@ -191,7 +191,7 @@ def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
 
 
 def _default_reader(paths: Sequence[str]) -> tuple[GridReader | None, str | None]:
-    """Open the store as ``open_dataset`` would on two ranks; or say why that fails, or what it asks."""
+    """Open the store as ``open_dataset`` would on two ranks; or return why that fails."""
     try:
         return GridReader(paths, ReadOptions(num_threads=1), axis_sizes={"domain": 2}), None
     except (SciDataError, OSError) as e:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -89,18 +90,14 @@ def _summed(parts: Sequence[Entry]) -> Entry:
         raise ConfigError(f"ranks of one domain were given tensors of different shapes: {first.dims} and others")
     sums = []
     for number in range(len(first.arrays)):
-        terms = [_spread(part, part.arrays[number], first.global_shape) for part in parts]
-        together = np.concatenate(terms)
-        flat = together.reshape(len(together), -1) if together.size else np.zeros((0, int(np.prod(first.global_shape))))
-        sums.append(rounded_sum(flat).reshape(first.global_shape))
-    return Entry(dims=first.dims, global_shape=first.global_shape, offsets=first.offsets, arrays=tuple(sums))
+        spread = [_spread(part, part.arrays[number]) for part in parts]
+        sums.append(rounded_sum(np.concatenate(spread)).reshape(first.global_shape))
+    return replace(first, arrays=tuple(sums))
 
 
-def _spread(part: Entry, terms: FloatArray, global_shape: tuple[int, ...]) -> FloatArray:
-    local = terms.shape[1:]
-    if local == global_shape or len(terms) == 0:
-        return terms.reshape(len(terms), *global_shape) if local == global_shape else np.zeros((0, *global_shape))
-    whole = np.zeros((len(terms), *global_shape))
-    box = tuple(slice(start, start + size) for start, size in zip(part.offsets, local, strict=True))
+def _spread(part: Entry, terms: FloatArray) -> FloatArray:
+    """Return terms of a part at their places in the whole, ``(num_terms, num_elements)``; zero elsewhere."""
+    whole = np.zeros((len(terms), *part.global_shape))
+    box = (slice(start, start + size) for start, size in zip(part.offsets, terms.shape[1:], strict=True))
     whole[(slice(None), *box)] = terms
-    return whole
+    return whole.reshape(len(terms), math.prod(part.global_shape))

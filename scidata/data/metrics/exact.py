@@ -1,8 +1,8 @@
 """Sums of float64 that do not depend on the order of their addends, nor on how these are dealt to ranks.
 
 Bits of a floating sum depend on its order. Here each rank turns its addends into a few *terms* whose exact sum is that
-of the addends, and the terms of all ranks are added without error and rounded once: what comes out is the real sum's
-nearest float64, as from ``math.fsum``, whoever held what.
+of the addends, and the terms of all ranks are added without error and rounded once: the result is the float64
+nearest to the real sum, as from ``math.fsum``, however the addends were dealt.
 
 Addends become terms by error-free extraction: adding and subtracting a large enough power of two cuts off their high
 bits, on a grid so coarse that ordinary sums of these bits are exact; the rest goes through the next round.
@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 #: Addends from here on, 1e289, count as infinite: powers of two above them shall not overflow.
 LARGEST = 2.0**960
 _LEAST_EXPONENT = -1022  # the last bit of such a number is the least float64 there is
-_BLOCK = {"cpu": 1 << 15}  # elements at a time, with what is made of them in the cache: 3 times as fast as at once
+_BLOCK = {"cpu": 1 << 15}  # elements at a time, whose intermediate results fit the cache: 3 times as fast
 _MANY = 1 << 26  # elsewhere; more than 2^50 would leave no bits to cut off
 _KEPT_TERMS = 8
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -39,8 +39,11 @@ class Layout:
 
     def without(self, dim: int) -> Layout:
         """Leave out a dim, which is whole on each rank."""
-        kept = [d for d in range(len(self.dims)) if d != dim]
-        return self.select(kept)
+        return self.select([d for d in range(len(self.dims)) if d != dim])
+
+    def box(self, dims: Iterable[int]) -> list[tuple[int, int]]:
+        """Return where the box begins along some dims, and its size."""
+        return [(self.offsets[d], self.local_shape[d]) for d in dims]
 
     def select(self, kept: Sequence[int]) -> Layout:
         """Keep some dims."""
@@ -53,10 +56,12 @@ class Layout:
             split=tuple(self.split[d] for d in kept),
         )
 
-    def lies_as(self, other: Layout) -> bool:
-        """Whether it is the same box of a tensor of the same shape."""
-        mine = (self.global_shape, self.local_shape, self.offsets)
-        return mine == (other.global_shape, other.local_shape, other.offsets)
+
+def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
+    """Return a box of a whole tensor: where it begins along each dim, and its size."""
+    for dim, (start, size) in enumerate(box):
+        values = values.narrow(dim, start, size)
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,25 +143,22 @@ def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tup
         Parts of different shapes, or that lie differently.
     """
     reference = next((layout for _, layout in parts if layout.axes), parts[0][1])
-    found = []
+    found, box = [], reference.box(range(len(reference.dims)))
     for (values, layout), name in zip(parts, names, strict=True):
-        if not layout.axes and reference.axes and layout.global_shape == reference.global_shape:
-            for dim, (start, size) in enumerate(zip(reference.offsets, reference.local_shape, strict=True)):
-                values = values.narrow(dim, start, size)  # noqa: PLW2901
-        elif layout.global_shape != reference.global_shape:
+        own = values
+        if layout.global_shape != reference.global_shape:
             is_part = layout.global_shape == reference.local_shape and not layout.axes
+            hint = "this looks like a rank's own part; make a ShardTensor of it, with ShardTensor.from_local()"
             raise ShardLayoutError(
                 f"{name} has shape {layout.global_shape}, and the others have {reference.global_shape}: "
-                + (
-                    "this looks like a rank's own part; make a ShardTensor of it, with ShardTensor.from_local()"
-                    if is_part
-                    else "a metric compares tensors of one shape"
-                )
+                f"{hint if is_part else 'a metric compares tensors of one shape'}"
             )
-        elif not layout.lies_as(reference):
+        if reference.axes and not layout.axes:
+            own = cut_out(values, box)
+        elif layout.box(range(len(layout.dims))) != box:
             raise ShardLayoutError(
                 f"{name} and the other tensors are split differently, {layout.local_shape} from {layout.offsets} and "
                 f"{reference.local_shape} from {reference.offsets}: call redistribute() on one of them"
             )
-        found.append(values)
+        found.append(own)
     return found, reference

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.checks import check_mapping
-from scidata.data.metrics.layout import Layout
+from scidata.data.metrics.layout import Layout, cut_out
 from scidata.errors import ConfigError, ShardLayoutError, UnknownNameError, near_matches
 from scidata.shard import ShardTensor
 
@@ -92,8 +92,7 @@ def _own_part(weight: _Weight, layout: Layout) -> Tensor:
             f"weights along {', '.join(weight.dims)} have shape {tuple(weight.values.shape)}, and the fields have "
             f"{shown}; weights are those of all ranks' rows"
         )
-    box = [(layout.offsets[d], layout.local_shape[d]) for d in places]
-    values = weight.values
+    box, values = layout.box(places), weight.values
     if isinstance(values, ShardTensor):
         found = list(zip(values.spec.offsets, values.spec.local_shape, strict=True))
         if any(axis.size > 1 for i, axis in enumerate(values.spec.axes) if values.spec.dims[i] is not None):
@@ -104,9 +103,7 @@ def _own_part(weight: _Weight, layout: Layout) -> Tensor:
                 )
             return values.to_local().detach()
         values = values.to_local().detach()
-    for dim, (start, size) in enumerate(box):
-        values = values.narrow(dim, start, size)
-    return values
+    return cut_out(values, box)
 
 
 def _checked(key: str | tuple[str, ...], values: npt.ArrayLike | Tensor) -> _Weight:

@@ -16,8 +16,8 @@ JobT = TypeVar("JobT")
 _JOIN_SECONDS = 5.0
 _CHECK_SECONDS = 0.5
 _NICE = 10  # the loop goes first where cores are few: it waits for all ranks at each step
-# The loop has just begun what comes after a step, a collective often: where cores are few, a rank that is held up there
-# holds up all of them, for longer than this.
+# After a step the loop often begins a collective: where cores are few, a rank that is held up there holds up all of
+# them, for longer than this.
 _HEAD_START = 0.003  # s
 
 

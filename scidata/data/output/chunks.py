@@ -1,6 +1,6 @@
-"""Chunks of an output: those of a box, threads that encode them, and files of Zarr v3.
+"""Chunks of an output: those of a box, threads that encode them, and a file for each.
 
-The files are byte for byte as zarr-python writes them, for a fraction of its time on each.
+Files of Zarr are byte for byte as zarr-python writes them, for a fraction of its time on each.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from scidata.plan.owners import Box, within
 
 _MAX_THREADS = 8
-Encode = Callable[[npt.NDArray[np.generic]], Any]
+Piece: TypeAlias = bytes | memoryview
 
 
-def chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
+def _chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
     """Yield the chunks that a global box consists of: the number of each along each dimension, and its box in that."""
     numbers = [range(rows.start // chunk, -(-rows.stop // chunk)) for rows, chunk in zip(box, chunks, strict=True)]
     for index in itertools.product(*numbers):
@@ -39,7 +38,7 @@ def chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int, 
         )
 
 
-def filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) -> npt.NDArray[np.generic]:
+def _filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) -> npt.NDArray[np.generic]:
     """Return a chunk of this shape in C order: at an array's end it is filled up."""
     if values.shape == tuple(shape):
         return np.ascontiguousarray(values)
@@ -48,60 +47,49 @@ def filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) 
     return found
 
 
-def as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """Return a chunk as the bytes that it consists of."""
-    return chunk.reshape(-1).view(np.uint8)
-
-
 def encoding_threads() -> ThreadPoolExecutor:
     """Return threads of this rank's share of the cores."""
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return ThreadPoolExecutor(max(1, min(cores, _MAX_THREADS)), thread_name_prefix="scidata-encode")
 
 
-def append(file: int, data: bytes | memoryview) -> None:
-    """Write all of it to a file descriptor."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
-
-
-# -- of Zarr ---------------------------------------------------------------------------------------------------------
-
-
 class ChunkFiles:
-    """The chunks of one array of Zarr v3, a file each: not in shards, and with a crc32c at the end.
+    """The encoded chunks of one array, a file each.
 
     Parameters
     ----------
     folder
         Of the array.
-    array
-        The ``zarr.Array``.
     threads
         Those that encode and write.
+    chunks, fill
+        Size of a chunk, and the value that fills up those at the array's end.
+    name_of
+        Returns the name of a chunk's file, by the chunk's number along each dimension.
     encode
-        Encodes a chunk in C order, as the array's codecs do.
+        Encodes a chunk in C order; returns the content of its file, in pieces.
     """
 
-    def __init__(self, folder: str, array: Any, threads: ThreadPoolExecutor, encode: Encode) -> None:
-        self._folder, self._array, self._threads, self._encode = folder, array, threads, encode
+    def __init__(
+        self, folder: str, threads: ThreadPoolExecutor, *, chunks: tuple[int, ...], fill: object,
+        name_of: Callable[[tuple[int, ...]], str], encode: Callable[[npt.NDArray[np.generic]], Sequence[Piece]],
+    ) -> None:  # fmt: skip
+        self._folder, self._threads, self._chunks, self._fill = folder, threads, chunks, fill
+        self._name_of, self._encode = name_of, encode
 
     def write(self, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a box of the array, of whole chunks."""
-        chunks: tuple[int, ...] = self._array.chunks
 
-        def put(index: tuple[int, ...], at: Box) -> None:
-            chunk = filled(values[at], chunks, self._array.fill_value)
-            body = memoryview(self._encode(chunk)).cast("B")
-            path = os.path.join(self._folder, self._array.metadata.encode_chunk_key(index))
-            _write_file(path, body, crc32c(body).to_bytes(4, "little"))
+        def put(chunk: tuple[tuple[int, ...], Box]) -> None:
+            index, at = chunk
+            pieces = self._encode(_filled(values[at], self._chunks, self._fill))
+            _write_file(os.path.join(self._folder, self._name_of(index)), *pieces)
 
-        for _ in self._threads.map(lambda each: put(*each), chunks_of_box(box, chunks)):
+        for _ in self._threads.map(put, _chunks_of_box(box, self._chunks)):
             pass
 
 
-def _write_file(path: str, *parts: bytes | memoryview) -> None:
+def _write_file(path: str, *parts: Piece) -> None:
     """Write a file whole or not at all, under the name meanwhile that zarr-python would give it."""
     partial = f"{path}.{uuid.uuid4().hex}.partial"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -113,7 +101,9 @@ def _write_file(path: str, *parts: bytes | memoryview) -> None:
     try:
         try:
             for part in parts:
-                append(file, part)
+                left = memoryview(part)
+                while left:
+                    left = left[os.write(file, left) :]
         finally:
             os.close(file)
         os.replace(partial, path)

@@ -115,17 +115,17 @@ def create(
     sample : int, default 0
         Of a store of several meshes: the one whose rows are written.
     topology : str or PathLike or None, optional
-        The file that has the mesh (UGRID, MPAS, …): what it holds is written, too, so that the output shows the fields
-        on it. The first rank reads it once.
+        The file that has the mesh (UGRID, MPAS, …): its arrays without times are written, too, so that the output
+        shows the fields on it. The first rank reads it once.
     in_flight : int, default 2
         Steps whose parts may wait to be written; ``writer[step] = ...`` waits for room. Memory is bounded by them.
     copy : bool, default True
         False: tensors on the CPU are not copied; changed in place before they are written, they raise. Those on CUDA
         are copied to pinned memory on a stream of their own.
     resume : bool, default False
-        Go on with what was begun, or begin. Of a finished output, no step is missing.
+        Go on with an output that was begun, or begin it. Of a finished output, no step is missing.
     overwrite : bool, default False
-        Begin again; what is there is replaced at the end, and stays until the new output is whole. Refused while
+        Begin again; an earlier output is replaced at the end, and stays until the new one is whole. Refused while
         another run writes the output: its process is alive on this machine, or gave a sign of life in the last minute
         on another one.
     takeover : bool, default False
@@ -166,7 +166,7 @@ def create(
     elif isinstance(like, IrregularDataset):
         made = RowsLike(like, fields, order, sample, None if topology is None else os.fspath(topology))
     else:
-        raise ConfigError(f"create: like= takes what open_dataset has opened, not a {type(like).__name__}")
+        raise ConfigError(f"create: like= takes a data set of open_dataset, not a {type(like).__name__}")
     for each in place.written:
         check_apart(each, made.inputs, "the output")
     if codec is None:
@@ -189,16 +189,13 @@ def create(
         )
         is_finished, place.suffix = ranks.share([is_finished, place.suffix])[0]
         if not is_finished:
-            output.open(ranks.name)
+            output.open(ranks.run)
         written = None if is_finished else written_steps(place)
-        ids = made.rows() if isinstance(made, RowsLike) else None
-        back = None if ids is None else RowsBack(ranks, ids)
+        back = RowsBack(ranks, ids) if isinstance(made, RowsLike) and (ids := made.rows()) is not None else None
         routes = {} if back is None else {name: back.route(field) for name, field in layout.fields.items()}
-        rows = {entity: len(each) for entity, each in (ids or {}).items()}
         return Writer(
-            place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes,
-            rows=rows,
-        )  # fmt: skip
+            place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes
+        )
     except BaseException as e:
         ranks.tell(e)
         output.close()
@@ -219,9 +216,9 @@ def _check_how(**flags: bool) -> None:
     for name, value in flags.items():
         check_flag(name, value)
     if flags["takeover"] and not flags["overwrite"]:
-        raise ConfigError("create: takeover=True begins again what another run writes; give overwrite=True, too")
+        raise ConfigError("create: takeover=True takes an output from another run; give overwrite=True, too")
     if flags["resume"] and flags["overwrite"]:
-        raise ConfigError("create: resume=True goes on with what overwrite=True begins again; give one of them")
+        raise ConfigError("create: resume=True goes on, and overwrite=True begins again; give one of them")
 
 
 def _layout(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scidata.core.checks import check_int
 from scidata.data.output.packing import Packing
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.plan.owners import Box
 
 MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
 
@@ -111,6 +112,23 @@ class OutputLayout:
     def place(self, step: int) -> tuple[int, ...]:
         """Return the indices of a step along the dimensions of the steps."""
         return tuple(int(i) for i in np.unravel_index(step, tuple(self.step_dims.values())))
+
+    def box(self, step: int, num: int, box: Box) -> Box:
+        """Return the box of an array of all steps that a box of ``num`` steps from ``step`` on is."""
+        *outer, first = self.place(step)
+        return (*(slice(i, i + 1) for i in outer), slice(first, first + num), *box)
+
+    def chunks_of(self, each: OutputField) -> tuple[int, ...]:
+        """Return the chunks of a field's array of all steps."""
+        return tuple(max(1, size) for size in (*self._step_chunks, *each.chunks))
+
+    def shards_of(self, each: OutputField) -> tuple[int, ...] | None:
+        """Return the shards of a field's array of all steps; None where each chunk is a file."""
+        return None if each.shards is None else (*self._step_chunks, *each.shards)
+
+    @property
+    def _step_chunks(self) -> tuple[int, ...]:
+        return (*(1 for _ in list(self.step_dims)[1:]), self.step_chunk)
 
     def block_of(self, step: int) -> tuple[int, int]:
         """Return the first of the steps that share a chunk with one, and how many these are."""

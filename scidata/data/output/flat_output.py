@@ -63,7 +63,7 @@ class FlatOutput:
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
                 how: dict[str, object] = {"contiguous": True}
                 if self._zlib_level is not None:
-                    how = {"chunksizes": self._chunks_of_array(field), "zlib": True, "complevel": self._zlib_level}
+                    how = {"chunksizes": layout.chunks_of(field), "zlib": True, "complevel": self._zlib_level}
                 made = file.createVariable(
                     field.name, packing.dtype, dims, fill_value=packing.fill, **how
                 )  # a step that is missing at the end is an error, so nothing is filled
@@ -106,7 +106,7 @@ class FlatOutput:
             created.set_layout(h5py.h5d.CONTIGUOUS)
             created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         else:
-            created.set_chunk(self._chunks_of_array(field))
+            created.set_chunk(self._layout.chunks_of(field))
             created.set_shuffle()
             created.set_deflate(self._zlib_level)
         created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -121,10 +121,6 @@ class FlatOutput:
 
     def _shape_of(self, field: OutputField) -> tuple[int, ...]:
         return (*self._layout.step_dims.values(), *field.shape)
-
-    def _chunks_of_array(self, field: OutputField) -> tuple[int, ...]:
-        steps = (*(1 for _ in list(self._layout.step_dims)[1:]), self._layout.step_chunk)
-        return tuple(max(1, size) for size in (*steps, *field.chunks))
 
     def _sizes(self) -> dict[str, int]:
         sizes = dict(self._layout.step_dims)
@@ -152,11 +148,9 @@ class FlatOutput:
 
     def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box of some steps from ``step`` on: ``(steps, …)``, as stored."""
-        *outer, first = self._layout.place(step)
-        starts = [*outer, first, *(rows.start for rows in box)]
-        counts = [*(1 for _ in outer), *values.shape]
-        shape = (*self._layout.step_dims.values(), *each.shape)
-        _write_box(self._file, self._offsets[each.name], shape, starts, values.reshape(counts))
+        at, shape = self._layout.box(step, len(values), box), (*self._layout.step_dims.values(), *each.shape)
+        values = values.reshape([rows.stop - rows.start for rows in at])
+        _write_box(self._file, self._offsets[each.name], shape, [rows.start for rows in at], values)
 
     def finish(self) -> None:
         """Do nothing: the file is as it was made, and its name says that it is whole."""

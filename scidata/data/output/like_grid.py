@@ -81,7 +81,7 @@ class GridLike(Like):
         )
         return made, source
 
-    # -- what describes them -------------------------------------------------------------------------------------
+    # -- arrays that describe them --------------------------------------------------------------------------------
 
     def attributes(self) -> dict[str, object]:
         """Return the attributes of the source itself."""

@@ -128,7 +128,7 @@ class RowsLike(Like):
         entities = {self._reader.info(options.get("like", name)).entity for name, options in self._given.items()}
         return {entity: self._reader.original_id(self._sample, self._ds.rank, entity) for entity in sorted(entities)}
 
-    # -- what describes them -------------------------------------------------------------------------------------
+    # -- arrays that describe them --------------------------------------------------------------------------------
 
     def attributes(self) -> dict[str, object]:
         """Return the attributes of the topology's file."""

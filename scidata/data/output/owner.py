@@ -2,7 +2,7 @@
 
 The first rank of a run writes ``owner.json`` into the folder of the progress, and a sign of life every
 :data:`BEAT_S` into a file of the run's own. Whether another owner lives is seen from its process where it is of this
-machine, and elsewhere from the age of that sign. A living one is refused by name; what a dead one has begun is free. A
+machine, and elsewhere from the age of that sign. A living one is refused by name; the output of a dead one is free. A
 run that ``takeover=True`` has robbed finds another name there, at its next step, within a second, or at its end.
 """
 

@@ -68,14 +68,14 @@ class Packing:
     def pack(self, values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
         """Return values as they are stored, contiguous; they themselves where nothing changes.
 
-        What is scaled is computed in float64, value by value, so that it does not matter who packs what; integers that
-        are not scaled stay integers.
+        Scaled values are computed in float64, one by one, so that they do not depend on the rank that packs them;
+        integers that are not scaled stay integers.
 
         Raises
         ------
         ConfigError
-            A value that would be read as another one: out of the range of what is stored, complex, missing where
-            nothing stands for that, or one that is stored as what stands for it.
+            A value that would be read as another one: out of the stored dtype's range, complex, missing where there
+            is no fill value, or equal to the fill value once it is stored.
         """
         if self.is_packed:
             return Packing(dtype=self.dtype).pack(values, what)

@@ -5,7 +5,7 @@ is its own, and an attribute says that it is unfinished. Where something finishe
 ``NAME.unfinished``, too, and copied to its place once it is whole. A run that takes over from a living one writes to a
 name of its own, ``NAME.RUN.unfinished``: so their files are not mixed.
 
-Beside the output lies the folder ``NAME.progress``: what it is (``layout.json``), who writes it
+Beside the output lies the folder ``NAME.progress``: its layout (``layout.json``), its owner
 (:mod:`scidata.data.output.owner`), and for each rank of each run the steps of which it has written its part. A step is
 written when all ranks of the domain say so; a run that goes on needs no more than that, on any number of ranks.
 """
@@ -128,10 +128,6 @@ class LocalPlace:
         """Return the path of another file of the progress."""
         return os.path.join(self._folder, name)
 
-    def all_beside(self, start: str, end: str) -> list[str]:
-        """Return the paths of those whose names start and end so, in order."""
-        return [self.beside(name) for name in self.names() if name.startswith(start) and name.endswith(end)]
-
     def names(self) -> list[str]:
         """Return the names of the files of the progress, in order."""
         return sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else []
@@ -140,7 +136,7 @@ class LocalPlace:
         """Rename the finished output to its path; an earlier one there is removed."""
         old = self.path + ".replaced"
         remove(old)
-        if os.path.isdir(self.path) or os.path.isdir(self.target):  # else a rename replaces what is there
+        if os.path.isdir(self.path) or os.path.isdir(self.target):  # a rename replaces files alone
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self.path, old)
         os.rename(self.target, self.path)
@@ -253,7 +249,7 @@ class RemotePlace:
         """Let the finished output take its name. A run that is killed meanwhile does so again with ``resume=True``."""
         if self.suffix:
             written = self._name + self.suffix
-            for names in reversed(self._parts(self._name)):  # first what makes it a store
+            for names in reversed(self._parts(self._name)):  # first the documents that make it a store
                 self._remove(*names)
             for names in self._parts(written):
                 self._fs.copy(names, [self._name + each.removeprefix(written) for each in names])
@@ -331,18 +327,13 @@ def begun_at(place: Place) -> Begun | None:
         place.suffix = said["suffix"]
     except (ValueError, TypeError, LookupError):
         raise OutputError(
-            f"{place.path}: its progress says nothing of what was begun; begin again with overwrite=True"
+            f"{place.path}: its progress does not describe an output; begin again with overwrite=True"
         ) from None
     return begun
 
 
 def written_steps(place: Place) -> set[int]:
-    """Return the steps that all ranks of a domain of some run have written. Raises as :func:`whole_steps`."""
-    return set[int]().union(*whole_steps(place).values())
-
-
-def whole_steps(place: Place) -> dict[str, set[int]]:
-    """Return the steps that all ranks of a domain have written, by run and domain: ``RUN-DOMAIN``.
+    """Return the steps that all ranks of a domain of some run have written.
 
     Raises
     ------
@@ -363,8 +354,5 @@ def whole_steps(place: Place) -> dict[str, set[int]]:
             said.setdefault(group, []).append({s for start, stop in ranges for s in range(int(start), int(stop))})
         except (ValueError, KeyError, TypeError) as e:
             raise CorruptDataError(f"{place.path}: {name} of its progress is damaged ({e}); remove that file") from None
-    return {
-        group.removeprefix("steps-"): set.intersection(*found)
-        for group, found in said.items()
-        if len(found) == sizes[group]
-    }
+    whole = (set.intersection(*found) for group, found in said.items() if len(found) == sizes[group])
+    return set[int]().union(*whole)

@@ -33,7 +33,7 @@ _TAGS = 1 << 16
 _PATIENCE = datetime.timedelta(days=1)
 _ASK_S = 0.5  # for an answer of the store
 _LOOK_S = 0.2  # between two looks at whether all ranks live
-_PAUSES = 0.001, 0.05  # s between two questions for what others post: at first, and in the end
+_PAUSES = 0.001, 0.05  # s between two looks for others' posts: at first, and in the end
 _SILENCE_S = 30.0  # of a store that does not answer
 _GOODBYE_S, _GOODBYE_LOOK_S = 5.0, 0.01  # for the others to have read the last word, and between two looks
 
@@ -41,35 +41,31 @@ _GOODBYE_S, _GOODBYE_LOOK_S = 5.0, 0.01  # for the others to have read the last 
 T = TypeVar("T")
 
 
-class _Groups:
-    """The gloo groups of this process for output, one for each set of ranks that writes together.
-
-    A group is kept: torch gives one that is made of the same ranks the name of one that was destroyed, and with it
-    addresses that nobody listens at. One that was broken off is not destroyed, so that the next gets another name.
-    """
-
-    def __init__(self) -> None:
-        self._world: weakref.ref[dist.ProcessGroup] | None = None
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def get(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Return the group of some ranks. Collective among them, where there is none yet."""
-        world = dist.group.WORLD
-        assert world is not None
-        if self._world is None or self._world() is not world:
-            self._world, self._groups = weakref.ref(world), {}
-        if tuple(ranks) not in self._groups:
-            self._groups[tuple(ranks)] = dist.new_group(
-                list(ranks), timeout=timeout_of(world), backend="gloo", use_local_synchronization=True, group_desc=ROWS
-            )
-        return self._groups[tuple(ranks)]
-
-    def forget(self, group: dist.ProcessGroup) -> None:
-        """Have the next group of these ranks be another."""
-        self._groups = {ranks: kept for ranks, kept in self._groups.items() if kept is not group}
+#: The gloo groups of this process for output, by world and ranks. A group is kept: torch gives one that is made of the
+#: same ranks the name of one that was destroyed, and with it addresses that nobody listens at. One that was broken off
+#: is not destroyed, so that the next gets another name.
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-_groups = _Groups()
+def _group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return the group of some ranks. Collective among them, where there is none yet."""
+    world = dist.group.WORLD
+    assert world is not None
+    known, key = _groups.setdefault(world, {}), tuple(ranks)
+    if key not in known:
+        known[key] = dist.new_group(
+            list(ranks), timeout=timeout_of(world), backend="gloo", use_local_synchronization=True, group_desc=ROWS
+        )
+    return known[key]
+
+
+def _forget_group(group: dist.ProcessGroup) -> None:
+    """Have the next group of these ranks be another."""
+    for known in _groups.values():
+        for key in [key for key, kept in known.items() if kept is group]:
+            del known[key]
 
 
 class Ranks:
@@ -84,7 +80,7 @@ class Ranks:
     part, parts
         Place of this rank in its domain, and the number of ranks along each axis of that.
     is_first
-        Whether this is the first of all ranks, which does what is done once.
+        Whether this is the first of all ranks, which does the work that is done once.
     is_idle
         Whether another rank holds the same part: along axes that are neither dp nor domain, the first one writes.
     """
@@ -115,7 +111,7 @@ class Ranks:
         self.is_first = self._rank == self._all[0]
         self._name = self._board.name_for("writer", self._all)
         said = self.share({"run": self.run, "members": self._members})
-        self._group = _groups.get(self._all)
+        self._group = _group_of(self._all)
         self.run = said[0]["run"]
         self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
         domains = sorted({tuple(each["members"]) for each in said})
@@ -146,7 +142,7 @@ class Ranks:
             keys = [f"{whole}/{rank}" for rank in self._all]
             self._await(posts, keys)
             found = [posts.read(key) for key in keys]
-            self._forget(posts, self._num_shared - 1)  # what all have read, since they have said more
+            self._forget(posts, self._num_shared - 1)  # all have read it, since they have posted more
             posts.post(whole, found)
         return list(found)
 
@@ -247,7 +243,7 @@ class Ranks:
         if self._group is None:
             return
         self.tell(explained(error) or error)
-        _groups.forget(self._group)
+        _forget_group(self._group)
         break_group(self._group)
 
     def failure(self) -> SciDataError | None:
@@ -273,7 +269,7 @@ class Ranks:
         """Let go of the process group, which stays for other outputs unless a rank has failed."""
         posts = self._posts
         if self._group is not None and self._failed:
-            _groups.forget(self._group)
+            _forget_group(self._group)
         elif self._group is not None and self.is_first and posts is not None:
             call_with_timeout(_GOODBYE_S, lambda: self._say_goodbye(posts))
         self._group, self._name = None, ""

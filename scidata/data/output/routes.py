@@ -40,6 +40,8 @@ class Route:
         Another part, and the index of its values in this rank's part.
     receives
         Another part, and the place of its values in the written box, and their shape.
+    num_rows
+        The rows that this part must hold, where the route is of these alone.
     """
 
     part: int
@@ -50,6 +52,7 @@ class Route:
     own: tuple[tuple[Index, Index], ...] = ()
     sends: tuple[tuple[int, Index], ...] = ()
     receives: tuple[tuple[int, Index, tuple[int, ...]], ...] = ()
+    num_rows: int | None = None
 
 
 def route_of(exchange: Exchange, units: Sequence[int]) -> Route:
@@ -99,15 +102,14 @@ class RowsBack:
             Rows that come twice, such as the directed edges of a mesh: no order of the source has them.
         """
         dim, part = field.entity_dim, self._ranks.part
-        bounds, sends, receives = self._found(field.entity, field.shape[dim], field.units[dim])
+        key = field.entity, field.shape[dim], field.units[dim]
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        bounds, sends, receives = self._known[key]
         rows = slice(int(bounds[part]), int(bounds[part + 1]))
         written = tuple(rows if i == dim else slice(0, size) for i, size in enumerate(field.shape))
         shape = tuple(each.stop - each.start for each in written)
         before: Index = (slice(None),) * dim
-
-        def shape_of(num: int) -> tuple[int, ...]:
-            return (*shape[:dim], num, *shape[dim + 1 :])
-
         return Route(
             part=part,
             written=written,
@@ -116,15 +118,12 @@ class RowsBack:
             own=(((*before, receives[part]), (*before, sends[part])),),
             sends=tuple((to, (*before, ids)) for to, ids in enumerate(sends) if len(ids) and to != part),
             receives=tuple(
-                (of, (*before, at), shape_of(len(at))) for of, at in enumerate(receives) if len(at) and of != part
+                (of, (*before, at), (*shape[:dim], len(at), *shape[dim + 1 :]))
+                for of, at in enumerate(receives)
+                if len(at) and of != part
             ),
+            num_rows=len(self._ids[field.entity]),
         )
-
-    def _found(self, entity: str, num_rows: int, unit: int) -> tuple[IntArray, list[IntArray], list[IntArray]]:
-        key = entity, num_rows, unit
-        if key not in self._known:
-            self._known[key] = self._find(entity, num_rows, unit)
-        return self._known[key]
 
     def _find(self, entity: str, num_rows: int, unit: int) -> tuple[IntArray, list[IntArray], list[IntArray]]:
         ranks, ids = self._ranks, self._ids[entity]

@@ -51,7 +51,7 @@ _SHOWN = 6
 class Writer:
     """Writes each rank's part of each step, in the background and without gathering. Made by :func:`scidata.create`.
 
-    ``writer[step] = sample`` takes what a data set hands out, or what a model makes of it: a mapping with a ShardTensor
+    ``writer[step] = sample`` takes a sample of a data set, or a model's output for one: a mapping with a ShardTensor
     for each field, of the shape of one step. All ranks that share a sample write the same steps, in the same order;
     those of other samples other ones. It returns when the tensors are copied, or wait to be on CUDA. ``step`` is a
     number from 0 on, or a list of them for tensors with a batch dim in front.
@@ -81,8 +81,7 @@ class Writer:
 
     def __init__(
         self, place: Place, layout: OutputLayout, output: Output, ranks: Ranks, owner: Owner, *,
-        written: Iterable[int] | None, in_flight: int, copy: bool, routes: Mapping[str, Route] | None = None,
-        rows: Mapping[str, int] | None = None,
+        written: Iterable[int] | None, in_flight: int, copy: bool, routes: Mapping[str, Route],
     ) -> None:  # fmt: skip
         self.path, self.num_steps = str(place.path), layout.num_steps
         self._place, self._layout, self._output, self._ranks, self._owner = place, layout, output, ranks, owner
@@ -91,7 +90,7 @@ class Writer:
         self._taken: set[int] = set()
         self._open: dict[int, int] = {}  # number of steps taken, by block
         self._routes: Cache[Route] = Cache(_MAX_ROUTES)
-        self._fixed, self._rows = dict(routes or {}), dict(rows or {})
+        self._fixed = routes
         self._staging = Staging(copy=copy)
         self._parts = PartWriter(layout, output, ranks, str(place.path))
         self._lock = threading.Lock()
@@ -106,7 +105,7 @@ class Writer:
         if ranks.is_first and not self._is_whole:
             owner.watch(self._background.fail)
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -352,7 +351,7 @@ class Writer:
         else:
             splits = tuple(None for _ in self._ranks.parts)
         if (fixed := self._fixed.get(name)) is not None:
-            self._check_rows(field, splits, self._what(name, step))
+            self._check_rows(field, fixed, splits, self._what(name, step))
             return fixed
         found = self._routes.get((name, splits))
         if found is None:
@@ -363,13 +362,12 @@ class Writer:
         return found
 
     def _check_rows(
-        self, field: OutputField, splits: tuple[tuple[int, tuple[int, ...]] | None, ...], what: str
+        self, field: OutputField, route: Route, splits: tuple[tuple[int, tuple[int, ...]] | None, ...], what: str
     ) -> None:
-        """Make sure that a tensor's rows are those of which it is known where they belong."""
-        own = self._rows[field.entity]
+        """Make sure that a tensor's rows are those that the route is of."""
         held = [s[1] for s in splits if s is not None and s[0] == field.entity_dim]
         if held and len(splits) == 1:
-            if held[0][self._ranks.part] == own:
+            if held[0][self._ranks.part] == route.num_rows:
                 return
         elif not splits or self._ranks.parts == (1,):
             return

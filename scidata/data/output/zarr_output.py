@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import re
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from scidata.core.urls import Url
-from scidata.data.output.chunks import ChunkFiles, as_bytes, encoding_threads
+from scidata.data.output.chunks import ChunkFiles, Piece, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
 from scidata.data.output.places import Place
 from scidata.errors import ConfigError, near_matches
@@ -75,9 +77,7 @@ class ZarrOutput:
         group.attrs.update({**_plain(layout.attributes), UNFINISHED: text})
 
     def _make(self, group: Any, each: OutputField) -> None:
-        layout = self._layout
-        steps = (*(1 for _ in list(layout.step_dims)[1:]), layout.step_chunk)[-len(layout.step_dims) :]
-        packing = each.packing
+        layout, packing = self._layout, each.packing
         fill = packing.fill if packing.fill is not None else (np.nan if packing.dtype.kind == "f" else None)
         said = packing.attributes()
         if packing.fill is not None:
@@ -86,8 +86,8 @@ class ZarrOutput:
             each.name,
             shape=(*layout.step_dims.values(), *each.shape),
             dtype=packing.dtype.newbyteorder("<"),
-            chunks=tuple(max(1, c) for c in (*steps, *each.chunks)),
-            shards=None if each.shards is None else (*steps, *each.shards),
+            chunks=layout.chunks_of(each),
+            shards=layout.shards_of(each),
             filters=None,
             compressors=self._compressors(packing.dtype.itemsize),
             # v3 has no arrays without one; 0 says nothing there, as readers go by the attribute
@@ -151,22 +151,24 @@ class ZarrOutput:
         target = self._place.target
         if not isinstance(target, Url) and self._format == 3:
             self._threads = encoding_threads()
-            encode = as_bytes if self._codec == "none" else self._numcodec().encode
+            encode = _as_bytes if self._codec == "none" else self._numcodec().encode
             self._files = {
-                name: ChunkFiles(os.path.join(target, name), array, self._threads, encode)
+                name: ChunkFiles(
+                    os.path.join(target, name), self._threads, chunks=array.chunks, fill=array.fill_value,
+                    name_of=array.metadata.encode_chunk_key, encode=functools.partial(with_checksum, encode),
+                )
                 for name, array in self._arrays.items()
                 if self._layout.fields[name].shards is None
-            }
+            }  # fmt: skip
 
     def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
-        *outer, first = self._layout.place(step)
-        steps = (*(slice(i, i + 1) for i in outer), slice(first, first + len(values)))
-        values = values.reshape(*(1 for _ in outer), *values.shape)
+        at = self._layout.box(step, len(values), box)
+        values = values.reshape([rows.stop - rows.start for rows in at])
         if each.name in self._files:
-            self._files[each.name].write((*steps, *box), values)
+            self._files[each.name].write(at, values)
         else:
-            self._arrays[each.name][(*steps, *box)] = values
+            self._arrays[each.name][at] = values
 
     def finish(self) -> None:
         """Say that all is written. For one process, when all have ended."""
@@ -184,6 +186,16 @@ class ZarrOutput:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+
+
+def _as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    return chunk.reshape(-1).view(np.uint8)
+
+
+def with_checksum(encode: Callable[[npt.NDArray[np.generic]], Any], chunk: npt.NDArray[np.generic]) -> list[Piece]:
+    """Return an encoded chunk, and its crc32c."""
+    body = memoryview(encode(chunk)).cast("B")
+    return [body, crc32c(body).to_bytes(4, "little")]
 
 
 def _fill_attribute(fill: object, zarr_format: int) -> object:

@@ -7,20 +7,23 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.checks import optional_module
+from scidata.errors import UnknownNameError, near_matches
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
+Colours: TypeAlias = npt.NDArray[np.float64]
+
 LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
 _GROUPS = 8
-
-#: Red, green, blue and opacity, from 0 to 1.
-Colour: TypeAlias = tuple[float, float, float, float]
 
 
 def load_matplotlib() -> None:
@@ -66,8 +69,8 @@ def rank_groups(count: int) -> list[range]:
     return [range(first, stop) for first, stop in itertools.pairwise(edges)]
 
 
-def colours_of(count: int) -> list[Colour]:
-    """Return a colour for each of ``count`` ranks; the first ones differ most.
+def colours_of(count: int) -> Colours:
+    """Return red, green and blue of each of ``count`` ranks, ``(count, 3)``, 0 to 1; the first ones differ most.
 
     Many ranks have a hue for each group, and in it tones that differ most between ranks that follow each other.
     """
@@ -75,33 +78,34 @@ def colours_of(count: int) -> list[Colour]:
 
     if count <= LEGEND_RANKS:
         # tab20 has pairs of a dark and a light tone: the dark ones first, so that few ranks differ most
-        return [colormaps["tab20"](tone) for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count]
+        return np.array([colormaps["tab20"](tone)[:3] for tone in (*range(0, 20, 2), *range(1, 20, 2))][:count])
     colours = []
     for group, hue in zip(rank_groups(count), range(0, 2 * _GROUPS, 2), strict=True):
         base = colorsys.rgb_to_hls(*colormaps["tab20"](hue)[:3])
         for i in range(len(group)):
             step = int(f"{i % 8:03b}"[::-1], 2) / 7  # 0, 4/7, 2/7, 6/7, …: far from the rank before
-            colours.append((*colorsys.hls_to_rgb(base[0], 0.32 + 0.5 * step, base[2]), 1.0))
-    return colours
+            colours.append(colorsys.hls_to_rgb(base[0], 0.32 + 0.5 * step, base[2]))
+    return np.array(colours)
 
 
-def rank_handles(tones: Sequence[Any], edge: str) -> list[Artist]:
-    """Return a legend's entries for ranks: each of a few, groups of many. ``tones`` are as they are drawn."""
+def add_legend(figure: Figure, tones: Colours, edge: str, *marks: Artist, notes: Iterable[str] = ()) -> None:
+    """Add a legend: ranks in their ``tones``, each of a few, groups of many; then other marks, and lines of text."""
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Artist] = []
     for group in rank_groups(len(tones)):
         name = f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]} to {group[-1]}"
         middle = tones[group[0] + (2 if len(group) > 2 else 0)]  # a tone in the middle of the group's
-        handles.append(Patch(facecolor=middle, edgecolor=edge, label=name))
-    return handles
+        handles.append(Patch(facecolor=tuple(middle), edgecolor=edge, label=name))
+    handles += [*marks, *(Line2D([], [], lw=0, label=text) for text in notes)]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
 
 
-def text_handle(text: str) -> Artist:
-    """Return a line of text in a legend."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], lw=0, label=text)
+def check_field(name: str, fields: Sequence[str]) -> None:
+    """Raise UnknownNameError where a field is asked for that is not read."""
+    if name not in fields:
+        raise UnknownNameError(f"plot: no field {name!r}{near_matches(name, fields)}")
 
 
 def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:

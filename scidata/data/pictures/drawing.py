@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
+from scidata.data.pictures.canvas import Colours
 from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
 from scidata.errors import ConfigError
 from scidata.meshes.order.faces import surface_of
@@ -17,10 +18,11 @@ from scidata.store.format.store import Store
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import Collection
     from matplotlib.figure import Figure
 
 _MAX_CELLS = 60_000
-_MAX_POINTS = 150_000
+MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
 TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view of space
 
 
@@ -97,23 +99,21 @@ class Drawing:
             return self._add_coloured(axes, np.ma.masked_invalid(shown))
         if of_cells:
             raise ConfigError("plot: the cells are too many, or have no faces, to draw a field of theirs")
-        return self._scatter(axes, values)
+        return self._sample(axes, values)
 
-    def draw_ranks(
-        self, axes: Axes, colours: npt.NDArray[np.float64], owner: IntArray, of_cells: IntArray | None
-    ) -> None:
+    def draw_ranks(self, axes: Axes, colours: Colours, owner: IntArray, of_cells: IntArray | None) -> None:
         """Draw rows, or cells, in the colour of their rank."""
         if len(self.cells) and of_cells is not None:
             self.fill(axes, colours[of_cells[self.cells]])
             return
-        self._scatter(axes, colours[owner])
+        self._sample(axes, colours[owner])
 
-    def _scatter(self, axes: Any, values: npt.NDArray[np.float64]) -> ScalarMappable:
-        """Draw a point for each row, or for some of many, in two or three dimensions."""
-        step = max(1, -(-len(values) // _MAX_POINTS))
-        size = float(np.clip(6e4 / max(1, min(len(self.places.xy), _MAX_POINTS)), 0.5, 30))
-        drawn: ScalarMappable = axes.scatter(*self.places.xy[::step].T, c=values[::step], s=size, lw=0, rasterized=True)
-        return drawn
+    def _sample(self, axes: Axes, values: npt.NDArray[np.float64]) -> ScalarMappable:
+        """Draw a point for each row, or for some of many."""
+        num = len(self.places.xy)
+        rows = np.arange(0, num, stride(num, MAX_POINTS))
+        size = float(np.clip(6e4 / max(1, min(num, MAX_POINTS)), 0.5, 30))
+        return self.scatter(axes, rows, c=values[rows], s=size, lw=0)
 
     def _add_coloured(self, axes: Axes, values: npt.NDArray[np.float64]) -> ScalarMappable:
         from matplotlib.cm import ScalarMappable
@@ -123,18 +123,41 @@ class Drawing:
         self.fill(axes, mappable.to_rgba(values))
         return mappable
 
-    def fill(self, axes: Any, colours: npt.NDArray[np.float64], *, line: float = 0.0) -> None:
+    def scatter(self, axes: Any, rows: IntArray, **style: Any) -> ScalarMappable:
+        """Draw points at some rows, in space without the fading by distance that would change their colours."""
+        flat = {"depthshade": False} if self.places.in_space else {}
+        drawn: ScalarMappable = axes.scatter(*self.places.xy[rows].T, rasterized=True, **flat, **style)
+        return drawn
+
+    def fill(self, axes: Axes, colours: npt.NDArray[np.float64], *, line: float = 0.0) -> None:
         """Draw the polygons in a colour each, with white lines of some width between them."""
         from matplotlib.collections import PolyCollection
         from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
         kind: Any = Poly3DCollection if self.places.in_space else PolyCollection
-        made = kind(self.polygons, facecolors=colours, edgecolors="white" if line else colours, lw=line or 0.1)
+        self._add(
+            axes, kind(self.polygons, facecolors=colours, edgecolors="white" if line else colours, lw=line or 0.1)
+        )
+
+    def lines(self, axes: Axes, ends: npt.NDArray[np.float64], **style: Any) -> None:
+        """Draw lines between ends ``(num, 2, coordinates)``."""
+        from matplotlib.collections import LineCollection
+        from mpl_toolkits.mplot3d.art3d import Line3DCollection
+
+        kind: Any = Line3DCollection if self.places.in_space else LineCollection
+        self._add(axes, kind(ends, lw=0.4, **style))
+
+    def _add(self, axes: Any, made: Collection) -> None:
         made.set_rasterized(True)
         if self.places.in_space:
             axes.add_collection3d(made, autolim=False)
         else:
             axes.add_collection(made)
+
+
+def stride(num: int, most: int) -> int:
+    """Return the stride that keeps at most ``most``: along the curve it thins everywhere alike."""
+    return max(1, -(-num // most))
 
 
 def places_in_store(store: Store, index: int, entity: str) -> Places:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.data.pictures.canvas import LEGEND_RANKS, new_figure, save_picture
+from scidata.data.pictures.canvas import LEGEND_RANKS, check_field, new_figure, save_picture
 from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.grids.partition import GridPartition
 from scidata.grids.reader import GridReader
 from scidata.sources.cf import role_of_name
 
@@ -26,14 +28,15 @@ _MAX_NUMBERS = 128
 def draw_grid(
     reader: GridReader, index: int, field: str | None, isel: Mapping[str, int] | None, *, parts: bool, path: str | None
 ) -> Figure:
-    """Draw a plane of a field of one whole sample, which this process reads part by part; return the figure.
+    """Draw a plane of a field of one whole sample, which this process reads; return the figure.
 
     Raises
     ------
     UnknownNameError, ConfigError
         No such field or dimension, a row that is not there, a field of no dimension with several rows.
     """
-    name = _chosen(reader, field)
+    name = max(reader.fields, key=lambda each: len(reader.dims(each))) if field is None else field
+    check_field(name, reader.fields)
     dims, values = reader.dims(name), _whole(reader, index, name)
     plane = _plane(reader, dims, values.shape, isel or {})
     rest = {dim: (isel or {}).get(dim, 0) for dim in dims if dim not in plane}
@@ -61,51 +64,65 @@ def draw_grid(
     return figure
 
 
-def _chosen(reader: GridReader, field: str | None) -> str:
-    if field is not None:
-        if field not in reader.fields:
-            raise UnknownNameError(f"plot: no field {field!r}{near_matches(field, reader.fields)}")
-        return field
-    return max(reader.fields, key=lambda name: len(reader.dims(name)))
-
-
 def _whole(reader: GridReader, index: int, name: str) -> npt.NDArray[Any]:
-    """Read a field of all ranks."""
-    partition, dims = reader.partition, reader.dims(name)
-    whole: npt.NDArray[Any] | None = None
-    for part in range(partition.num_parts):
-        at = partition.coordinate(part)
-        buffers = {each: np.empty(spec.shape, spec.dtype) for each, spec in reader.buffer_specs(at).items()}
-        reader.read_into(index, buffers, at)
-        if whole is None:
-            whole = np.empty(reader.global_shape(name), buffers[name].dtype)
-        place, own = [], []
-        for dim in dims:
-            cut = dim in partition.axis_of_dim
-            start, stop = partition.owned_rows(dim, at) if cut else (0, whole.shape[dims.index(dim)])
-            below = partition.halo_rows(dim, at)[0] if cut else 0
-            place.append(slice(start, stop))
-            own.append(slice(below, below + stop - start))
-        whole[tuple(place)] = buffers[name][tuple(own)]
-    assert whole is not None
-    return whole
+    """Read a field of all ranks, as a reader of one part."""
+    options = replace(reader.options, shard=None, bounds="even", weights=None, align=1, halo=0, periodic=())
+    alone = GridReader(reader.paths, options)
+    try:
+        spec = alone.buffer_specs({})[name]
+        values = np.empty(spec.shape, spec.dtype)
+        alone.read_into(index, {name: values}, {})
+        return values
+    finally:
+        alone.close()
 
 
 def _plane(
     reader: GridReader, dims: tuple[str, ...], shape: tuple[int, ...], isel: Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the dimensions that are drawn, vertical first: those that are split, then the last ones."""
+    """Return the dimensions that are drawn, vertical first."""
     for dim in isel:
         if dim not in dims:
             raise UnknownNameError(f"plot: isel names dimension {dim!r}{near_matches(dim, dims)}")
-    free = [dim for dim, size in zip(dims, shape, strict=True) if dim not in isel and size > 1]
-    chosen = [dim for dim in free if dim in reader.partition.axis_of_dim][:2]
-    for dim in reversed(free):
-        if len(chosen) < 2 and dim not in chosen:
-            chosen.append(dim)
+    sizes = {dim: size for dim, size in zip(dims, shape, strict=True) if dim not in isel}
+    chosen = plane_of(reader.partition, sizes)
     if not chosen:
         raise ConfigError(f"plot: {dict(zip(dims, shape, strict=True))} has no dimension of several rows to draw")
-    return tuple(dim for dim in dims if dim in chosen)
+    return chosen
+
+
+def plane_of(partition: GridPartition, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Choose up to two dimensions of several rows, in their order: those that are split, then the last ones."""
+    free = [dim for dim, size in sizes.items() if size > 1]
+    chosen = [dim for dim in free if dim in partition.axis_of_dim][:2]
+    chosen += [dim for dim in reversed(free) if dim not in chosen][: 2 - len(chosen)]
+    return tuple(dim for dim in sizes if dim in chosen)
+
+
+def ranks_of_plane(partition: GridPartition, dims: Collection[str | None]) -> list[tuple[int, dict[str, int]]]:
+    """Return the ranks whose parts differ along some dims, of the others the first, and the place of each."""
+    shown = {axis for dim, axis in partition.axis_of_dim.items() if dim in dims}
+    every = ((rank, partition.coordinate(rank)) for rank in range(partition.num_parts))
+    return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
+
+
+def coordinate_of(reader: GridReader, dim: str | None) -> npt.NDArray[np.float64] | None:
+    """Return the coordinate of each row; None where there is none that rises or falls throughout."""
+    values = None if dim is None else reader.coordinate(dim)
+    if values is None or len(values) < 2 or not np.issubdtype(values.dtype, np.number):
+        return None
+    steps = np.diff(values.astype(np.float64))
+    is_ordered = np.isfinite(steps).all() and ((steps > 0).all() or (steps < 0).all())
+    return values.astype(np.float64) if is_ordered else None
+
+
+def label_of(reader: GridReader, dim: str) -> str:
+    """Return the label of an axis: the coordinate and its units, or row numbers."""
+    if coordinate_of(reader, dim) is None:
+        return f"{dim} (row)"
+    coordinate = reader.sources[0].arrays.get(dim)
+    units = None if coordinate is None else coordinate.attributes.get("units")
+    return f"{dim} ({units})" if units else dim
 
 
 def _row(dim: str, rest: Mapping[str, int], shape: tuple[int, ...], dims: tuple[str, ...]) -> int:
@@ -117,14 +134,10 @@ def _row(dim: str, rest: Mapping[str, int], shape: tuple[int, ...], dims: tuple[
 
 def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.float64]:
     """Return where cells end along a dimension, ``(size + 1,)``: about its coordinate, else row numbers."""
-    values = None if dim is None else reader.coordinate(dim)
-    if values is None or len(values) != size or size < 2 or not np.issubdtype(values.dtype, np.number):
+    centres = coordinate_of(reader, dim)
+    if centres is None or len(centres) != size:
         return np.arange(size + 1.0)
-    centres = values.astype(np.float64)
-    steps = np.diff(centres)
-    if not np.isfinite(steps).all() or not ((steps > 0).all() or (steps < 0).all()):
-        return np.arange(size + 1.0)
-    middles = (centres[1:] + centres[:-1]) / 2
+    steps, middles = np.diff(centres), (centres[1:] + centres[:-1]) / 2
     edges = np.concatenate([[centres[0] - steps[0] / 2], middles, [centres[-1] + steps[-1] / 2]])
     return np.clip(edges, -90, 90) if dim is not None and role_of_name(dim) == "Y" and abs(edges).max() < 95 else edges
 
@@ -139,15 +152,13 @@ def _axes(
     if found is not None:
         return found.axes, found.centre
     axes = figure.add_subplot()
-    for dim, label in ((vertical, axes.set_ylabel), (horizontal, axes.set_xlabel)):
-        if dim is None:
-            axes.set_yticks([])
-            continue
-        coordinate = reader.sources[0].arrays.get(dim)
-        units = None if coordinate is None else coordinate.attributes.get("units")
-        label(f"{dim} ({units})" if units else dim if reader.coordinate(dim) is not None else f"{dim} (row)")
-    if vertical is not None and reader.coordinate(vertical) is None:
-        axes.invert_yaxis()  # rows from above, as a matrix is written
+    axes.set_xlabel(label_of(reader, horizontal))
+    if vertical is None:
+        axes.set_yticks([])
+    else:
+        axes.set_ylabel(label_of(reader, vertical))
+        if coordinate_of(reader, vertical) is None:
+            axes.invert_yaxis()  # rows from above, as a matrix is written
     return axes, 0.0
 
 
@@ -173,14 +184,10 @@ def _draw_parts(
         line, edges = (axes.axhline, rows) if dim == vertical else (axes.axvline, columns)
         for bound in bounds[1:-1]:
             line(edges[int(bound)], color="black", **style)
-    shown = {partition.axis_of_dim[dim] for dim in cuts}
     every = 1 if few or len(cuts) > 1 else -(-partition.num_parts // LEGEND_RANKS)  # of thin stripes, some have numbers
-    if partition.num_parts > _MAX_NUMBERS * every or not shown:
+    if partition.num_parts > _MAX_NUMBERS * every or not cuts:
         return
-    for rank in range(0, partition.num_parts, every):
-        at = partition.coordinate(rank)
-        if any(place for axis, place in at.items() if axis not in shown):
-            continue
+    for rank, at in ranks_of_plane(partition, cuts)[::every]:
         middle = [
             (edges[start] + edges[stop]) / 2
             for edges, (start, stop) in (

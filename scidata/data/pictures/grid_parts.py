@@ -9,25 +9,29 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.data.pictures.canvas import (
     LEGEND_RANKS,
+    Colours,
+    add_legend,
     amplification_text,
     colours_of,
     load_matplotlib,
     new_figure,
-    rank_handles,
     save_picture,
-    text_handle,
 )
+from scidata.data.pictures.grid_field import coordinate_of, label_of, plane_of, ranks_of_plane
 from scidata.errors import ConfigError, OutputError, near_matches
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.reader import GridReader
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
 _FORMATS = ("png", "pdf", "svg", "jpg")
 _MAX_LINES = 100  # chunk lines closer than this would blacken the picture
@@ -35,7 +39,7 @@ _MAX_COVER = 0.35  # of a shard: wider drawn halos would hide the shards
 _MIN_HALO = 0.008  # of the plane: a halo of 2 rows in 721 would be invisible
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PlotAxis:
     """One dimension of the picture.
 
@@ -47,34 +51,11 @@ class PlotAxis:
         Selected rows.
     chunk_edges
         Selected rows at which another chunk begins.
-    values
-        Coordinate of each selected row, ``(size,)``; None where there is none.
-    units
-        Of the coordinate.
     """
 
     dim: str | None
     size: int
     chunk_edges: IntArray
-    values: npt.NDArray[Any] | None = None
-    units: str | None = None
-
-    @property
-    def ascending(self) -> bool:
-        """Whether the coordinate grows with the row."""
-        return self.values is not None and len(self.values) > 1 and bool(self.values[-1] > self.values[0])
-
-
-def plane_of(partition: GridPartition, dims: Sequence[str]) -> tuple[str | None, str | None]:
-    """Choose the two dimensions to draw, vertical first: the sharded ones, filled up with the fastest varying."""
-    chosen = [dim for dim in dims if dim in partition.axis_of_dim][:2]
-    for dim in reversed(dims):
-        if len(chosen) < 2 and dim not in chosen and partition.sizes[dim] > 1:
-            chosen.append(dim)
-    ordered = [dim for dim in dims if dim in chosen]
-    if not ordered:
-        return None, None
-    return (None, ordered[0]) if len(ordered) == 1 else (ordered[0], ordered[1])
 
 
 def check_picture(path: str, *, overwrite: bool = False) -> None:
@@ -99,27 +80,17 @@ def check_picture(path: str, *, overwrite: bool = False) -> None:
     load_matplotlib()
 
 
-def draw_partition(
-    partition: GridPartition,
-    vertical: PlotAxis,
-    horizontal: PlotAxis,
-    path: str,
-    *,
-    inputs: Sequence[str] = (),
-    title: str = "",
-    ratios: Sequence[float | None] = (),
-    overall: float | None = None,
+def draw_reader(
+    reader: GridReader, path: str, *, ratios: Sequence[float | None] = (), overall: float | None = None
 ) -> None:
-    """Draw the shards of every rank of a domain and write the picture.
+    """Draw the parts of all ranks of a domain, over the chunks of the first sharded field, and write the picture.
+
+    A sharded dimension outside the plane is drawn at its first part only.
 
     Parameters
     ----------
-    vertical, horizontal
-        The plane, from :func:`plane_of`. A sharded dimension outside it is drawn at its first part only.
     path
         File to write; its suffix is the format.
-    inputs
-        What is read, and must not be overwritten.
     ratios, overall
         Bytes fetched over bytes wanted, of each rank and of all.
 
@@ -128,111 +99,93 @@ def draw_partition(
     MissingDependencyError
         matplotlib is not installed.
     """
+    partition = reader.partition
+    sharded = [n for n in reader.fields if set(partition.axis_of_dim) <= set(reader.layout(n).dims)]
+    layout = reader.layout((sharded or list(reader.fields))[0])
+    chunks = {dim: n for dim, n in zip(layout.dims, layout.chunks, strict=True) if dim not in reader.sample_dims}
+    plane = [
+        PlotAxis(dim=dim, size=partition.sizes[dim], chunk_edges=chunk_edges(partition.selected[dim], chunks[dim]))
+        for dim in plane_of(partition, {dim: partition.sizes[dim] for dim in chunks}) or list(chunks)[-1:]
+    ]
+    none = PlotAxis(dim=None, size=1, chunk_edges=np.empty(0, np.int64))
+    vertical, horizontal = plane = [none] * (2 - len(plane)) + plane
     height, width = vertical.size, horizontal.size
     aspect = 0.12 if vertical.dim is None else min(max(height / width, 0.35), 1.6)
-    legend = 1.9
-    figure = new_figure(7.5 + legend, max(7.5 * aspect, 1.2) + 1.3)
+    figure = new_figure(9.4, max(7.5 * aspect, 1.2) + 1.3)
     axes = figure.add_subplot()
-    axes.set_xlim(0, width)
-    axes.set_ylim((0, height) if vertical.ascending else (height, 0))
-    if horizontal.values is not None and not horizontal.ascending and len(horizontal.values) > 1:
-        axes.set_xlim(width, 0)
-    axes.set_aspect("auto")
-
-    ranks = _ranks_of_plane(partition, vertical.dim, horizontal.dim)
-    colours = colours_of(len(ranks))
-    few = len(ranks) <= LEGEND_RANKS
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    ranks = ranks_of_plane(partition, (vertical.dim, horizontal.dim))
+    colours, few = colours_of(len(ranks)), len(ranks) <= LEGEND_RANKS
     for (rank, coordinate), colour in zip(ranks, colours, strict=True):
-        box = [_owned(partition, axis, coordinate) for axis in (vertical, horizontal)]
-        _fill(axes, box, colour, line=1.2 if few else 0.4)
+        box = [_owned(partition, axis, coordinate) for axis in plane]
+        _add_box(axes, box, facecolor=(*colour, 0.5), edgecolor="none")
+        _add_box(axes, box, fill=False, edgecolor="0.15", lw=1.2 if few else 0.4, zorder=4)  # above the halos
         ratio = ratios[rank] if few and rank < len(ratios) else None
         _label(axes, box, str(rank) if ratio is None else f"{rank}  ({ratio:.2f})", (height, width), small=not few)
-    # the halos of many ranks would cover everything: that of one says how wide they are
-    chosen = range(len(ranks)) if few else [_middle(partition, (vertical, horizontal), ranks)]
-    halo_note = "" if few else f"\nof rank {ranks[chosen[0]][0]} alone"
-    halos_shown = not few or all(_leaves_room(partition, a) for a in (vertical, horizontal))
-    widened = False
-    for i in chosen if halos_shown else ():
-        pieces, wide = _halo_boxes(partition, (vertical, horizontal), ranks[i][1])
-        widened |= wide
-        for piece in pieces:
-            _hatch(axes, piece, colours[i])
-    halo_note += "" if halos_shown and not widened else "\n(drawn wider)" if halos_shown else "\n(too narrow to draw)"
     notes = _chunk_lines(axes, vertical, horizontal)
-    _ticks(axes.yaxis, axes.set_ylabel, vertical)
-    _ticks(axes.xaxis, axes.set_xlabel, horizontal)
+    _ticks(axes.yaxis, reader, vertical)
+    _ticks(axes.xaxis, reader, horizontal)
+    title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {layout.name} over {partition.num_parts} ranks"
     axes.set_title(title, fontsize=10, loc="left")
     if text := amplification_text(ratios, overall):
-        notes = [*notes, text]
-    _legend(
-        figure,
-        partition,
-        colours,
-        notes,
-        halo_note,
-        any(len(a.chunk_edges) for a in (vertical, horizontal)),
-    )
-    save_picture(figure, path, inputs)
+        notes.append(text)
+    marks = _draw_halos(axes, partition, plane, ranks, colours)
+    if any(len(axis.chunk_edges) for axis in plane):
+        from matplotlib.lines import Line2D
 
-
-def draw_reader(
-    reader: GridReader, path: str, *, ratios: Sequence[float | None] = (), overall: float | None = None
-) -> None:
-    """Draw the cut of a data set over the chunks of its first sharded field; see :func:`draw_partition`."""
-    sharded = [n for n in reader.fields if set(reader.partition.axis_of_dim) <= set(reader.layout(n).dims)]
-    layout = reader.layout((sharded or list(reader.fields))[0])
-    dims = [dim for dim in layout.dims if dim not in reader.sample_dims]
-    chunks = dict(zip(layout.dims, layout.chunks, strict=True))
-    none = PlotAxis(dim=None, size=1, chunk_edges=np.empty(0, np.int64))
-
-    def axis_of(dim: str | None) -> PlotAxis:
-        if dim is None:
-            return none
-        coordinate = reader.sources[0].arrays.get(dim)
-        units = None if coordinate is None else coordinate.attributes.get("units")
-        return PlotAxis(
-            dim=dim,
-            size=reader.partition.sizes[dim],
-            chunk_edges=chunk_edges(reader.partition.selected[dim], chunks[dim]),
-            values=reader.coordinate(dim),
-            units=None if units is None else str(units),
-        )
-
-    vertical, horizontal = map(axis_of, plane_of(reader.partition, dims))
-    title = f"{os.path.basename(reader.paths[0].rstrip('/'))}: {layout.name} over {reader.partition.num_parts} ranks"
-    draw_partition(
-        reader.partition, vertical, horizontal, path, inputs=reader.paths, title=title, ratios=ratios, overall=overall
-    )
-
-
-def _ranks_of_plane(partition: GridPartition, *dims: str | None) -> list[tuple[int, dict[str, int]]]:
-    """Ranks whose part differs within the plane, with their place along each axis."""
-    shown = {axis for dim, axis in partition.axis_of_dim.items() if dim in dims}
-    every = ((rank, partition.coordinate(rank)) for rank in range(partition.num_parts))
-    return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
-
-
-def _middle(partition: GridPartition, plane: Sequence[PlotAxis], ranks: Sequence[tuple[int, dict[str, int]]]) -> int:
-    """Return which of the ranks lies nearest the middle of the plane."""
-
-    def distance(place: int) -> float:
-        boxes = [(_owned(partition, axis, ranks[place][1]), axis.size) for axis in plane]
-        return float(sum(abs((start + stop) / 2 - size / 2) / size for (start, stop), size in boxes))
-
-    return min(range(len(ranks)), key=distance)
+        marks.append(Line2D([], [], color="black", lw=0.8, ls=(0, (1, 2)), label="chunk edge"))
+    add_legend(figure, 0.5 + 0.5 * colours, "0.15", *marks, notes=notes)  # as half transparent on white
+    save_picture(figure, path, reader.paths)
 
 
 def _owned(partition: GridPartition, axis: PlotAxis, coordinate: Mapping[str, int]) -> tuple[float, float]:
     return (0, axis.size) if axis.dim is None else partition.owned_rows(axis.dim, coordinate)
 
 
-def _fill(axes: Any, box: Sequence[tuple[float, float]], colour: Any, *, line: float) -> None:
+def _add_box(axes: Axes, box: Sequence[tuple[float, float]], **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
     (top, bottom), (left, right) = box
-    corner, size = (left, top), (right - left, bottom - top)
-    axes.add_patch(Rectangle(corner, *size, facecolor=(*colour[:3], 0.5), edgecolor="none"))
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="0.15", lw=line, zorder=4))  # above the halos
+    axes.add_patch(Rectangle((left, top), right - left, bottom - top, **style))
+
+
+def _draw_halos(
+    axes: Axes,
+    partition: GridPartition,
+    plane: Sequence[PlotAxis],
+    ranks: Sequence[tuple[int, Mapping[str, int]]],
+    colours: Colours,
+) -> list[Artist]:
+    """Hatch the halo of each rank, of many that of one in the middle; return the legend's mark."""
+    from matplotlib.patches import Patch
+
+    if not partition.halo:
+        return []
+    few, chosen, note = len(ranks) <= LEGEND_RANKS, range(len(ranks)), ", in the colour\nof its rank"
+    if not few:  # all halos would cover everything: that of one says how wide they are
+        middle = _middle(partition, plane, [at for _, at in ranks])
+        chosen = range(middle, middle + 1)
+    widened, are_shown = False, not few or all(_leaves_room(partition, axis) for axis in plane)
+    for i in chosen if are_shown else ():
+        boxes, wide = _halo_boxes(partition, plane, ranks[i][1])
+        widened |= wide
+        for box in boxes:
+            dark = tuple(0.75 * colours[i])
+            _add_box(axes, box, facecolor=(1, 1, 1, 0.45), edgecolor=dark, hatch="////", lw=0.5)
+    widths = ", ".join(f"{dim} {low}:{high}" for dim, (low, high) in partition.halo.items())
+    label = f"halo{note if few else ''}\n{widths}" + ("" if few else f"\nof rank {ranks[chosen[0]][0]} alone")
+    label += "\n(too narrow to draw)" if not are_shown else "\n(drawn wider)" if widened else ""
+    return [Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label)]
+
+
+def _middle(partition: GridPartition, plane: Sequence[PlotAxis], places: Sequence[Mapping[str, int]]) -> int:
+    """Return which of the ranks lies nearest the middle of the plane."""
+
+    def distance(number: int) -> float:
+        boxes = [(_owned(partition, axis, places[number]), axis.size) for axis in plane]
+        return float(sum(abs((start + stop) / 2 - size / 2) / size for (start, stop), size in boxes))
+
+    return min(range(len(places)), key=distance)
 
 
 def _leaves_room(partition: GridPartition, axis: PlotAxis) -> bool:
@@ -242,18 +195,6 @@ def _leaves_room(partition: GridPartition, axis: PlotAxis) -> bool:
     sizes = np.diff(partition.bounds[axis.dim])
     drawn = max(_MIN_HALO * axis.size, min(max(partition.halo[axis.dim]), axis.size))
     return bool(drawn <= _MAX_COVER * sizes[sizes > 0].min() or drawn <= max(partition.halo[axis.dim]))
-
-
-def _hatch(axes: Any, box: Sequence[tuple[float, float]], colour: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    (top, bottom), (left, right) = box
-    dark = tuple(0.75 * part for part in colour[:3])
-    axes.add_patch(
-        Rectangle(
-            (left, top), right - left, bottom - top, facecolor=(1, 1, 1, 0.45), edgecolor=dark, hatch="////", lw=0.5
-        )
-    )
 
 
 def _label(axes: Any, box: Sequence[tuple[float, float]], text: str, plane: tuple[int, int], *, small: bool) -> None:
@@ -314,52 +255,21 @@ def _chunk_lines(axes: Any, vertical: PlotAxis, horizontal: PlotAxis) -> list[st
     return notes
 
 
-def _ticks(ticker: Any, set_label: Any, axis: PlotAxis) -> None:
+def _ticks(ticker: Any, reader: GridReader, axis: PlotAxis) -> None:
+    """Label an axis of rows by round values of the coordinate, wherever their rows lie, or by row numbers."""
     from matplotlib.ticker import MaxNLocator
 
     if axis.dim is None:
         ticker.set_ticks([])
         return
-    if axis.values is None or not _is_monotonic(axis.values):
+    ticker.axes.set(**{f"{ticker.axis_name}label": label_of(reader, axis.dim)})
+    values = coordinate_of(reader, axis.dim)
+    if values is None:
         ticker.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        set_label(f"{axis.dim} (row)")
         return
-    # round values of the coordinate, wherever their rows lie; a row is drawn from its index to the next, so its
-    # value belongs to the middle
-    values, rows = axis.values.astype(np.float64), np.arange(axis.size) + 0.5
     low, high = sorted((values[0], values[-1]))
     ticks = [v for v in MaxNLocator(nbins=8, steps=[1, 1.5, 2, 3, 5, 10]).tick_values(low, high) if low <= v <= high]
-    order = slice(None) if axis.ascending else slice(None, None, -1)
+    rises = bool(values[-1] > values[0])
+    order, rows = slice(None, None, 1 if rises else -1), np.arange(axis.size) + 0.5  # the middle of each row
     ticker.set_ticks(np.interp(ticks, values[order], rows[order]), [f"{v:g}" for v in ticks])
-    set_label(f"{axis.dim} ({axis.units})" if axis.units else axis.dim)
-
-
-def _is_monotonic(values: npt.NDArray[Any]) -> bool:
-    if not np.issubdtype(values.dtype, np.number) or len(values) < 2 or not np.all(np.isfinite(values)):
-        return False
-    steps = np.diff(values.astype(np.float64))
-    return bool(np.all(steps > 0) or np.all(steps < 0))
-
-
-def _legend(
-    figure: Any,
-    partition: GridPartition,
-    colours: Sequence[Any],
-    notes: Sequence[str],
-    halo_note: str,
-    has_edges: bool,
-) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    pale = [tuple(0.5 + 0.5 * part for part in colour[:3]) for colour in colours]  # as half transparent on white
-    handles = rank_handles(pale, "0.15")
-    if partition.halo:
-        widths = ", ".join(f"{dim} {lo}:{hi}" for dim, (lo, hi) in partition.halo.items())
-        whose = ", in the colour\nof its rank" if len(colours) <= LEGEND_RANKS else ""
-        label = f"halo{whose}\n{widths}{halo_note}"
-        handles.append(Patch(facecolor="white", edgecolor="0.3", hatch="////", label=label))
-    if has_edges:
-        handles.append(Line2D([], [], color="black", lw=0.8, ls=(0, (1, 2)), label="chunk edge"))
-    handles += map(text_handle, notes)
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+    ticker.set_inverted(not rises)

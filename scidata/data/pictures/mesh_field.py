@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
-from scidata.data.pictures.canvas import colours_of, new_figure, rank_handles, save_picture
+from scidata.data.pictures.canvas import add_legend, check_field, colours_of, new_figure, save_picture
 from scidata.data.pictures.drawing import Drawing, places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, is_relation
 from scidata.store.reading.reader import StoreReader
 
@@ -46,7 +46,16 @@ def draw_mesh(
     name = _chosen(reader, field)
     cut = reader.partition_of(index)
     if cut.entity == JOINT and isinstance(reader, StoreReader):
-        return _draw_sets(reader, cut, index, name, parts=parts, path=path)
+        figure = _draw_sets(reader, cut, index, name, parts=parts)
+    else:
+        figure = _draw_rows(reader, cut, index, name, parts=parts)
+    if path is not None:
+        save_picture(figure, path, [reader.path])
+    return figure
+
+
+def _draw_rows(reader: StoreReader | PointsReader, cut: SamplePart, index: int, name: str, *, parts: bool) -> Figure:
+    """Draw a field of nodes, points or cells, and beside it the ranks' parts."""
     read = [reader.read(index, part) for part in range(cut.num_parts)]
     entity = reader.info(name).entity
     values, rows = _column(reader, read, name), cut.entity
@@ -55,8 +64,7 @@ def draw_mesh(
         raise ConfigError(f"plot: field {name!r} lives on {entity}s, which have no place in a picture")
 
     several = parts and cut.num_parts > 1
-    across, up = np.ptp(places.xy[:, 0]), np.ptp(places.xy[:, 1])
-    high = 5.4 if places.in_space else min(max(5.6 * up / max(across, 1e-300), 1.8), 6.5) + 1.1
+    high = 5.4 if places.in_space else min(max(5.6 * places.aspect, 1.8), 6.5) + 1.1
     figure = new_figure(7.2 * (1 + several) + 1.2, high)
     drawn = Drawing(places, shapes)
     axes = drawn.axes(figure, (1, 1 + several, 1))
@@ -66,19 +74,15 @@ def draw_mesh(
     if several:
         beside = drawn.axes(figure, (1, 2, 2))
         owner = owners_of(cut.bounds[rows], np.arange(len(places.xy)))
-        colours = np.array([colour[:3] for colour in colours_of(cut.num_parts)])
+        colours = colours_of(cut.num_parts)
         of_cells = owners_of(cut.bounds["cell"], np.arange(len(shapes))) if shapes is not None else None
         drawn.draw_ranks(beside, colours, owner, of_cells)
         beside.set_title(f"{cut.num_parts} ranks", fontsize=10, loc="left")
-        figure.legend(
-            handles=rank_handles(list(map(tuple, colours)), "0.3"), loc="outside right upper", fontsize=8, frameon=False
-        )
-    if path is not None:
-        save_picture(figure, path, [reader.path])
+        add_legend(figure, colours, "0.3")
     return figure
 
 
-def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, parts: bool, path: str | None) -> Figure:
+def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, parts: bool) -> Figure:
     """Draw a field of one node set, and beside it the ranks' parts of each set."""
     entity = reader.info(name).entity
     places = places_of_sets(reader.store, cut.index)
@@ -94,8 +98,6 @@ def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, p
     if several:
         panels.draw(reader.store, cut)
         panels.add_legend(cut.num_parts)
-    if path is not None:
-        save_picture(panels.figure, path, [reader.path])
     return panels.figure
 
 
@@ -107,8 +109,7 @@ def _label(reader: StoreReader | PointsReader, name: str) -> str:
 def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
     names: list[str] = [name for name in reader.fields if name.rpartition("/")[2] != "pos"]
     if field is not None:
-        if field not in reader.fields:
-            raise UnknownNameError(f"plot: no field {field!r}{near_matches(field, reader.fields)}")
+        check_field(field, reader.fields)
         return field
     if not names:
         raise ConfigError("plot: there is no field but the positions; name one that is read")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,10 +37,10 @@ class Places:
         """Whether there are three coordinates."""
         return len(self.labels) == 3
 
-    @staticmethod
-    def joined(several: Sequence[Places]) -> Places:
-        """Return the places of several, which are in the same frame, together."""
-        return replace(several[0], xy=np.concatenate([each.xy for each in several]))
+    @property
+    def aspect(self) -> float:
+        """Height over width."""
+        return float(np.ptp(self.xy[:, 1]) / max(np.ptp(self.xy[:, 0]), 1e-300))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,7 +81,7 @@ def _around_sphere(lon_lat: npt.NDArray[np.float64]) -> Places:
     if np.ptp(lon) <= 180:
         return Places(xy=lon_lat, labels=labels)
     start = 0.0 if lon.min() >= -EPS else -180.0
-    turned = (lon - start + EPS) % 360 - EPS + start  # what rounding left just below a full turn counts as 0
+    turned = (lon - start + EPS) % 360 - EPS + start  # just below a full turn, by rounding, counts as 0
     return Places(xy=np.stack([turned, lat], axis=1), labels=labels, start=start)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
-from scidata.data.pictures.canvas import LEGEND_RANKS, colours_of, new_figure, rank_handles, text_handle
-from scidata.data.pictures.drawing import Drawing
+from scidata.data.pictures.canvas import LEGEND_RANKS, add_legend, colours_of, new_figure
+from scidata.data.pictures.drawing import Drawing, stride
 from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
 from scidata.errors import ConfigError
 from scidata.store.format.node_sets import relations_of, sets_of
@@ -59,10 +60,10 @@ class SetPanels:
     def __init__(self, places: Mapping[str, Places], *, num_before: int = 0) -> None:
         self.places = places
         # all in one frame, so that an edge from one set to another has its place
-        self._frame = Drawing(Places.joined(list(places.values())), None)
+        several = list(places.values())
+        self._frame = Drawing(replace(several[0], xy=np.concatenate([each.xy for each in several])), None)
         num = num_before + len(places)
-        across, up = np.ptp(self._frame.places.xy[:, 0]), np.ptp(self._frame.places.xy[:, 1])
-        aspect = min(max(up / max(across, 1e-300), 0.25), 1.5)
+        aspect = min(max(self._frame.places.aspect, 0.25), 1.5)
         self._columns = 1 if aspect < _WIDE and not self._frame.places.in_space and num < 4 else min(num, 2)
         self._rows = -(-num // self._columns)
         self._num_before = num_before
@@ -82,8 +83,7 @@ class SetPanels:
         notes
             One for each thing that was left out.
         """
-        colours = np.array([colour[:3] for colour in colours_of(cut.num_parts)], np.float64)
-        notes = []
+        colours, notes = colours_of(cut.num_parts), []
         for number, (name, places) in enumerate(self.places.items()):
             axes = self.axes(self._num_before + number)
             drawing = Drawing(places, None)
@@ -91,7 +91,8 @@ class SetPanels:
             drawing.draw_ranks(axes, colours, owner, None)
             ends, num_cut, num_edges = self._cut_edges(store, cut, name)
             if len(ends):
-                self._draw_edges(axes, ends)
+                opacity = float(np.clip(800 / len(ends), 0.12, 0.6))
+                drawing.lines(axes, ends, colors="0.15", alpha=opacity, zorder=3)
             if len(ends) < num_cut:
                 notes.append(f"{name}: {len(ends)} of {num_cut} edges cut are drawn")
             if not places.in_space:
@@ -104,10 +105,8 @@ class SetPanels:
         """Say which colour is whose, and more lines."""
         from matplotlib.lines import Line2D
 
-        handles = rank_handles([colour[:3] for colour in colours_of(num_ranks)], "0.3")
-        handles.append(Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part"))
-        handles += map(text_handle, said)
-        self.figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+        mark = Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part")
+        add_legend(self.figure, colours_of(num_ranks), "0.3", mark, notes=said)
 
     def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[npt.NDArray[np.float64], int, int]:
         """Return the ends of edges to a set from other parts, ``(num, 2, coordinates)``, and how many there are.
@@ -129,13 +128,4 @@ class SetPanels:
         if self.places[name].start is not None:
             across, polar = np.abs(np.diff(every[:, :, 0], axis=1)[:, 0]), np.abs(every[:, :, 1]).max(axis=1) > _POLAR
             every = every[(across < 180) & ~(polar & (across > 30))]  # those that leave the map, or go around a pole
-        return every[:: max(1, -(-len(every) // _MAX_EDGES))], num_cut, num_edges
-
-    def _draw_edges(self, axes: Any, ends: npt.NDArray[np.float64]) -> None:
-        from matplotlib.collections import LineCollection
-        from mpl_toolkits.mplot3d.art3d import Line3DCollection
-
-        kind: Any = Line3DCollection if self._frame.places.in_space else LineCollection
-        lines = kind(ends, colors="0.15", lw=0.4, alpha=float(np.clip(800 / len(ends), 0.12, 0.6)), zorder=3)
-        lines.set_rasterized(True)
-        (axes.add_collection3d if self._frame.places.in_space else axes.add_collection)(lines)
+        return every[:: stride(len(every), _MAX_EDGES)], num_cut, num_edges

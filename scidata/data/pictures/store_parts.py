@@ -10,7 +10,7 @@ import itertools
 import os
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,25 @@ from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.data.pictures.canvas import (
     LEGEND_RANKS,
+    Colours,
+    add_legend,
     amplification_text,
     colours_of,
     load_matplotlib,
     new_figure,
-    rank_handles,
     save_picture,
-    text_handle,
 )
-from scidata.data.pictures.drawing import TOWARDS, Drawing, places_in_store, shapes_in_store
-from scidata.data.pictures.mesh_shapes import Places, number_parts
+from scidata.data.pictures.drawing import MAX_POINTS, TOWARDS, Drawing, places_in_store, shapes_in_store, stride
+from scidata.data.pictures.mesh_shapes import number_parts
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.meshes.hetero import JOINT
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
 
-MAX_POINTS = 150_000  # more cannot be told apart at this size, and take minutes to draw as vectors
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
 _MAX_GHOSTS = 50_000
 _MAX_EDGES = 60_000
 
@@ -75,16 +78,15 @@ def draw_sample(
     """
     load_matplotlib()
     title = f"{os.path.basename(store.path.rstrip('/'))}: {store.sample(cut.index).name} over {cut.num_parts} ranks"
+    reads = [text] if (text := amplification_text(ratios, overall)) else []
     if cut.entity == JOINT:
-        return _draw_sets(store, cut, path, title, amplification_text(ratios, overall))
+        return _draw_sets(store, cut, path, title, reads)
     places = places_in_store(store, cut.index, cut.entity)
     drawing = Drawing(places, shapes_in_store(store, cut.index, cut.entity))
-    bounds, num_ranks = cut.bounds[cut.entity], cut.num_parts
-    colours = np.array([colour[:3] for colour in colours_of(num_ranks)], np.float64)
-    aspect = min(max(float(np.ptp(places.xy[:, 1]) / max(np.ptp(places.xy[:, 0]), 1e-300)), 0.3), 1.5)
-    figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * aspect + 1.2)
+    figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * min(max(places.aspect, 0.3), 1.5) + 1.2)
     axes: Any = drawing.axes(figure, (1, 1, 1))
     axes.computed_zorder = False  # in space, the rings of ghosts would disappear among the rows
+    colours, few = colours_of(cut.num_parts), cut.num_parts <= LEGEND_RANKS
     num_rows, num_cells = len(places.xy), store.sample(cut.index).counts.get("cell", 0)
     size = float(np.clip(1e5 / min(num_rows, MAX_POINTS), 0.5, 30))
     notes = [f"{drawing.left_out}: {cut.entity}s are shown"] if drawing.left_out else []
@@ -99,35 +101,38 @@ def draw_sample(
         fill = fill * _light(drawing.polygons)[:, None] if places.in_space else fill
         drawing.fill(axes, fill, line=0.25 if len(drawing.cells) < 20_000 else 0.0)
     else:
-        step = _step(num_rows, MAX_POINTS)
+        step = stride(num_rows, MAX_POINTS)
         rows = np.arange(0, num_rows, step)
-        notes += _draw_edges(axes, store, cut, places, colours)
-        owner = owners_of(bounds, rows)
-        axes.scatter(
-            *places.xy[rows].T, s=size, c=_pale(colours)[owner], lw=0, rasterized=True, zorder=2, **_flat(places)
-        )
-        if step > 1:
-            notes.append(f"1 in {step} of {num_rows} {cut.entity}s is drawn")
+        notes += _draw_edges(axes, store, cut, drawing, colours)
+        drawing.scatter(axes, rows, s=size, c=_pale(colours)[owners_of(cut.bounds[cut.entity], rows)], lw=0, zorder=2)
+        notes += [f"1 in {step} of {num_rows} {cut.entity}s is drawn"] if step > 1 else []
     shown, of_rank = _ghosts_shown(ghosts, seen)
-    notes += _draw_ghosts(axes, places, shown, colours, size)
+    notes += _draw_ghosts(axes, drawing, shown, colours, size)
     if not places.in_space:
-        number_parts(axes, places, bounds, few=num_ranks <= LEGEND_RANKS)
+        number_parts(axes, places, cut.bounds[cut.entity], few=few)
     axes.set_title(title, fontsize=10, loc="left")
-    said = [textwrap.fill(note, 24) for note in notes]
-    said += [text] if (text := amplification_text(ratios, overall)) else []
-    whose = f"of rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}" if of_rank is not None else None
-    _legend(figure, colours, said, entity=cut.entity, any_ghosts=any(map(len, shown)), whose=whose)
+    mark = ", in the\ncolour of the rank\nthat needs it"
+    if of_rank is not None:
+        mark = f"s\nof rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}"
+    marks = [_ring(f"ghost {cut.entity}{mark}")] if any(map(len, shown)) else []
+    add_legend(figure, _pale(colours), "0.3", *marks, notes=[*(textwrap.fill(note, 24) for note in notes), *reads])
     save_picture(figure, path, [store.path])
     return notes
 
 
-def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: str | None) -> list[str]:
+def _ring(label: str) -> Artist:
+    from matplotlib.lines import Line2D
+
+    ring: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": "0.3", "markersize": 5}
+    return Line2D([], [], label=label, ls="none", **ring)
+
+
+def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: list[str]) -> list[str]:
     """Draw a graph between several node sets: a panel for each set."""
     panels = SetPanels(places_of_sets(store, cut.index))
     notes = panels.draw(store, cut)
     panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    said = [textwrap.fill(note, 24) for note in notes] + ([reads] if reads else [])
-    panels.add_legend(cut.num_parts, said)
+    panels.add_legend(cut.num_parts, [*(textwrap.fill(note, 24) for note in notes), *reads])
     save_picture(panels.figure, path, [store.path])
     return notes
 
@@ -141,19 +146,9 @@ def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[li
     return [rows if rank == most else rows[:0] for rank, rows in enumerate(visible)], most
 
 
-def _flat(places: Places) -> dict[str, bool]:
-    """Keep colours as they are also in space, where matplotlib fades them with distance."""
-    return {"depthshade": False} if places.in_space else {}
-
-
 def _pale(colours: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return lighter colours, on which the rings of ghosts stand out."""
     return 0.55 * colours + 0.45
-
-
-def _step(num: int, most: int) -> int:
-    """Return the stride that keeps at most ``most``: along the curve it thins everywhere alike."""
-    return max(1, -(-num // most))
 
 
 def _light(polygons: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
@@ -165,18 +160,12 @@ def _light(polygons: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float6
     return bright
 
 
-def _draw_edges(
-    axes: Any, store: Store, cut: SamplePart, places: Places, colours: npt.NDArray[np.float64]
-) -> list[str]:
+def _draw_edges(axes: Axes, store: Store, cut: SamplePart, drawing: Drawing, colours: Colours) -> list[str]:
     """Draw edges in the colour of the rank that owns them, but for those that leave the picture at one side."""
-    info = store.sample(cut.index)
-    if "edge" not in info.counts or not info.counts["edge"]:
+    if not store.sample(cut.index).counts.get("edge", 0):
         return []
-    from matplotlib.collections import LineCollection
-    from mpl_toolkits.mplot3d.art3d import Line3DCollection
-
-    indptr, src = store.read(cut.index, "csr/indptr"), store.read(cut.index, "csr/src")
-    step = _step(len(src), _MAX_EDGES)
+    indptr, src, places = store.read(cut.index, "csr/indptr"), store.read(cut.index, "csr/src"), drawing.places
+    step = stride(len(src), _MAX_EDGES)
     rows = np.arange(0, len(src), step)
     dst = owners_of(indptr, rows)
     ends = np.stack([places.xy[src[rows]], places.xy[dst]], axis=1)
@@ -186,24 +175,17 @@ def _draw_edges(
     elif store.manifest.period is not None:
         inside = (np.abs(ends[:, 0] - ends[:, 1]) < 0.5 * np.ptp(places.xy, axis=0)).all(axis=1)
     rank = owners_of(cut.bounds[cut.entity], dst[inside])
-    lines: Any = Line3DCollection if places.in_space else LineCollection
-    axes.add_collection(lines(ends[inside], colors=_pale(colours)[rank], lw=0.4, rasterized=True, zorder=1))
+    drawing.lines(axes, ends[inside], colors=_pale(colours)[rank], zorder=1)
     return [f"1 in {step} of {len(src)} edges is drawn"] if step > 1 else []
 
 
-def _draw_ghosts(
-    axes: Any,
-    places: Places,
-    ghosts: Sequence[IntArray],
-    colours: npt.NDArray[np.float64],
-    size: float,
-) -> list[str]:
+def _draw_ghosts(axes: Axes, drawing: Drawing, ghosts: Sequence[IntArray], colours: Colours, size: float) -> list[str]:
     """Ring each ghost in the colour of the rank that has it; those of several ranks get one ring outside the other."""
     total = sum(map(len, ghosts))
     if not total:
         return []
-    step = _step(total, _MAX_GHOSTS)
-    rings = np.zeros(len(places.xy), np.int32)  # that each row has already
+    step = stride(total, _MAX_GHOSTS)
+    rings = np.zeros(len(drawing.places.xy), np.int32)  # that each row has already
     ids = np.concatenate([np.asarray(rows, np.int64)[::step] for rows in ghosts])
     rank = np.repeat(np.arange(len(ghosts)), [len(rows[::step]) for rows in ghosts])
     order = np.zeros(len(ids), np.int32)
@@ -212,38 +194,8 @@ def _draw_ghosts(
         rings[ids[start:stop]] += 1
     width = float(np.clip(2.2 * size, 2, 26))
     dark = 0.8 * colours if len(colours) <= LEGEND_RANKS else np.full_like(colours, 0.1)
-    axes.scatter(
-        *places.xy[ids].T,
-        s=width * (1 + 0.7 * order) ** 2,
-        facecolors="none",
-        edgecolors=dark[rank],
-        lw=0.7 if width > 8 else 0.45,
-        rasterized=True,
-        zorder=3,
-        **_flat(places),
-    )
+    drawing.scatter(
+        axes, ids, s=width * (1 + 0.7 * order) ** 2, facecolors="none", edgecolors=dark[rank],
+        lw=0.7 if width > 8 else 0.45, zorder=3,
+    )  # fmt: skip
     return [f"1 in {step} of {total} ghosts is drawn"] if step > 1 else []
-
-
-def _legend(
-    figure: Any,
-    colours: npt.NDArray[np.float64],
-    notes: Sequence[str],
-    *,
-    entity: str,
-    any_ghosts: bool,
-    whose: str | None,
-) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = rank_handles(list(map(tuple, _pale(colours).tolist())), "0.3")
-    if any_ghosts:
-        label = (
-            f"ghost {entity}, in the\ncolour of the rank\nthat needs it"
-            if whose is None
-            else f"ghost {entity}s\n{whose}"
-        )
-        ring: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": "0.3", "markersize": 5}
-        handles.append(Line2D([], [], label=label, ls="none", **ring))
-    handles += map(text_handle, notes)
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)

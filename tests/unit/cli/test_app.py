@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 from scidata import __version__
 from scidata.cli.app import app
 from scidata.core.options import ReadOptions
-from scidata.data.pictures.grid_parts import PlotAxis, _halo_boxes, plane_of
+from scidata.data.pictures.grid_field import plane_of
+from scidata.data.pictures.grid_parts import PlotAxis, _halo_boxes
 from scidata.data.raw_report import inspect_store
 from scidata.grids.partition import make_partition
 from scidata.grids.reader import GridReader
@@ -434,9 +435,9 @@ def test_plane_has_the_sharded_dimensions_first() -> None:
         ({"longitude": "d"}, ("latitude", "longitude")),
     ):
         cut = make_partition(sizes, axis_sizes={"d": 2}, shard=shard)
-        assert plane_of(cut, list(sizes)) == plane
+        assert plane_of(cut, sizes) == plane
     line = make_partition({"x": 9}, axis_sizes={"d": 2}, shard={"x": "d"})
-    assert plane_of(line, ["x"]) == (None, "x")
+    assert plane_of(line, {"x": 9}) == ("x",)
 
 
 # -- bench -----------------------------------------------------------------------------------------------------------

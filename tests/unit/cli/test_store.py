@@ -357,10 +357,10 @@ def colours_in(path: Path, num_ranks: int) -> list[float]:
     """Return the share of the map that has each rank's colour."""
     from matplotlib.image import imread
 
-    from scidata.data.pictures.grid_parts import colours_of
+    from scidata.data.pictures.canvas import colours_of
 
     image = imread(path)[:, : int(0.84 * imread(path).shape[1]), :3]  # without the legend
-    pale = store_parts._pale(np.array([colour[:3] for colour in colours_of(num_ranks)]))
+    pale = store_parts._pale(colours_of(num_ranks))
     shares = [float((np.abs(image - colour).max(axis=2) < 0.02).mean()) for colour in pale]
     return [share / sum(shares) if sum(shares) else 0.0 for share in shares]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from scidata.data.output.chunks import ChunkFiles, as_bytes
+from scidata.data.output.chunks import ChunkFiles
+from scidata.data.output.zarr_output import with_checksum
 from scidata.plan.owners import Box
 
 CODECS: dict[str, tuple[Any, Any]] = {
-    "none": ([Crc32cCodec()], as_bytes),
+    "none": ([Crc32cCodec()], np.ravel),
     "lz4": (
         [BloscCodec(typesize=4, cname="lz4", clevel=5, shuffle="shuffle"), Crc32cCodec()],
         numcodecs.Blosc("lz4", 5, numcodecs.Blosc.SHUFFLE).encode,
@@ -44,6 +46,13 @@ def make(path: Path, codecs: Any, dtype: str, fill_value: Any = 0) -> Any:
     )  # fmt: skip
 
 
+def writer_of(path: Path, array: Any, threads: ThreadPoolExecutor, encode: Any) -> ChunkFiles:
+    return ChunkFiles(
+        str(path), threads, chunks=array.chunks, fill=array.fill_value, name_of=array.metadata.encode_chunk_key,
+        encode=functools.partial(with_checksum, encode),
+    )  # fmt: skip
+
+
 def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
@@ -55,7 +64,7 @@ def test_the_same_bytes(tmp_path: Path, codec: str, dtype: str, fill: float) -> 
     ours, theirs = (make(tmp_path / name, codecs, dtype, fill_value=fill) for name in ("ours", "theirs"))
     values = np.random.default_rng(0).integers(0, 50, (3, 13, 9)).astype(dtype)
     with ThreadPoolExecutor(2) as threads:
-        writer = ChunkFiles(str(tmp_path / "ours" / "u"), ours, threads, encode)
+        writer = writer_of(tmp_path / "ours" / "u", ours, threads, encode)
         for box in BOXES:
             writer.write(box, values[box])
             theirs[box] = values[box]
@@ -70,5 +79,5 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     array = make(tmp_path / "a", CODECS["none"][0], "<f4")
     os.makedirs(tmp_path / "a" / "u" / "c" / "0" / "0" / "1")  # where a chunk should be
     with ThreadPoolExecutor(1) as threads, pytest.raises(IsADirectoryError):
-        ChunkFiles(str(tmp_path / "a" / "u"), array, threads, as_bytes).write(BOXES[0], np.zeros((2, 8, 9), "f4"))
+        writer_of(tmp_path / "a" / "u", array, threads, np.ravel).write(BOXES[0], np.zeros((2, 8, 9), "f4"))
     assert not [name for name in files(tmp_path) if name.endswith(".partial")]

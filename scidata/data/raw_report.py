@@ -94,27 +94,21 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
     try:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
-        reader = None
+        reader, warnings = None, list[str]()
         if kind == "grid":
             reader, complaint = _default_reader(paths)
-            warnings = [complaint] if complaint else []
+            warnings += [complaint] if complaint else []
         else:
             command = partition_command(path, kind, reason, source)
             mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
-            advice = f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}"
-            warnings = [advice, *_others(source, paths)]
+            warnings.append(f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}")
+            warnings += _others(source, paths)
         sample_dim = reader.sample_dim if reader else None
         shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
-        kept = reader.fields if reader else ()
         if kind == "grid":  # others are written anew before ranks read them
             warnings += _layout_warnings(source, sorted(fields), sample_dim, shard_dim)
-        if reader and reader.choice.left_out:
-            warnings.append(left_out_text(reader.choice.left_out, reader.choice.reference.name))
         if reader:
-            warnings += filter(None, (reader.choice.taken_text, *reader.gap_texts))
-        if reader and sample_dim is not None:  # times that do not follow each other matter to windows of steps alone
-            gaps = find_gaps(reader.series, rows_of(reader.partition.selected[sample_dim]))
-            warnings += [f"{gaps.text}; {gaps.remedy}"] if gaps is not None else []
+            warnings += _reader_warnings(reader)
         return StoreReport(
             paths=paths,
             format=source.format,
@@ -123,13 +117,24 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
             sample_dim=sample_dim,
             num_samples=reader.num_samples if reader else None,
             shard_dim=shard_dim,
-            fields=tuple(kept),
+            fields=tuple(reader.fields if reader else ()),
             arrays=tuple(_array_report(layout, name in fields) for name, layout in source.arrays.items()),
             skipped=dict(getattr(source, "skipped", {})),
             warnings=tuple(warnings),
         )
     finally:
         source.close()
+
+
+def _reader_warnings(reader: GridReader) -> Iterator[str]:
+    """Yield remarks on arrays that are left out, assumptions, and gaps between samples."""
+    if reader.choice.left_out:
+        yield left_out_text(reader.choice.left_out, reader.choice.reference.name)
+    yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
+    if reader.sample_dim is not None:  # times that do not follow each other matter to windows of steps alone
+        gaps = find_gaps(reader.series, rows_of(reader.partition.selected[reader.sample_dim]))
+        if gaps is not None:
+            yield f"{gaps.text}; {gaps.remedy}"
 
 
 def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:

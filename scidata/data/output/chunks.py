@@ -26,16 +26,8 @@ def _chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int,
     """Yield the chunks that a global box consists of: the number of each along each dimension, and its box in that."""
     numbers = [range(rows.start // chunk, -(-rows.stop // chunk)) for rows, chunk in zip(box, chunks, strict=True)]
     for index in itertools.product(*numbers):
-        yield (
-            index,
-            within(
-                tuple(
-                    slice(i * chunk, min((i + 1) * chunk, rows.stop))
-                    for i, chunk, rows in zip(index, chunks, box, strict=True)
-                ),
-                box,
-            ),
-        )
+        each = zip(index, chunks, box, strict=True)
+        yield index, within(tuple(slice(i * chunk, min((i + 1) * chunk, rows.stop)) for i, chunk, rows in each), box)
 
 
 def _filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) -> npt.NDArray[np.generic]:
@@ -99,13 +91,11 @@ def _write_file(path: str, *parts: Piece) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         file = os.open(partial, flags, 0o666)
     try:
-        try:
+        with open(file, "wb", buffering=0) as opened:
             for part in parts:
                 left = memoryview(part)
                 while left:
-                    left = left[os.write(file, left) :]
-        finally:
-            os.close(file)
+                    left = left[opened.write(left) :]
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):

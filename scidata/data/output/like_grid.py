@@ -13,7 +13,7 @@ from scidata.core.types import ArrayLayout
 from scidata.data.output.fields import OutputField, OutputVariable, sizes_by_dim
 from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given, packing_of
-from scidata.data.output.steps import given_steps, kept_attributes, stored_attributes
+from scidata.data.output.steps import copied_variable, given_steps, kept_attributes, stored_attributes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
 from scidata.read.whole import read_array
@@ -109,11 +109,7 @@ class GridLike(Like):
                     values = values.take(rows_of(partition.selected[dim]), axis=axis)
             return values
 
-        attributes = stored_attributes(layout.attributes)
-        dtype = layout.dtype.newbyteorder("=")
-        return OutputVariable(
-            name=layout.name, dims=layout.dims, shape=shape, dtype=dtype, read=read, attributes=attributes
-        )
+        return copied_variable(layout, read, layout.dims, shape)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.output.fields import OutputField, OutputVariable
 from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given
-from scidata.data.output.steps import given_steps, kept_attributes, stored_attributes
+from scidata.data.output.steps import copied_variable, given_steps, kept_attributes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.samples import read_samples
@@ -142,26 +142,14 @@ class RowsLike(Like):
         for layout in self._constant(self._topology, self._topology.arrays, fields):
             read = functools.partial(read_array, self._topology, layout, allow_missing=True)
             dims = tuple(f"{layout.name}_{dim}" if _NUMBERED.fullmatch(dim) else dim for dim in layout.dims)
-            dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
-            found.append(
-                OutputVariable(
-                    name=layout.name, dims=dims, shape=layout.shape, dtype=dtype, read=read, attributes=attributes
-                )
-            )
+            found.append(copied_variable(layout, read, dims, layout.shape))
         return found
 
     def geometry(self) -> Callable[[], Geometry]:
         """Return a function that reads the mesh of the topology's file, in its order."""
         if self._topology is None:
             raise ConfigError("create: VTKHDF holds the mesh; name the file that has it with topology=")
-        path = self._topology.path
-
-        def read() -> Geometry:
-            raw = read_samples(path, kind="mesh")[0]
-            assert isinstance(raw, Geometry)  # of this kind
-            return raw
-
-        return read
+        return functools.partial(_read_mesh, self._topology.path)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -169,3 +157,9 @@ class RowsLike(Like):
         """Return the sizes of the steps' dims, and their coordinates."""
         known = [d for name in self._given for d in self._reader.dims(self._given[name].get("like", name))]
         return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, lambda dim: {})
+
+
+def _read_mesh(path: str) -> Geometry:
+    raw = read_samples(path, kind="mesh")[0]
+    assert isinstance(raw, Geometry)  # of this kind
+    return raw

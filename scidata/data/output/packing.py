@@ -56,14 +56,8 @@ class Packing:
 
     def attributes(self) -> dict[str, object]:
         """Return the attributes that tell readers of it, in the dtypes that the conventions ask for."""
-        found: dict[str, object] = {}
-        if self.scale is not None:
-            found["scale_factor"] = self.scale
-        if self.offset is not None:
-            found["add_offset"] = self.offset
-        if self.fill is not None:
-            found["_FillValue"] = self.fill
-        return found | dict(self.said)
+        numbers = zip(_NUMBERS, (self.scale, self.offset, self.fill), strict=True)
+        return {name: number for name, number in numbers if number is not None} | dict(self.said)
 
     def pack(self, values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
         """Return values as they are stored, contiguous; they themselves where nothing changes.

@@ -219,8 +219,7 @@ class Ranks:
         sent = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
         coming[self.part] = np.asarray(rows[self.part], np.int64)
         for work in [*works, *(work for work, _ in sent)]:
-            if work is not None:
-                work.wait()
+            self.wait(work)
         return coming
 
     def wait(self, work: dist.Work | None) -> None:

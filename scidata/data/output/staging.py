@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +14,22 @@ from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
 
 
+@dataclass(frozen=True, eq=False)
 class Staged:
-    """A tensor's values, for the thread that writes."""
+    """A tensor's values, for the thread that writes.
 
-    def __init__(self, host: torch.Tensor, ready: torch.cuda.Event | None, release: Callable[[], None]) -> None:
-        self._host, self._ready = host, ready
-        #: Says that the values have been used; raises ConfigError if they were not copied, and have changed meanwhile.
-        self.release = release
+    ``release`` says that they have been used; it raises ConfigError where they were not copied, and have changed.
+    """
+
+    host: torch.Tensor
+    ready: torch.cuda.Event | None
+    release: Callable[[], None]
 
     def values(self) -> npt.NDArray[np.generic]:
         """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        host = self._host.float() if self._host.dtype is torch.bfloat16 else self._host
-        found: npt.NDArray[np.generic] = host.numpy()
+        if self.ready is not None:
+            self.ready.synchronize()
+        found: npt.NDArray[np.generic] = (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
         return found
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import optional_module
+from scidata.core.types import ArrayLayout
 from scidata.data.output.fields import OutputVariable
 from scidata.data.output.packing import OF_PACKING
 from scidata.errors import ConfigError
@@ -25,6 +26,14 @@ def stored_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
 def kept_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
     """Return the attributes of a source's array, without those of its storage and packing."""
     return {name: value for name, value in stored_attributes(attributes).items() if name not in OF_PACKING}
+
+
+def copied_variable(
+    layout: ArrayLayout, read: Callable[[], npt.NDArray[np.generic]], dims: tuple[str, ...], shape: tuple[int, ...]
+) -> OutputVariable:
+    """Return an array of a source, to be copied as it is stored."""
+    dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
+    return OutputVariable(name=layout.name, dims=dims, shape=shape, dtype=dtype, read=read, attributes=attributes)
 
 
 def given_steps(

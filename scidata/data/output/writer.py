@@ -282,13 +282,9 @@ class Writer:
         return error
 
     def _steps_of(self, step: object) -> list[int]:
-        if isinstance(step, slice):
-            given: Iterable[object] = range(*step.indices(self.num_steps))
-        elif isinstance(step, int | np.integer) or not isinstance(step, Iterable):
-            given = [step]
-        else:
-            given = step
-        steps = []
+        steps, given = [], range(*step.indices(self.num_steps)) if isinstance(step, slice) else step
+        if not isinstance(given, Iterable):
+            given = [given]
         for each in given:
             if isinstance(each, bool | np.bool_) or not isinstance(each, int | np.integer):
                 raise TypeError(f"{self.path}: steps are numbers from 0 on, not {each!r}")

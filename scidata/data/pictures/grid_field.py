@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -148,9 +148,8 @@ def _axes(
     """Return axes, and the number that is subtracted from the horizontal coordinate on them."""
     is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
     has_degrees = is_map and np.ptp(columns) <= 361 and reader.coordinate(horizontal) is not None
-    found: MapAxes | None = map_axes(figure, (1, 1, 1), columns.min(), columns.max()) if has_degrees else None
-    if found is not None:
-        return found.axes, found.centre
+    if has_degrees and (found := map_axes(figure, columns.max())) is not None:
+        return found
     axes = figure.add_subplot()
     axes.set_xlabel(label_of(reader, horizontal))
     if vertical is None:
@@ -203,29 +202,22 @@ def _draw_parts(
         axes.text(middle[1], middle[0], str(rank), ha="center", va="center", fontsize=size, path_effects=cased)
 
 
-class MapAxes(NamedTuple):
-    """Axes, and the longitude that they have as 0: places are drawn at ``longitude - centre``."""
+def map_axes(figure: Figure, east: float) -> tuple[Axes, float] | None:
+    """Return axes of longitude and latitude up to ``east``, degrees, and the longitude that is 0 on them.
 
-    axes: Axes
-    centre: float
-
-
-def map_axes(figure: Figure, place: tuple[int, int, int], west: float, east: float) -> MapAxes | None:
-    """Return axes of longitude and latitude, degrees, from ``west`` to ``east``; None without cartopy.
-
-    Coastlines are drawn where cartopy has them on this machine: nothing is fetched.
+    None without cartopy. Coastlines are drawn where cartopy has them on this machine: nothing is fetched.
     """
     if importlib.util.find_spec("cartopy") is None:
         return None
     from cartopy.crs import PlateCarree
 
     centre = 180.0 if east > 180 + 1e-6 else 0.0
-    axes = figure.add_subplot(*place, projection=PlateCarree(central_longitude=centre))
+    axes = figure.add_subplot(projection=PlateCarree(central_longitude=centre))
     if _has_coastlines():
         axes.coastlines("110m", lw=0.6, color="0.3")
     lines = axes.gridlines(draw_labels=True, lw=0.3, color="0.6", alpha=0.5)
     lines.top_labels = lines.right_labels = False
-    return MapAxes(axes, centre)
+    return axes, centre
 
 
 def _has_coastlines() -> bool:

@@ -97,7 +97,6 @@ def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, p
     axes.set_title(f"{os.path.basename(str(reader.path).rstrip('/'))}: {name}, sample {index}", fontsize=9, loc="left")
     if several:
         panels.draw(reader.store, cut)
-        panels.add_legend(cut.num_parts)
     return panels.figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -75,14 +76,21 @@ class SetPanels:
         """Return the axes of one panel, from 0 on."""
         return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
 
-    def draw(self, store: Store, cut: SamplePart) -> list[str]:
-        """Draw the rows of each set by rank, and the edges that end there and begin in another part.
+    def draw(self, store: Store, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
+        """Draw the rows of each set by rank, the edges that end there and begin in another part, and a legend.
+
+        Parameters
+        ----------
+        said
+            More lines of the legend.
 
         Returns
         -------
         notes
             One for each thing that was left out.
         """
+        from matplotlib.lines import Line2D
+
         colours, notes = colours_of(cut.num_parts), []
         for number, (name, places) in enumerate(self.places.items()):
             axes = self.axes(self._num_before + number)
@@ -99,14 +107,10 @@ class SetPanels:
                 number_parts(axes, places, cut.bounds[name], few=cut.num_parts <= LEGEND_RANKS)
             share = f", {num_cut} of {num_edges} edges that end here are cut" if num_edges else ""
             axes.set_title(f"{name}: {len(places.xy)} rows over {cut.num_parts} ranks{share}", fontsize=9, loc="left")
-        return notes
-
-    def add_legend(self, num_ranks: int, said: Sequence[str] = ()) -> None:
-        """Say which colour is whose, and more lines."""
-        from matplotlib.lines import Line2D
-
         mark = Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part")
-        add_legend(self.figure, colours_of(num_ranks), "0.3", mark, notes=said)
+        lines = [*(textwrap.fill(note, 24) for note in notes), *said]
+        add_legend(self.figure, colours, "0.3", mark, notes=lines)
+        return notes
 
     def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[npt.NDArray[np.float64], int, int]:
         """Return the ends of edges to a set from other parts, ``(num, 2, coordinates)``, and how many there are.

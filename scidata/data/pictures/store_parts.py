@@ -130,9 +130,8 @@ def _ring(label: str) -> Artist:
 def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: list[str]) -> list[str]:
     """Draw a graph between several node sets: a panel for each set."""
     panels = SetPanels(places_of_sets(store, cut.index))
-    notes = panels.draw(store, cut)
+    notes = panels.draw(store, cut, reads)
     panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    panels.add_legend(cut.num_parts, [*(textwrap.fill(note, 24) for note in notes), *reads])
     save_picture(panels.figure, path, [store.path])
     return notes
 

@@ -185,9 +185,9 @@ def test_a_map_where_cartopy_is_installed(folder):
     pytest.importorskip("cartopy", reason="maps need cartopy")
     from scidata.data.pictures.canvas import new_figure
 
-    found = map_axes(new_figure(4, 3), (1, 1, 1), 0, 360)
+    found = map_axes(new_figure(4, 3), 360)
     assert found is not None
-    assert found.centre == 180
+    assert found[1] == 180
     values, axes = drawn(scidata.open_dataset(folder / "era5.zarr").plot(0, "u"))
     assert values.shape == (24, 48)
     assert type(axes).__name__ == "GeoAxes"

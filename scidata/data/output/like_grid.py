@@ -23,15 +23,7 @@ _OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset", "_Fi
 
 
 class GridLike(Like):
-    """The fields, coordinates and attributes of an opened grid, as they are to be written.
-
-    Parameters
-    ----------
-    fields
-        Names, or options by name: see :func:`scidata.create`.
-    encoding
-        ``"source"`` or ``"plain"``.
-    """
+    """Fields, coordinates and attributes of an opened grid, as they are to be written; see :func:`scidata.create`."""
 
     def __init__(self, reader: GridReader, fields: object, encoding: str) -> None:
         self.inputs = list(reader.paths)  # all that is read

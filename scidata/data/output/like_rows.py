@@ -27,19 +27,7 @@ _LOCATIONS = {"node": "node", "cell": "face", "edge": "edge"}  # as the UGRID co
 
 
 class RowsLike(Like):
-    """The fields of an opened mesh, cloud or graph, as they are to be written.
-
-    Parameters
-    ----------
-    fields
-        Names, or options by name: see :func:`scidata.create`.
-    order
-        ``"source"`` or ``"store"``.
-    sample
-        The sample whose rows are written: of a store of several meshes, one.
-    topology
-        A file that has the mesh: its arrays without times are written, too.
-    """
+    """The fields of an opened mesh, cloud or graph, as they are to be written; see :func:`scidata.create`."""
 
     def __init__(
         self, ds: IrregularDataset[Any], fields: object, order: str, sample: int, topology: str | None

@@ -78,13 +78,7 @@ def refusal(place: Place, holder: Holder) -> OutputError:
 
 
 class Owner:
-    """The hold of this run on its output.
-
-    Parameters
-    ----------
-    run
-        Its name.
-    """
+    """The hold of this run on its output."""
 
     def __init__(self, place: Place, run: str) -> None:
         self._place, self.run = place, run

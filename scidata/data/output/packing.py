@@ -131,13 +131,7 @@ def _fits(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.boo
 
 
 def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
-    """Return how a source stores a field's values, for writing them in the same way.
-
-    Parameters
-    ----------
-    is_packed
-        Whether values are given as they are stored there.
-    """
+    """Return the packing of a field in its source; ``is_packed``: values are given as they are stored there."""
     stored = layout.dtype.newbyteorder("=")
     if is_packed:
         said = {name: layout.attributes[name] for name in OF_PACKING if layout.attributes.get(name) is not None}

@@ -97,13 +97,7 @@ def _kept(tensor: torch.Tensor, what: str) -> Staged:
 
 
 def as_tensor(value: object, what: str) -> torch.Tensor:
-    """Return a tensor, or an array of NumPy as one.
-
-    Raises
-    ------
-    ConfigError
-        It is neither.
-    """
+    """Return a tensor, or an array of NumPy as one; raise ConfigError where it is neither."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):

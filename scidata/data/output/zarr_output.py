@@ -34,16 +34,7 @@ _BLOSC: dict[str, tuple[Literal["zstd", "lz4"], int]] = {
 
 
 class ZarrOutput:
-    """A Zarr group that is being written.
-
-    Parameters
-    ----------
-    zarr_format
-        2 or 3.
-    codec
-        ``"blosc"`` (Zstandard behind a shuffle of bytes), ``"lz4"`` (the same of LZ4), ``"zstd"`` or ``"none"``; chunks
-        of v3 have a crc32c besides.
-    """
+    """A Zarr group of ``zarr_format`` 2 or 3 that is being written; codecs as of :func:`scidata.create`."""
 
     def __init__(self, place: Place, layout: OutputLayout, *, zarr_format: int, codec: str) -> None:
         if codec not in _CODECS:

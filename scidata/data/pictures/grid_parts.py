@@ -41,33 +41,15 @@ _MIN_HALO = 0.008  # of the plane: a halo of 2 rows in 721 would be invisible
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlotAxis:
-    """One dimension of the picture.
+    """One dimension of the picture."""
 
-    Attributes
-    ----------
-    dim
-        Its name; None stands for a dimension that the data does not have.
-    size
-        Selected rows.
-    chunk_edges
-        Selected rows at which another chunk begins.
-    """
-
-    dim: str | None
+    dim: str | None  # None stands for a dimension that the data does not have
     size: int
-    chunk_edges: IntArray
+    chunk_edges: IntArray  # rows at which another chunk begins
 
 
 def check_picture(path: str, *, overwrite: bool = False) -> None:
-    """Check arguments before the work is done.
-
-    Raises
-    ------
-    ConfigError
-        No picture format, or the file exists and ``overwrite`` is not given.
-    MissingDependencyError
-        matplotlib is not installed.
-    """
+    """Raise where a picture cannot be written, before the work is done: its format, its file, matplotlib."""
     suffix = os.path.splitext(path)[1].lstrip(".").lower()
     if suffix not in _FORMATS:
         hint = near_matches(suffix, _FORMATS, listed=False)
@@ -85,19 +67,8 @@ def draw_reader(
 ) -> None:
     """Draw the parts of all ranks of a domain, over the chunks of the first sharded field, and write the picture.
 
-    A sharded dimension outside the plane is drawn at its first part only.
-
-    Parameters
-    ----------
-    path
-        File to write; its suffix is the format.
-    ratios, overall
-        Bytes fetched over bytes wanted, of each rank and of all.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
+    A sharded dimension outside the plane is drawn at its first part only. ``ratios`` and ``overall`` are bytes fetched
+    over bytes wanted, of each rank and of all.
     """
     partition = reader.partition
     sharded = [n for n in reader.fields if set(partition.axis_of_dim) <= set(reader.layout(n).dims)]

@@ -50,13 +50,7 @@ def places_of_sets(store: Store, index: int) -> dict[str, Places]:
 
 
 class SetPanels:
-    """A figure with a panel for each set, and room for others before them.
-
-    Parameters
-    ----------
-    num_before
-        Further panels of the same size, before those of the sets.
-    """
+    """A figure with a panel for each set, and ``num_before`` others of the same size before them."""
 
     def __init__(self, places: Mapping[str, Places], *, num_before: int = 0) -> None:
         self.places = places
@@ -79,15 +73,7 @@ class SetPanels:
     def draw(self, store: Store, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
         """Draw the rows of each set by rank, the edges that end there and begin in another part, and a legend.
 
-        Parameters
-        ----------
-        said
-            More lines of the legend.
-
-        Returns
-        -------
-        notes
-            One for each thing that was left out.
+        ``said`` are more lines of the legend. Return a note for each thing that was left out.
         """
         from matplotlib.lines import Line2D
 

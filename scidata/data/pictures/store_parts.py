@@ -55,12 +55,8 @@ def draw_sample(
 
     Parameters
     ----------
-    cut
-        From :meth:`scidata.store.reading.reader.StoreReader.partition_of`.
     ghosts
         For each rank the global ids of the rows that it has of others.
-    path
-        File to write; its suffix is the format.
     ratios, overall
         Bytes fetched over bytes wanted, of each rank and of all.
 
@@ -68,13 +64,6 @@ def draw_sample(
     -------
     notes
         One for each thing that was left out.
-
-    Raises
-    ------
-    ConfigError
-        The store has no positions.
-    MissingDependencyError
-        matplotlib is not installed.
     """
     load_matplotlib()
     title = f"{os.path.basename(store.path.rstrip('/'))}: {store.sample(cut.index).name} over {cut.num_parts} ranks"

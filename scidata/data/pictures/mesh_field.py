@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import owners_of
-from scidata.data.pictures.canvas import add_legend, check_field, colours_of, new_figure, save_picture
-from scidata.data.pictures.drawing import Drawing, places_in_store, shapes_in_store
+from scidata.data.pictures.canvas import check_field, save_picture
+from scidata.data.pictures.drawing import places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError
@@ -44,59 +43,27 @@ def draw_mesh(
     if reader.subsample is not None:
         raise ConfigError("plot: the rows are drawn anew in each epoch; open the data without subsample to see all")
     name = _chosen(reader, field)
-    cut = reader.partition_of(index)
+    cut, entity, shapes = reader.partition_of(index), reader.info(name).entity, None
+    read = [reader.read(index, part) for part in range(cut.num_parts)]
     if cut.entity == JOINT and isinstance(reader, StoreReader):
-        figure = _draw_sets(reader, cut, index, name, parts=parts)
+        places = places_of_sets(reader.store, cut.index)
+        if entity not in places:
+            raise ConfigError(f"plot: field {name!r} lives on the edges of {entity}, which have no place in a picture")
     else:
-        figure = _draw_rows(reader, cut, index, name, parts=parts)
-    if path is not None:
-        save_picture(figure, path, [reader.path])
-    return figure
-
-
-def _draw_rows(reader: StoreReader | PointsReader, cut: SamplePart, index: int, name: str, *, parts: bool) -> Figure:
-    """Draw a field of nodes, points or cells, and beside it the ranks' parts."""
-    read = [reader.read(index, part) for part in range(cut.num_parts)]
-    entity = reader.info(name).entity
-    values, rows = _column(reader, read, name), cut.entity
-    places, shapes = _positions(reader, read, cut)
-    if entity not in (rows, "cell") or (entity == "cell" and rows != "cell" and shapes is None):
-        raise ConfigError(f"plot: field {name!r} lives on {entity}s, which have no place in a picture")
-
-    several = parts and cut.num_parts > 1
-    high = 5.4 if places.in_space else min(max(5.6 * places.aspect, 1.8), 6.5) + 1.1
-    figure = new_figure(7.2 * (1 + several) + 1.2, high)
-    drawn = Drawing(places, shapes)
-    axes = drawn.axes(figure, (1, 1 + several, 1))
-    artist = drawn.draw(axes, values, of_cells=entity == "cell" and rows != "cell")
-    figure.colorbar(artist, ax=axes, label=_label(reader, name), shrink=0.8)
-    axes.set_title(f"{os.path.basename(str(reader.path).rstrip('/'))}: {name}, sample {index}", fontsize=10, loc="left")
-    if several:
-        beside = drawn.axes(figure, (1, 2, 2))
-        owner = owners_of(cut.bounds[rows], np.arange(len(places.xy)))
-        colours = colours_of(cut.num_parts)
-        of_cells = owners_of(cut.bounds["cell"], np.arange(len(shapes))) if shapes is not None else None
-        drawn.draw_ranks(beside, colours, owner, of_cells)
-        beside.set_title(f"{cut.num_parts} ranks", fontsize=10, loc="left")
-        add_legend(figure, colours, "0.3")
-    return figure
-
-
-def _draw_sets(reader: StoreReader, cut: SamplePart, index: int, name: str, *, parts: bool) -> Figure:
-    """Draw a field of one node set, and beside it the ranks' parts of each set."""
-    entity = reader.info(name).entity
-    places = places_of_sets(reader.store, cut.index)
-    if entity not in places:
-        raise ConfigError(f"plot: field {name!r} lives on the edges of {entity}, which have no place in a picture")
-    several = parts and cut.num_parts > 1
-    panels = SetPanels(places if several else {entity: places[entity]}, num_before=int(several))
-    read = [reader.read(index, part) for part in range(cut.num_parts)]
+        positions, shapes = _positions(reader, read, cut)
+        places = {cut.entity: positions}
+        if entity not in (cut.entity, "cell") or (entity != cut.entity and shapes is None):
+            raise ConfigError(f"plot: field {name!r} lives on {entity}s, which have no place in a picture")
+    several, rows = parts and cut.num_parts > 1, entity if entity in places else cut.entity
+    panels = SetPanels(places if several else {rows: places[rows]}, shapes, num_before=int(several))
     axes = panels.axes(0)
-    artist = Drawing(places[entity], None).draw(axes, _column(reader, read, name), of_cells=False)
+    artist = panels.drawings[rows].draw(axes, _column(reader, read, name), of_cells=rows != entity)
     panels.figure.colorbar(artist, ax=axes, label=_label(reader, name), shrink=0.8)
     axes.set_title(f"{os.path.basename(str(reader.path).rstrip('/'))}: {name}, sample {index}", fontsize=9, loc="left")
     if several:
-        panels.draw(reader.store, cut)
+        panels.draw(getattr(reader, "store", None), cut)
+    if path is not None:
+        save_picture(panels.figure, path, [reader.path])
     return panels.figure
 
 

@@ -14,8 +14,9 @@ from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.data.pictures.canvas import LEGEND_RANKS, add_legend, colours_of, new_figure
 from scidata.data.pictures.drawing import Drawing, stride
-from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
+from scidata.data.pictures.mesh_shapes import Places, Shapes, number_parts, places_of
 from scidata.errors import ConfigError
+from scidata.meshes.hetero import JOINT
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
@@ -50,10 +51,14 @@ def places_of_sets(store: Store, index: int) -> dict[str, Places]:
 
 
 class SetPanels:
-    """A figure with a panel for each set, and ``num_before`` others of the same size before them."""
+    """A figure with a panel for each set, and ``num_before`` others of the same size before them.
 
-    def __init__(self, places: Mapping[str, Places], *, num_before: int = 0) -> None:
-        self.places = places
+    A mesh, a cloud or a graph of one set has one; of a mesh, ``shapes`` are the cells.
+    """
+
+    def __init__(self, places: Mapping[str, Places], shapes: Shapes | None = None, *, num_before: int = 0) -> None:
+        self.places, self._shapes = places, shapes
+        self.drawings = {name: Drawing(each, shapes) for name, each in places.items()}
         # all in one frame, so that an edge from one set to another has its place
         several = list(places.values())
         self._frame = Drawing(replace(several[0], xy=np.concatenate([each.xy for each in several])), None)
@@ -70,32 +75,32 @@ class SetPanels:
         """Return the axes of one panel, from 0 on."""
         return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
 
-    def draw(self, store: Store, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
+    def draw(self, store: Store | None, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
         """Draw the rows of each set by rank, the edges that end there and begin in another part, and a legend.
 
         ``said`` are more lines of the legend. Return a note for each thing that was left out.
         """
         from matplotlib.lines import Line2D
 
-        colours, notes = colours_of(cut.num_parts), []
+        colours, notes, marks, shapes = colours_of(cut.num_parts), [], [], self._shapes
+        of_cells = None if shapes is None else owners_of(cut.bounds["cell"], np.arange(len(shapes)))
         for number, (name, places) in enumerate(self.places.items()):
             axes = self.axes(self._num_before + number)
-            drawing = Drawing(places, None)
-            owner = owners_of(cut.bounds[name], np.arange(len(places.xy)))
-            drawing.draw_ranks(axes, colours, owner, None)
-            ends, num_cut, num_edges = self._cut_edges(store, cut, name)
-            if len(ends):
-                opacity = float(np.clip(800 / len(ends), 0.12, 0.6))
-                drawing.lines(axes, ends, colors="0.15", alpha=opacity, zorder=3)
-            if len(ends) < num_cut:
-                notes.append(f"{name}: {len(ends)} of {num_cut} edges cut are drawn")
+            owner, share = owners_of(cut.bounds[name], np.arange(len(places.xy))), ""
+            self.drawings[name].draw_ranks(axes, colours, owner, of_cells)
+            if store is not None and cut.entity == JOINT:
+                ends, num_cut, num_edges = self._cut_edges(store, cut, name)
+                if len(ends):
+                    opacity = float(np.clip(800 / len(ends), 0.12, 0.6))
+                    self.drawings[name].lines(axes, ends, colors="0.15", alpha=opacity, zorder=3)
+                notes += [f"{name}: {len(ends)} of {num_cut} edges cut are drawn"] if len(ends) < num_cut else []
+                share = f", {num_cut} of {num_edges} edges that end here are cut" if num_edges else ""
+                marks = [Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part")]
             if not places.in_space:
                 number_parts(axes, places, cut.bounds[name], few=cut.num_parts <= LEGEND_RANKS)
-            share = f", {num_cut} of {num_edges} edges that end here are cut" if num_edges else ""
             axes.set_title(f"{name}: {len(places.xy)} rows over {cut.num_parts} ranks{share}", fontsize=9, loc="left")
-        mark = Line2D([], [], color="0.15", lw=0.6, alpha=0.6, label="edge from\nanother part")
         lines = [*(textwrap.fill(note, 24) for note in notes), *said]
-        add_legend(self.figure, colours, "0.3", mark, notes=lines)
+        add_legend(self.figure, colours, "0.3", *marks, notes=lines)
         return notes
 
     def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[npt.NDArray[np.float64], int, int]:

@@ -38,7 +38,7 @@ def inspect(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Show what a file or store holds: arrays, chunks, kind, default split, and what will read badly.
+    """Show what a file or store holds: arrays, chunks, kind, default split, and slow layouts.
 
     \b
     scidata inspect era5.zarr
@@ -118,7 +118,7 @@ def stats(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Mean, deviation and extremes of each field, and of its changes from step to step: what normalising needs.
+    """Mean, deviation and extremes of each field, and of its changes from step to step, for normalising.
 
     \b
     scidata stats era5.zarr --by level --sel time=1990:2015 --out stats.json
@@ -167,7 +167,7 @@ def stage(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Fill a cache with what ranks will read of a grid or store: training with cache_dir=CACHE finds all of it there.
+    """Fill a cache with the rows that ranks will read of a grid or store; training reads them with cache_dir=CACHE.
 
     \b
     scidata stage s3://bucket/era5.zarr /local/cache --domain 8 --halo latitude=2
@@ -233,7 +233,7 @@ def partition(
         run_finalize(paths, as_json=as_json)
         return
     if overwrite and resume:
-        raise usage_error("--resume", "excludes --overwrite: one keeps what the other removes.")
+        raise usage_error("--resume", "excludes --overwrite: one keeps the samples that the other removes.")
     options: dict[str, Any] = {
         "kind": kind,
         "mesh": mesh,
@@ -258,7 +258,7 @@ def partition(
 
 @app.command()
 def verify(path: opt.Store, as_json: opt.Json = False, debug: opt.Debug = False) -> None:
-    """Reread every byte of a partitioned store and check what must hold of it; name the first fault.
+    """Reread every byte of a partitioned store and check its invariants; name the first fault.
 
     \b
     scidata verify train.store && sbatch train.slurm
@@ -320,7 +320,7 @@ def demo(
 
 def main() -> None:
     """Run the command line; the entry point of the ``scidata`` script."""
-    for stream in (sys.stdout, sys.stderr):  # into a pipe, too, what is printed is seen at once
+    for stream in (sys.stdout, sys.stderr):  # each line is seen at once, also in a pipe
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
     app(prog_name="scidata")

@@ -1,6 +1,6 @@
 """Texts of the command line turned into arguments of the library. Pure; imports nothing heavy.
 
-Every function takes the option's name, so that a bad value is answered with the option and what it accepts.
+Every function takes the option's name, so that a bad value is answered with the option and the values that it accepts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -52,21 +53,28 @@ def _dim(text: str) -> str | int:
     return int(name) if re.fullmatch(r"-?\d+", name) else name
 
 
-def _by_dim(option: str, values: Sequence[str], accepted: str, parse: Callable[[str], T]) -> T | dict[str | int, T]:
-    """Collect ``dim=value`` of a repeatable option into a mapping; one ``value`` alone holds for every dimension."""
-    named: dict[str | int, T] = {}
-    for text in values:
-        dim, equals, value = text.partition("=")
-        if not equals:
-            if len(values) > 1:
-                raise usage_error(option, f"{text!r} names no dimension; given more than once it must: {accepted}.")
-            return parse(text)
-        if not dim.strip() or not value.strip():
+def _pairs(
+    option: str, texts: Iterable[str], accepted: str, noun: str = "dimension", *, needs_equals: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each ``name=value``; refuse a name that comes twice."""
+    seen: set[str] = set()
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if needs_equals and not equals:
+            raise usage_error(option, f"{text!r} names no {noun}; accepted: {accepted}.")
+        if not name or not value:
             raise usage_error(option, f"{text!r} is incomplete; accepted: {accepted}.")
-        if _dim(dim) in named:
-            raise usage_error(option, f"dimension {dim.strip()!r} is given twice.")
-        named[_dim(dim)] = parse(value)
-    return named
+        if name in seen:
+            raise usage_error(option, f"{noun} {name!r} is given twice.")
+        seen.add(name)
+        yield name, value
+
+
+def _by_dim(option: str, texts: Sequence[str], accepted: str, parse: Callable[[str], T]) -> T | dict[str | int, T]:
+    """Collect ``dim=value`` of a repeatable option into a mapping; one ``value`` alone holds for every dimension."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return parse(texts[0])
+    return {_dim(dim): parse(value) for dim, value in _pairs(option, texts, accepted)}
 
 
 def parse_sample_dim(text: str, option: str = "--sample-dim") -> SampleDim:
@@ -99,25 +107,20 @@ def parse_shard(
     if not values:
         return None
     accepted = f"a dimension, or dimension=axis with an axis of {', '.join(axis_sizes)}"
-    pairs = [part.partition("=") for value in values for part in value.split(",")]
-    taken = {axis.strip() for _, equals, axis in pairs if equals}
+    given = [part.strip() for value in values for part in value.split(",")]
+    taken = {axis.strip() for part in given for axis in part.split("=")[1:]}
     for axis in taken - set(axis_sizes):
         raise usage_error(option, f"there is no domain axis {axis!r}{near_matches(axis, axis_sizes)}")
     free = [axis for axis in axis_sizes if axis not in taken]
-    shard: dict[str | int, str] = {}
-    for dim, equals, axis in pairs:
-        if not dim.strip():
-            raise usage_error(option, f"{dim + equals + axis!r} names no dimension; accepted: {accepted}.")
-        if _dim(dim) in shard:
-            raise usage_error(option, f"dimension {dim.strip()!r} is given twice.")
-        if not equals and not free:
-            split = "x".join(map(str, axis_sizes.values()))
-            raise usage_error(
-                option,
-                f"more dimensions than the {len(axis_sizes)} axes of --domain {split}; "
-                "give --domain one number for each dimension, as in --domain 2x4.",
-            )
-        shard[_dim(dim)] = axis.strip() if equals else free.pop(0)
+    if sum("=" not in part for part in given) > len(free):
+        split = "x".join(map(str, axis_sizes.values()))
+        raise usage_error(
+            option,
+            f"more dimensions than the {len(axis_sizes)} axes of --domain {split}; "
+            "give --domain one number for each dimension, as in --domain 2x4.",
+        )
+    named = [part if "=" in part else f"{part}={free.pop(0)}" for part in given]
+    shard = {_dim(dim): axis for dim, axis in _pairs(option, named, accepted)}
     unused = sorted(set(axis_sizes) - set(shard.values()))
     if unused:
         raise usage_error(
@@ -202,18 +205,15 @@ def read_options(
 ) -> ReadOptions:
     """Return the options of reading and cutting, from the texts of the options that commands share.
 
-    Parameters
-    ----------
-    of_store
-        Whether a partitioned store is read, whose halo and bounds are given otherwise than those of grids.
-    others
-        Texts of options that the library calls alike, or values of its arguments.
+    The halo and bounds of a partitioned store are given otherwise than those of grids. ``others`` are called alike in
+    the library.
     """
     from scidata.core.options import ReadOptions
 
     cut = (parse_rows if of_store else parse_bounds)(bounds or ())
     if weights is not None and cut != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
+    check_choice("--dtype", others.get("dtype"), _FLOATS)
     if of_store:
         check_choice("--ghosts", ghosts, ("disk", "exchange"))
     elif ghosts is not None:
@@ -245,66 +245,41 @@ def parse_isel(values: Sequence[str], option: str = "--isel") -> Crop:
         indices = [_integer(option, part, accepted) for part in text.split(",")]
         return indices if "," in text else indices[0]
 
-    for text in values:
-        if "=" not in text:
-            raise usage_error(option, f"{text!r} names no dimension; accepted: {accepted}.")
-    crop = _by_dim(option, values, accepted, rows) if values else {}
-    assert isinstance(crop, dict)  # since each names a dimension
-    return crop
+    return {_dim(dim): rows(text) for dim, text in _pairs(option, values, accepted)}
 
 
 def parse_sel(values: Sequence[str], option: str = "--sel") -> Crop:
-    """``time=1990:2015``, ``level=500``, ``level=500,850`` or ``time=2020-01-01T06:00/2020-01-02T00:00``.
+    """``time=1990:2015``, ``level=500``, ``level=500,850`` or ``time=2020-01-01T06:00/2020-01-02T00:00``."""
+    accepted = "dim=first:last, dim=value or dim=value,value,…; as in time=1990:2015 or level=500,850"
+    return {dim: _labels(dim, text, accepted) for dim, text in _pairs(option, values, accepted, needs_equals=False)}
 
-    Numbers are numbers, but for dims whose name says time.
-    """
+
+def _labels(dim: str, text: str, accepted: str) -> object:
+    """Return a label, a list or a slice of labels: numbers where they can be, but for dims whose name says time."""
     from scidata.sources.cf import names_time
 
-    accepted = "dim=first:last, dim=value or dim=value,value,…; as in time=1990:2015 or level=500,850"
-    crop: dict[str | int, object] = {}
-    for text in values:
-        dim, equals, chosen = (part.strip() for part in text.partition("="))
-        if not equals or not dim or not chosen:
-            raise usage_error(option, f"{text!r} is incomplete; accepted: {accepted}.")
-        if dim in crop:
-            raise usage_error(option, f"dimension {dim!r} is given twice.")
-        as_text = names_time(dim)
+    kinds = (str,) if names_time(dim) else (int, float, str)
 
-        def label(item: str, as_text: bool = as_text) -> str | float:
-            try:
-                return item if as_text else int(item)
-            except ValueError:
-                pass
-            try:
-                return float(item)
-            except ValueError:
-                return item
+    def label(item: str) -> str | float:
+        for kind in kinds:
+            with suppress(ValueError):
+                return kind(item.strip())
+        raise AssertionError("every text is a str")
 
-        if as_text and _MOMENT.fullmatch(chosen):  # its colon is one of the time of day
-            crop[dim] = chosen
-            continue
-        between = "/" if "/" in chosen else ":"
-        if chosen.count(between) > 1:
-            raise usage_error(option, f"{chosen!r} has more than one {between!r}; accepted: {accepted}.")
-        if between in chosen:
-            crop[dim] = slice(*(label(end.strip()) if end.strip() else None for end in chosen.split(between)))
-        else:
-            found = [label(item.strip()) for item in chosen.split(",")]
-            crop[dim] = found if "," in chosen else found[0]
-    return crop
+    if kinds == (str,) and _MOMENT.fullmatch(text):  # its colon is one of the time of day
+        return text
+    between = "/" if "/" in text else ":"
+    if text.count(between) > 1:
+        raise usage_error("--sel", f"{text!r} has more than one {between!r}; accepted: {accepted}.")
+    if between in text:
+        return slice(*(label(end) if end.strip() else None for end in text.split(between)))
+    found = [label(item) for item in text.split(",")]
+    return found if "," in text else found[0]
 
 
 def parse_rules(option: str, text: str) -> dict[str, str]:
     """Read ``"grid=file,mesh=icosahedral:4"``."""
-    found: dict[str, str] = {}
-    for each in text.split(","):
-        name, equals, rule = (part.strip() for part in each.partition("="))
-        if not (name and equals and rule):
-            raise usage_error(option, f"{each!r} says no name and rule; as in {option} grid=file,mesh=icosahedral:4")
-        if name in found:
-            raise usage_error(option, f"names {name!r} twice.")
-        found[name] = rule
-    return found
+    return dict(_pairs(option, text.split(","), "name=rule, as in grid=file,mesh=icosahedral:4", "name"))
 
 
 def parse_names(values: Sequence[str]) -> list[str]:
@@ -323,25 +298,13 @@ def parse_fields(values: Sequence[str] | None, option: str = "--fields") -> list
 def parse_steps(values: Sequence[str], option: str = "--steps") -> tuple[int, ...] | dict[str, tuple[int, ...]]:
     """``0,1`` as offsets along the sample dimension, of all fields, or ``u=-1,0,1`` of one, ``*=0,1`` of all others."""
     accepted = "offsets along the sample dimension, 0,1; or by field, u=-1,0,1 with *=0 for all others"
-    named: dict[str, tuple[int, ...]] = {}
-    for text in values:
-        name, equals, steps = text.rpartition("=")
-        found = tuple(_integer(option, part, accepted) for part in steps.split(","))
-        if not equals and len(values) == 1:
-            return found
-        if not name.strip():
-            raise usage_error(option, f"{text!r} names no field; given more than once it must: {accepted}.")
-        if name.strip() in named:
-            raise usage_error(option, f"field {name.strip()!r} is given twice.")
-        named[name.strip()] = found
-    return named or (0,)
 
+    def offsets(text: str) -> tuple[int, ...]:
+        return tuple(_integer(option, part, accepted) for part in text.split(","))
 
-def parse_dtype(text: str, option: str = "--dtype") -> str:
-    """Return the name of a floating dtype."""
-    if text not in _FLOATS:
-        raise usage_error(option, f"{text!r} is no floating dtype{near_matches(text, _FLOATS)}")
-    return text
+    if len(values) == 1 and "=" not in values[0]:
+        return offsets(values[0])
+    return {name: offsets(text) for name, text in _pairs(option, values, accepted, "field")} or (0,)
 
 
 def parse_ranks(values: Sequence[str], num_ranks: int, option: str = "--rank") -> list[int]:
@@ -407,14 +370,14 @@ def _only(option: str, values: Sequence[str], accepted: str) -> str | None:
     return values[0].strip() if values else None
 
 
-def _word_or_rows(option: str, text: str, words: Sequence[str], what: str, accepted: str) -> str | list[int]:
+def _word_or_rows(option: str, text: str, words: Sequence[str], noun: str, accepted: str) -> str | list[int]:
     """Return one of the words, or a list of integers."""
     word = text.lower()
     if word in words:
         return word
     if not re.fullmatch(r"[\d,\s-]+", word):
         hint = near_matches(word, words, listed=False)
-        raise usage_error(option, f"{text!r} are no {what}{hint}; accepted: {accepted}.")
+        raise usage_error(option, f"{text!r} are no {noun}{hint}; accepted: {accepted}.")
     return [_integer(option, part, accepted) for part in word.split(",")]
 
 
@@ -426,5 +389,4 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "sel": parse_sel,
     "steps": parse_steps,
     "sample_dim": parse_sample_dim,
-    "dtype": parse_dtype,
 }

@@ -19,7 +19,7 @@ def cluster(address: str | None, jobs: int) -> Iterator[Any]:
         return
     if jobs > 1:
         raise usage_error("--dask", "excludes --jobs: its workers are the processes.")
-    # what becomes of the connection is said once, by the error that ends the command
+    # a lost connection is reported once, by the error that ends the command
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with connected(address) as client:
         yield client

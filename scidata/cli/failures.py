@@ -120,19 +120,11 @@ _NOT_AFTER = r"(?<![\w.?&/:-])(?<!attribute )"
 
 
 def in_options(message: str, options: Mapping[str, str]) -> str:
-    """Return a message with keyword arguments as options.
-
-    Parameters
-    ----------
-    message
-        As the library raises it.
-    options
-        Of the command, by the names of arguments: ``{"sample_dim": "--sample-dim"}``. Others stay as they are.
-    """
+    """Return a message of the library with keyword arguments as options of a command: ``{"halo": "--halo"}``."""
     if not options:
         return message
     names = "|".join(map(re.escape, sorted(options, key=len, reverse=True)))
-    # where the library itself says the option behind it, that is what stays
+    # a message that names the option itself, kind='grid' (--kind grid), keeps it
     given = re.compile(rf"{_NOT_AFTER}({names})=({_VALUE})?+(?!/)(?:\.\.\.|…)?(?: \((--[^()]*)\))?")
     message = given.sub(lambda found: found[3] or _typed(options[found[1]], found[2]), message)
     message = re.sub(

@@ -235,7 +235,7 @@ Dask = Annotated[
 ]
 Part = Annotated[str | None, _option("I/N", "Only every N-th sample, from I = 0 on: one task of a SLURM array.", _RUN)]
 Finalize = Annotated[bool, _flag("--finalize", "Give OUT alone: finish the store once all parts are done.", _RUN)]
-DryRun = Annotated[bool, _flag("--dry-run", "Only say what would be written.", _RUN)]
+DryRun = Annotated[bool, _flag("--dry-run", "Only list the samples that would be written.", _RUN)]
 OverwriteStore = Annotated[bool, _flag("--overwrite", "Replace the store that is there.", _RUN)]
 Resume = Annotated[bool, _flag("--resume", "Go on with the store that is there; whole samples stay.", _RUN)]
 Store = Annotated[str, _argument("STORE", "A store that `scidata partition` wrote.")]
@@ -254,7 +254,7 @@ AllowMissing = Annotated[
 ]
 CacheBytes = Annotated[
     str | None,
-    _option("BYTES", "That all in CACHE may take: 500G, say; default half of what is free on its disk.", _RUN),
+    _option("BYTES", "Most bytes in CACHE: 500G, say; default half of the free space on its disk.", _RUN),
 ]
 StageJobs = Annotated[
     int, _option("N", "Blocks of a grid, or parts of a store, that are fetched at once.", _RUN, parser=_whole(1))
@@ -285,7 +285,7 @@ NoDifferences = Annotated[
 ]
 StatsJobs = Annotated[int, _option("N", "Processes that read side by side.", _RUN, parser=_whole(1))]
 Stored = Annotated[
-    bool, _flag("--stored", "Only what the data have of themselves, a store's or anemoi's; read no field.", _READ)
+    bool, _flag("--stored", "Only statistics stored with the data, a store's or anemoi's; read no field.", _READ)
 ]
 
 # -- bench, demo -------------------------------------------------------------------------------------------------------

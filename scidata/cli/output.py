@@ -43,7 +43,7 @@ def print_json(data: object) -> None:
     """Print one JSON document to stdout; numbers that JSON lacks become null, and URLs show no secret."""
     text = public_text(json.dumps(_finite(data), indent=2, allow_nan=False, ensure_ascii=False))
     if not text.replace("\n", "").isprintable():
-        # JSON itself escapes what is below U+0020 only: not C1 controls, bidirectional marks, lone surrogates
+        # JSON escapes only characters below U+0020: not C1 controls, bidirectional marks, lone surrogates
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
     print(text)
 

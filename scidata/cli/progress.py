@@ -20,81 +20,73 @@ QUIET = 8.0  # seconds without a line, at most
 class Pulse:
     """The present task of a command, printed every :data:`QUIET` seconds in which it prints nothing."""
 
-    def __init__(self, what: str) -> None:
-        self.what, self.unit = what, ""
+    def __init__(self, task: str) -> None:
+        self.task, self.unit = task, ""
         self.done, self.total = 0.0, 0.0
         self.is_drawn = False  # as a bar
         self._began = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scidata-pulse", daemon=True)
 
-    def begin(self) -> None:
-        """Start telling."""
-        spoke.at = time.monotonic()
-        self._thread.start()
-
-    def end(self) -> None:
-        """Tell no more."""
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(min(1.0, QUIET / 4)):
+    def run(self, over: threading.Event) -> None:
+        """Print lines until it is over."""
+        while not over.wait(min(1.0, QUIET / 4)):
             if not self.is_drawn and time.monotonic() - spoke.at >= QUIET:
                 console(stderr=True).print(self.text(), soft_wrap=True)
 
     def text(self) -> str:
         """Return the line."""
         done = f"{self.done:.3g} of {self.total:g}{self.unit}, " if self.total else ""
-        return f"{self.what}: {done}{time.monotonic() - self._began:.0f} s"
+        return f"{self.task}: {done}{time.monotonic() - self._began:.0f} s"
 
 
 _now: list[Pulse] = []  # of the command that runs
 
 
 @contextmanager
-def pulse(what: str) -> Iterator[None]:
-    """Tell of a command for as long as it runs."""
-    own = Pulse(what)
+def pulse(task: str) -> Iterator[None]:
+    """Print progress while a command runs."""
+    own, over = Pulse(task), threading.Event()
+    thread = threading.Thread(target=own.run, args=(over,), name="scidata-pulse", daemon=True)
     _now.append(own)
-    own.begin()
+    spoke.at = time.monotonic()
+    thread.start()
     try:
         yield
     finally:
         _now.pop()
-        own.end()
+        over.set()
+        thread.join()
 
 
 @contextmanager
-def progress(what: str, total: float, unit: str = "") -> Iterator[Callable[..., None]]:
+def progress(task: str, total: float, unit: str = "") -> Iterator[Callable[..., None]]:
     """Draw a bar on stderr, if that is a terminal; the value is called with the steps done, of ``total``."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    own = _now[-1] if _now else Pulse(what)
-    before = own.what
-    own.what, own.total, own.done, own.unit = what, total, 0.0, unit
+    own = _now[-1] if _now else Pulse(task)
+    before = own.task
+    own.task, own.total, own.done, own.unit = task, total, 0.0, unit
     own.is_drawn = is_terminal(sys.stderr)
     shares = ".1f" if unit else ".0f"
     count = TextColumn(f"{{task.completed:{shares}}}/{{task.total:.0f}}{unit}")
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     drawn = Progress(*columns, console=console(stderr=True), transient=True)
     with drawn if own.is_drawn else nullcontext():
-        task = drawn.add_task(what, total=total)
+        bar = drawn.add_task(task, total=total)
 
         def tick(share: float = 1) -> None:
             own.done += share
-            drawn.advance(task, share)
+            drawn.advance(bar, share)
 
         try:
             yield tick
         finally:
-            own.what, own.total, own.is_drawn = before, 0.0, False
+            own.task, own.total, own.is_drawn = before, 0.0, False
 
 
-def doing(what: str) -> None:
+def doing(task: str) -> None:
     """Name the next task, where a command has several that take long."""
     if _now:
-        _now[-1].what, _now[-1].total = what, 0.0
+        _now[-1].task, _now[-1].total = task, 0.0
 
 
 @contextmanager

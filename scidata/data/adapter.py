@@ -104,9 +104,9 @@ class DatasetAdapter:
             self.dataset.set_epoch(epoch)
 
     def reader(self, epoch: object = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
-        """Return what reads this rank's part of a sample in ``epoch``, default the present one, whatever is set later.
+        """Return a function that reads this rank's part of a sample in ``epoch``, default the present one.
 
-        ``empty`` makes the arrays that are read into, where samples differ in size.
+        It stays in that epoch. ``empty`` makes the arrays that are read into, where samples differ in size.
         """
         if "epoch_reader" in self._abilities:
             return self.dataset.epoch_reader(epoch, empty=empty)  # type: ignore[no-any-return]

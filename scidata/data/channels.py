@@ -173,16 +173,9 @@ def channels_of(
     kept: Sequence[str] | None,
     labels: LabelsOf,
 ) -> Channels:
-    """Lay out fields as channels of one tensor.
+    """Lay out fields, default all, as channels of one tensor, of the dims and shapes that a sample has without a batch.
 
-    Parameters
-    ----------
-    dims, shapes
-        Dims and shape of each field of a sample, without a batch's.
-    fields
-        Those to stack, in this order; None for all.
-    kept
-        The dims that they keep; None: the last two that all have, or the last one where that numbers cells.
+    They keep the dims ``kept``: default the last two that all have, or the last one where that numbers cells.
 
     Raises
     ------

@@ -39,7 +39,7 @@ SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True, default=Sample)
 class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
 
-    Reads what its data sets read, and applies each one's own transform. ``sample.index`` is the number here.
+    Reads as its data sets do, and applies each one's own transform. ``sample.index`` is the number here.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")
         if self._chosen is not None:
             return 0, int(self._chosen[index])
-        index += len(self) if index < 0 else 0
+        index %= len(self)
         part = bisect.bisect_right(self._starts, index) - 1
         return part, index - self._starts[part]
 
@@ -419,7 +419,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     @staticmethod
     def _renumbered(sample: Any, index: int | list[int]) -> SampleT:
         renumbered: SampleT = sample
-        if isinstance(sample, Sample):  # a worker process has no more than parts, and a transform returns what it likes
+        if isinstance(sample, Sample):  # workers have parts, and a transform may return anything
             sample.index = index
         elif isinstance(sample, LocalFields):
             sample.number(index)

@@ -1,11 +1,11 @@
-"""``DomainDataset``: common base of data sets of all kinds, and the protocol of their readers."""
+"""``DomainDataset``: common base of data sets of all kinds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
-from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
@@ -27,33 +26,14 @@ from scidata.errors import ConfigError
 from scidata.plan.totals import ReadPlan
 from scidata.shard.comm.indexed import note
 
-
-class Reader(Protocol):
-    """Plans and reads any rank's part of any sample of some kind of data. No torch, no communication."""
-
-    fields: tuple[str, ...]
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dimensions of a field of one sample."""
-
-    def fingerprint(self) -> str:
-        """Return a digest of everything that decides the samples."""
-
-    def plan(self, index: int, rank: int = 0) -> ReadPlan:
-        """Plan one sample for one rank of the domain."""
-
-    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> FieldPass:
-        """Return a pass over all rows of a field that some samples have, of one rank's own part."""
-
-    def close(self) -> None:
-        """End the threads and close the files; the next read starts them again."""
+if TYPE_CHECKING:
+    from scidata.grids.reader import GridReader
+    from scidata.store.raw_points.reader import PointsReader
+    from scidata.store.reading.reader import StoreReader
 
 
-ReaderT = TypeVar("ReaderT", bound=Reader)
+#: Plans and reads any rank's part of any sample of some kind of data, without torch and communication.
+ReaderT = TypeVar("ReaderT", bound="GridReader | StoreReader | PointsReader")
 SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True)
 SampleInT = TypeVar("SampleInT", bound=Sample[Any])
 
@@ -62,8 +42,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     """Samples of which this rank reads its part; each kind of data adds how a part is read and wrapped.
 
     Indexing never communicates, although all ranks of a domain are meant to index alike. Pickles as paths and options
-    and reopens its files lazily. In a worker process, which has no process group, a sample is what :meth:`read_local`
-    returns, that :meth:`assemble` wraps in the parent.
+    and reopens its files lazily. In a worker process, which has no process group, a sample is the part that
+    :meth:`read_local` returns, and :meth:`assemble` wraps it in the parent.
 
     Attributes
     ----------
@@ -170,7 +150,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan what a rank of the domain reads of a sample; any rank, default this one.
+        """Plan the reads of a rank of the domain for a sample; any rank, default this one.
 
         Parameters
         ----------
@@ -178,8 +158,16 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             The sample.
         rank : int or None, optional
             A rank of the domain; default this one.
+
+        Examples
+        --------
+        >>> scidata.open_dataset("era5.zarr").plan(0).bytes_wanted > 0
+        True
         """
-        return self.reader.plan(index, self.rank if rank is None else rank)
+        return self._plan(index, self.rank if rank is None else rank)
+
+    def _plan(self, index: int, rank: int) -> ReadPlan:
+        return self.reader.plan(index, rank)
 
     @abstractmethod
     def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
@@ -234,8 +222,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     ) -> Self:
         """Return a data set whose samples are ``(x - mean) / std``, in the dtype that they have.
 
-        Done on what is read where it is read, halo and ghosts included, before ``local_transform`` and ``transform``;
-        what is kept of decoded chunks, in memory or in ``cache_dir``, stays as it is and serves both.
+        Values are normalised where they are read, halo and ghosts included, before ``local_transform`` and
+        ``transform``. Decoded chunks that are kept, in memory or in ``cache_dir``, stay as they are and serve both.
 
         Parameters
         ----------
@@ -278,7 +266,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return made
 
     def _forget(self) -> None:
-        """Let go of values that were kept as they are without normalising."""
+        """Drop values that were kept without normalising."""
 
     @property
     def normalising(self) -> Mapping[str, Scale]:
@@ -320,7 +308,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
                 scale.apply(arrays[name])
 
     def _number(self, index: int) -> int:
-        """Return which sample an index means, from 0 on."""
+        """Return the number of the sample that an index names, from 0 on."""
         index = as_index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")

@@ -49,8 +49,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     """Samples of a gridded data set, of which this rank reads its part. Made by :func:`open_dataset`.
 
     All samples have the same sizes, and are read into buffers. In a worker process, which has no process group, a
-    sample is a dict of plain local tensors, halo included, that :meth:`assemble` wraps in the parent. Attributes, and
-    what all kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
+    sample is a dict of plain local tensors, halo included, that :meth:`assemble` wraps in the parent. Attributes
+    and methods of all kinds of data are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     1344
     """
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- fields, dims and blocks ---------------------------------------------------------------------------------
 
     def global_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample.
@@ -181,7 +181,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         Returns
         -------
         matplotlib.figure.Figure
-            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+            A notebook shows it; ``figure.axes[0]`` has the field.
 
         Raises
         ------
@@ -375,7 +375,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             index = local.index if index is None else index
             self._note(*(index if isinstance(index, list) else [index]))
             local = local.fields()
-        tensors: dict[str, TensorT] = {}
+        tensors: dict[str, torch.Tensor] = {}
         lead: tuple[int, ...] = ()
         for name, tensor in local.items():
             place = self._places.get(name)
@@ -389,17 +389,18 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
                     f"{place.expected}{' after the batch dim' if has_batch else ''}"
                 )
             lead = tuple(tensor.shape[:num_lead])
-            tensors[name] = self._wrap(place, self._cast(tensor), lead)
+            tensors[name] = self._sharded(self._cast(tensor), place.dims, lead + place.global_shape)
         lacking = [name for name in self._static.specs if name not in local]
         if lacking and local and all(name in local for name in self._specs if name not in lacking):  # not of a part
             found = self._static.on(next(iter(local.values())).device)
             for name in lacking:
-                tensors[name] = self._wrap(self._places[name], found[name].expand(*lead, *found[name].shape), lead)
+                place = self._places[name]
+                tensor = found[name].expand(*lead, *place.expected)
+                tensors[name] = self._sharded(tensor, place.dims, lead + place.global_shape)
         tensors = {name: tensors[name] for name in self.fields if name in tensors}
         batch = ("batch",) * len(lead)
-        return Sample(
-            tensors, dims={name: batch + self._places[name].dims for name in tensors}, index=index, origin=self
-        )
+        dims = {name: batch + self._places[name].dims for name in tensors}
+        return Sample(tensors, dims=dims, index=index, origin=self)  # type: ignore[arg-type]  # of the mesh's kind
 
     @cached_property
     def _places(self) -> dict[str, _Place]:  # asked for with every field of every sample
@@ -407,9 +408,6 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             name: _Place(spec.shape, self.reader.dims(name), self.reader.global_shape(name))
             for name, spec in self._specs.items()
         }
-
-    def _wrap(self, place: _Place, tensor: torch.Tensor, lead: tuple[int, ...]) -> TensorT:
-        return self._sharded(tensor, place.dims, lead + place.global_shape)  # type: ignore[return-value]  # by the mesh
 
     def _sharded(self, tensor: torch.Tensor, dims: tuple[str, ...], global_shape: tuple[int, ...]) -> torch.Tensor:
         """Make a ShardTensor of this rank's part of values with these dims, after a batch dim where there is one."""

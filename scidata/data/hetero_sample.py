@@ -19,7 +19,7 @@ class HeteroSample(IrregularSample[TensorT]):
     A field is called ``"temperature"`` where one set alone has it, else ``"grid/temperature"``. Entities are the node
     sets (``"grid"``), the relations (``"grid__to__mesh"``), and ``"joint"``, the rows of all sets together, which are
     cut at once. Each set has its own index map: its ghosts are the sources, by any relation, of edges that end at owned
-    rows of some set, so that one exchange of a set's rows serves all relations; and what the layers of ``halo`` need.
+    rows of some set, so that one exchange of a set's rows serves all relations; and rows for the layers of ``halo``.
 
     Examples
     --------

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scidata.store.raw_points.reader import PointsReader
     from scidata.store.reading.reader import StoreReader
 
-#: Reads samples whose rows are nodes, points or cells, of any number each; see ``PartReader`` for what both have.
+#: Reads samples whose rows are nodes, points or cells, of any number each; ``PartReader`` is their common base.
 IrregularReader: TypeAlias = "StoreReader | PointsReader"
 
 
@@ -39,8 +39,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     """Samples of meshes, point clouds or graphs, of which this rank reads its part. Made by ``open_dataset``.
 
     Sizes differ from sample to sample. In a worker process, which has no process group, a sample is a
-    :class:`~scidata.store.reading.part.LocalPart`, that :meth:`assemble` wraps in the parent. Attributes, and what all
-    kinds of data have, are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
+    :class:`~scidata.store.reading.part.LocalPart`, that :meth:`assemble` wraps in the parent. Attributes and
+    methods of all kinds of data are those of :class:`~scidata.data.domain_dataset.DomainDataset`.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._tensors: WeakKeyDictionary[Identity, tuple[dict[str, Relation], Cells | None]] = WeakKeyDictionary()
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- entities, fields and epochs -----------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
@@ -151,7 +151,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def set_epoch(self, epoch: int) -> None:
         """Draw anew, with ``subsample``: call it before each epoch, with the same number on every rank.
 
-        ``DataLoader.set_epoch`` does. It reaches what is read from then on, also in worker processes that are kept;
+        ``DataLoader.set_epoch`` does. It holds for later reads, also in worker processes that are kept;
         an iterator of :class:`scidata.DataLoader` stays in the epoch in which it began.
 
         Parameters
@@ -213,7 +213,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         Returns
         -------
         matplotlib.figure.Figure
-            A notebook shows it; ``figure.axes[0]`` is what was drawn on.
+            A notebook shows it; ``figure.axes[0]`` has the field.
 
         Raises
         ------
@@ -230,23 +230,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         return draw_mesh(self.reader, self._number(index), field, parts=parts, path=path)
 
-    @checked_keywords
-    def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan what a rank of the domain reads of a sample; any rank, default this one. Reads the rank's edges.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-        rank : int or None, optional
-            A rank of the domain; default this one.
-
-        Examples
-        --------
-        >>> ds.plan(0).bytes_wanted > 0
-        True
-        """
-        return self.reader.plan(index, self.rank if rank is None else rank, epoch=self.epoch)
+    def _plan(self, index: int, rank: int) -> ReadPlan:
+        return self.reader.plan(index, rank, epoch=self.epoch)
 
     # -- reading -------------------------------------------------------------------------------------------------
 

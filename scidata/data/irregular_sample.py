@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class IrregularSample(Sample[TensorT]):
     held : Mapping[str, Tensor] or None, optional
         Fields whose ghosts were read from disk: local tensors, owned rows, then ghosts.
     ghosts : str, default "exchange"
-        ``"disk"`` or ``"exchange"``: what :meth:`with_ghosts` does.
+        ``"disk"`` or ``"exchange"``: where :meth:`with_ghosts` has ghosts from.
     graph_values : Mapping[str, object] or None, optional
         Of the whole sample: tensors, the same on every rank, or numbers and text.
     fields : Mapping[str, Tensor]
@@ -102,7 +102,7 @@ class IrregularSample(Sample[TensorT]):
         self._places, self._topology, self._held = dict(places), topology, dict(held or {})
         self._graph_values = dict(graph_values or {})
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- entities, edges and fields ------------------------------------------------------------------------------
 
     @property
     def entities(self) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ class IrregularSample(Sample[TensorT]):
     def graph_values(self) -> Mapping[str, Any]:
         """Values of the whole sample, such as a target of the graph: plain tensors, numbers and text.
 
-        The same on every rank. A batch has tensors and numbers joined along dim 0, lists of what is neither.
+        The same on every rank. A batch has tensors and numbers joined along dim 0, and lists of other values.
         """
         return self._graph_values
 
@@ -327,30 +327,7 @@ class IrregularSample(Sample[TensorT]):
 
     # -- changed -------------------------------------------------------------------------------------------------
 
-    def _changed(
-        self,
-        fields: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        *,
-        dims: Mapping[str, tuple[str, ...]] | None = None,
-        places: Mapping[str, Place] | None = None,
-        topology: Topology | None = None,
-        graph_values: Mapping[str, object] | None = None,
-    ) -> IrregularSample[TensorT]:
-        made = type(self)(
-            fields,  # type: ignore[arg-type]  # to type checkers, what a transform makes of a ShardTensor is plain
-            dims=dims or self.dims,
-            index=self.index,
-            places=places or self._places,
-            topology=topology or self._topology,
-            held=held,
-            ghosts=self.ghosts,
-            graph_values=graph_values or self._graph_values,
-        )
-        made._go_on_with(self)
-        return made
-
-    def to(self, *args: Any, **kwargs: Any) -> IrregularSample[TensorT]:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device.
 
         Parameters
@@ -383,14 +360,14 @@ class IrregularSample(Sample[TensorT]):
             for name, x in self.items()
         }
         values = {name: x.to(*args, **kwargs) if isinstance(x, Tensor) else x for name, x in self._graph_values.items()}
-        return self._changed(fields, held, topology=topology, graph_values=values)
+        return self._with(_fields=fields, _held=held, _topology=topology, _graph_values=values)
 
     def _wrap(self, held: Tensor, name: str) -> Tensor:
         place = self._places[name]
         rows = self.index_map(place.entity)
         return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
 
-    def replace(self, fields: Mapping[str, Tensor]) -> IrregularSample[TensorT]:
+    def replace(self, fields: Mapping[str, Tensor]) -> Self:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
         A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
@@ -406,7 +383,7 @@ class IrregularSample(Sample[TensorT]):
         >>> sample.replace({"double": 2 * sample["speed"]}).entity_of("double")
         'node'
         """
-        plain = super().replace(fields)
+        made = super().replace(fields)
         places = dict(self._places)
         by_shape = {tuple(x.shape): self._places[name] for name, x in self.items() if name in self._places}
         for name, x in fields.items():
@@ -419,10 +396,11 @@ class IrregularSample(Sample[TensorT]):
                 places[name] = by_shape[shape]
             elif sized:
                 places[name] = Place(sized[0], 0)
-        held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
-        return self._changed(plain, held, dims=plain.dims, places=places)
+        made._held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
+        made._places = places
+        return made
 
-    def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> IrregularSample[TensorT]:
+    def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> Self:
         """Return a sample of which some fields, ghosts included, went through functions of each value by itself.
 
         Parameters
@@ -440,7 +418,7 @@ class IrregularSample(Sample[TensorT]):
             name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)
             for name, x in self.items()
         }
-        return self._changed(fields, held)
+        return self._with(_fields=fields, _held=held)
 
     # -- other libraries -----------------------------------------------------------------------------------------
 
@@ -472,7 +450,7 @@ class IrregularSample(Sample[TensorT]):
         by_hop : bool, default False
             With ``khop``: ghosts in the order of how many hops away they are, edges in that of their targets, and how
             many of each there are as ``num_sampled_nodes`` and ``num_sampled_edges``. With these PyG's
-            ``trim_to_layer``, and its models that take them, leave out in each layer what later ones do not need.
+            ``trim_to_layer``, and its models that take them, leave out in each layer rows that no later one needs.
             Neither is there without ``khop``, or on plain samples, where there is nothing to leave out. Only graphs of
             one node set have this order.
 

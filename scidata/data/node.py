@@ -15,7 +15,7 @@ from scidata.device_mesh.board import common_postings
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.blocks.node_shares import NodeRanks
 
-_SHARE = 8  # a part of the memory that is available, for what is decoded
+_SHARE = 8  # of the memory that is available, one part in 8 is for decoded rows
 
 
 def memory_share() -> int:

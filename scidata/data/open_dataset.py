@@ -89,14 +89,7 @@ def open_dataset(
 
 @overload
 def open_dataset(
-    path: Paths, mesh: DeviceMesh, *, kind: None = None, shard: None = None,
-    transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
-) -> Any: ...
-
-
-@overload
-def open_dataset(
-    path: Paths, mesh: None = None, *, kind: None = None,
+    path: Paths, mesh: DeviceMesh | None = None, *, kind: None = None, shard: None = None,
     transform: Callable[[Any], Any] | None = None, **options: Unpack[Options],
 ) -> Any: ...
 
@@ -218,7 +211,7 @@ def open_dataset(
         domain that share a node decode chunks that several of them need for each other, through memory, where they
         would decode more than 1.1 times as much else; ``"rank"``, as True: each rank for itself.
     dtype : torch.dtype or None, optional
-        Of floating fields; default what CF metadata says. bfloat16 is read as float32 and cast.
+        Of floating fields; default that of CF metadata. bfloat16 is read as float32 and cast.
     transform : Callable[[Any], Any] or None, optional
         Called with each :class:`Sample`, returns one; in the thread that uses it, on the device of
         ``DataLoader(device=)``. Random numbers: ``sample.generator``.
@@ -263,19 +256,19 @@ def open_dataset(
         for other samples, at most so many bytes of them in each process, so that a chunk is decoded once for all steps
         in it. For orders in which samples of a chunk come close to each other: as they are stored, or
         ``DistributedSampler(shuffle="blocks")``. A loader sees from its order which chunks are worth it, and reads them
-        ahead. Default: what these orders need, within an eighth of the memory that is available, shared with the other
-        ranks of the node; ``plan`` says how much. 0 keeps nothing.
+        ahead. Default: the need of these orders, within an eighth of the available memory, shared with the other ranks
+        of the node; ``plan`` says how much. 0 keeps nothing.
     cache_dir : str or PathLike or None, optional
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
-        what is behind URLs or has to be decoded; raw local arrays are read where they are, which costs no more. Any
-        number of ranks and jobs may use one folder. The source's files are looked at before the first use of what was
-        kept of them: what was changed is read again. ``scidata stage`` fills it ahead of a job. Stores behind URLs and
-        on network file systems: blocks of their files are kept there, for any number of ranks; a store that is written
-        again has others.
+        data behind URLs or that have to be decoded; raw local arrays are read where they are, which costs no more. Any
+        number of ranks and jobs may use one folder. The source's files are looked at before kept rows of them are
+        used first: those of a changed file are read again. ``scidata stage`` fills it ahead of a job. Stores behind
+        URLs and on network file systems: blocks of their files are kept there, for any number of ranks; a store that is
+        written again has others.
     cache_disk_bytes : int or None, optional
-        At most so many bytes of them, those used longest ago go first; default half of what is free on that disk.
+        At most so many bytes of them, those used longest ago go first; default half of the free space on that disk.
     storage_options : Mapping[str, object] or None, optional
-        URLs: what fsspec's file system is made with, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
+        URLs: arguments of fsspec's file system, such as ``{"endpoint_url": …, "key": …, "secret": …}`` or
         ``{"anon": True}`` of s3fs. No message, plan or state shows it, nor the user, password and query of a URL; a
         pickle of the data set holds it, since worker processes open the files anew. How patiently reads
         are tried again: :func:`scidata.set_retry`. Of reference sets also ``"targets"``: options by prefix of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.grids.reader import GridReader
 
-# Each kind is imported where it is met: who opens a grid loads no mesh, and who opens a store no grid.
+# Each kind is imported where it is met: a script that opens a grid loads no mesh.
 
 
 def open_store(

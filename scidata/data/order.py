@@ -1,6 +1,6 @@
 """The order of an epoch over all ranks, as a pure function of (seed, epoch). NumPy only.
 
-Nothing here knows of ranks: who takes which entry is dealt by :class:`scidata.DistributedSampler`, so that any number
+Nothing here knows of ranks: :class:`scidata.DistributedSampler` deals the entries to them, so that any number
 of ranks goes through the same order, and a resumed run through the rest of it.
 
 An order of up to :data:`MAX_LISTED` entries is NumPy's permutation, whole in memory. A longer one is never listed: it
@@ -254,7 +254,7 @@ def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.rand
     """
     # Two lanes, and blocks A (3 entries), B (2), C (3) that come in the order C, A, B: in a row the entries are
     # C C C A A A B B. The second lane begins at the block nearest the middle, A. One entry of each in turn gives
-    # C A, C A, C A, then what the longer lane has left: B, B.
+    # C A, C A, C A, then the rest of the longer lane: B, B.
     _, firsts, block_of, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
     by_stretch = np.argsort(stretches[firsts], kind="stable")
     numbers = stretches[firsts][by_stretch]

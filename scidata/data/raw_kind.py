@@ -29,16 +29,10 @@ def _open(path: str, allow_external: bool) -> Source:
 def kind_of_raw(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: ReadOptions, *, like_grid: bool = False
 ) -> tuple[str, Source | None]:
-    """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; say what to do with others.
+    """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; refuse others with a remedy.
 
-    Parameters
-    ----------
-    path
-        File, folder, URL, glob or list of them; the first one decides.
-    options
-        With a kind the data are not looked at. With those that only grids have, what could be a cloud is a grid.
-    like_grid
-        Whether it is one in any case.
+    The first of several files decides, unless the options name a kind. A cloud with options that only grids have, or
+    with ``like_grid``, is a grid.
 
     Raises
     ------
@@ -72,17 +66,7 @@ def kind_of_raw(
 def partition_command(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], kind: str, reason: str, source: Source | None
 ) -> str:
-    """Return the command that writes raw files as a store.
-
-    Parameters
-    ----------
-    path
-        As it was given; of many files their names are left out.
-    reason
-        As of :func:`scidata.sources.kinds.kind_of`.
-    source
-        The first file, where it is open.
-    """
+    """Return the command that writes raw files as a store; ``kind`` and ``reason`` are those of ``kind_of``."""
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     shown = " ".join(shlex.quote(os.fspath(each)) for each in given) if len(given) <= _MOST_NAMED else "SOURCE..."
     mesh = " --mesh TOPOLOGY" if reason.endswith(ELSEWHERE) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +98,7 @@ class Sample(Mapping[str, TensorT]):
     def generator(self) -> torch.Generator:
         """Random numbers for a transform: on the CPU, a function of seed, epoch and index of the sample alone.
 
-        So ranks that share a sample draw the same, if they draw what does not depend on their part: an angle, an
+        So ranks that share a sample draw the same, if their draws do not depend on their part: an angle, an
         offset, a flip. Seed and epoch are those of the loader's sampler (:meth:`scidata.DataLoader.set_epoch`), 0
         outside of a loader. A sample made from it, by :meth:`replace` or :meth:`to`, goes on with it.
         """
@@ -121,9 +121,15 @@ class Sample(Mapping[str, TensorT]):
         """
         self._draws, self._generator = (seed, epoch), None
 
-    def _go_on_with(self, other: Sample) -> None:
-        if isinstance(other.index, int):
-            self._draws, self._generator = other._draws, other.generator
+    def _with(self, **changed: object) -> Self:
+        """Return a copy with some attributes changed, which goes on with this sample's random numbers."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__ | {"dims": dict(self.dims)} | changed)
+        if isinstance(self.index, int):
+            made._generator = self.generator
+        else:
+            made.seed_generator(0, 0)
+        return made
 
     def __getitem__(self, name: str) -> TensorT:
         try:
@@ -258,7 +264,7 @@ class Sample(Mapping[str, TensorT]):
             self._fields, self.shown_dims(), coords, {name: self.members[0][0].attributes(name) for name in names}
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Sample[TensorT]:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Return a sample whose fields went through ``Tensor.to`` with these arguments.
 
         Parameters
@@ -275,7 +281,7 @@ class Sample(Mapping[str, TensorT]):
         """
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
 
-    def replace(self, fields: Mapping[str, torch.Tensor]) -> Sample[TensorT]:
+    def replace(self, fields: Mapping[str, torch.Tensor]) -> Self:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
         For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
@@ -300,8 +306,7 @@ class Sample(Mapping[str, TensorT]):
         for name, tensor in fields.items():
             if not isinstance(tensor, torch.Tensor):
                 raise ConfigError(f"replace: field {name!r} is a {type(tensor).__name__}, and must be a tensor")
-        # to type checkers, what a transform makes of a ShardTensor is a plain one; those who replace fields know better
-        merged: dict[str, TensorT] = {**self._fields, **fields}  # type: ignore[dict-item]
+        merged: dict[str, torch.Tensor] = {**self._fields, **fields}
         by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
         dims = {
             name: self.dims[name]
@@ -309,12 +314,9 @@ class Sample(Mapping[str, TensorT]):
             else by_shape.get(tuple(tensor.shape), tuple(f"dim_{i}" for i in range(tensor.ndim)))
             for name, tensor in merged.items()
         }
-        made = Sample(merged, dims=dims, index=self.index)
-        made.members = self.members
-        made._go_on_with(self)
-        return made
+        return self._with(_fields=merged, dims=dims)
 
-    def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Sample[TensorT]:
+    def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Self:
         """Return a sample of which some fields went through functions that leave each value where it is.
 
         Parameters

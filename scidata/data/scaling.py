@@ -132,16 +132,9 @@ def scales_of(
     chosen: str | Sequence[str] | None,
     method: str,
 ) -> dict[str, Scale]:
-    """Return how fields are normalised by statistics that fit them.
+    """Return the shift and scale of each field, default all floating ones, from statistics that fit them.
 
-    Parameters
-    ----------
-    fields
-        The dims of a sample of each field of the data set.
-    passes
-        Of each field: they know the labels of its rows.
-    chosen
-        Fields; None: all floating ones.
+    ``fields`` has the dims of a sample of each field, and ``passes`` know the labels of its rows.
 
     Raises
     ------
@@ -180,7 +173,7 @@ def _scale_of(name: str, dims: tuple[str, ...], rows: FieldPass, stats: Statisti
         shift, scale = (np.take(x, places, axis=axis) for x in (shift, scale))
     wrong = ~(np.isfinite(shift) & np.isfinite(scale) & (scale > 0))
     if wrong.any():
-        raise ConfigError(f"normalise: {_what_is_wrong(name, found, rows, wrong, scale, method)}")
+        raise ConfigError(f"normalise: {_fault(name, found, rows, wrong, scale, method)}")
     # a dim that the samples lack has one row
     here = {dim: size for dim, size in zip(found.dims, shift.shape, strict=True) if dim in dims}
     order = [list(here).index(dim) for dim in dims if dim in here]
@@ -213,7 +206,7 @@ def _places(name: str, dim: str, rows: FieldPass, stats: Statistics, size: int) 
     return np.arange(size, dtype=np.int64)
 
 
-def _what_is_wrong(
+def _fault(
     name: str, found: FieldStatistics, rows: FieldPass, wrong: npt.NDArray[np.bool_], scale: Floats, method: str
 ) -> str:
     first = tuple(int(at[0]) for at in np.nonzero(wrong)) if wrong.ndim else ()
@@ -221,7 +214,7 @@ def _what_is_wrong(
     for dim, at in zip(found.dims, first, strict=True):
         labels = rows.labels(dim)
         where.append(f"{dim} {at if labels is None else labels[at]}")
-    what = f"field {name!r}" + (f" at {', '.join(where)}" if where else "")
+    place = f"field {name!r}" + (f" at {', '.join(where)}" if where else "")
     if scale[first] == 0:
-        return f"{what} has a {_ZERO[method]} of 0, one value everywhere; leave the field out with fields="
-    return f"{what} has no finite {_ZERO[method]}: no value, or too large ones; leave the field out with fields="
+        return f"{place} has a {_ZERO[method]} of 0, one value everywhere; leave the field out with fields="
+    return f"{place} has no finite {_ZERO[method]}: no value, or too large ones; leave the field out with fields="

@@ -11,13 +11,7 @@ from torch import Tensor
 
 
 class SideStream:
-    """A stream of a device, made where it is first used.
-
-    Parameters
-    ----------
-    device
-        CUDA device with its index: threads have a current device of their own.
-    """
+    """A stream of a CUDA device with its index (threads have a current device of their own), made where it is used."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

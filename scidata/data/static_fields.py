@@ -13,24 +13,16 @@ import torch
 from scidata.core.types import BufferSpec
 from scidata.read.context import ReadStats
 
-#: Reads fields into arrays; returns what that took.
+#: Reads fields into arrays; returns statistics of the reads.
 Read: TypeAlias = Callable[[Mapping[str, npt.NDArray[np.generic]]], ReadStats]
 
 
 class StaticFields:
     """This rank's part of the fields that all samples share. Thread-safe.
 
-    Samples hold views of one tensor. What is changed in place there is noticed by the tensor's version, and never seen
-    in a sample that is handed out later: that has the field anew.
-
-    Parameters
-    ----------
-    specs
-        Of the fields.
-    read
-        Reads them, decoded and normalised as samples have them.
-    cast
-        Makes them what NumPy has no dtype for.
+    Samples hold views of one tensor. A change in place is noticed by the tensor's version: samples that are handed out
+    later have the field read anew. ``read`` gives the fields decoded and normalised; ``cast`` makes dtypes that NumPy
+    lacks.
     """
 
     def __init__(
@@ -54,7 +46,7 @@ class StaticFields:
             lacking = [name for name in self.specs if not _is_as_it_was(self._host.get(name))]
             found = {name: np.empty(self.specs[name].shape, self.specs[name].dtype) for name in lacking}
             stats = self._read(found) if found else ReadStats()
-            with torch.inference_mode(False):  # or a loop that trains could not use what one that validates has read
+            with torch.inference_mode(False):  # or training could not use tensors that validation has read
                 for name, values in found.items():
                     tensor = self._cast(torch.from_numpy(values))
                     self._host[name] = tensor, tensor._version

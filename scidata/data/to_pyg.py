@@ -85,10 +85,7 @@ def pyg_of(
 ) -> _Container:
     """Return the ``Data`` or ``HeteroData`` of a sample; see :meth:`scidata.IrregularSample.to_pyg`. Collective.
 
-    Parameters
-    ----------
-    asked
-        By PyG's names ``x``, ``y``, ``edge_attr``: the fields that are put side by side.
+    ``asked`` has, by PyG's names ``x``, ``y`` and ``edge_attr``, the fields that are put side by side.
     """
     topology = sample.topology
     several = topology.entity == JOINT
@@ -281,16 +278,10 @@ def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
 
 
 def entity_named(topology: Topology, given: object, *, edges: bool) -> str:
-    """Return the set or relation of a name, or of the three names of a relation.
-
-    Raises
-    ------
-    UnknownNameError
-        There is none.
-    """
+    """Return the set or relation of a name, or of the three names of a relation; raise where there is none."""
     known = list(topology.relations) if edges else list(topology.node_sets)
     name = "__".join(map(str, given)) if isinstance(given, tuple) else str(given)
     if name not in known:
-        what = "relation" if edges else "node set"
-        raise UnknownNameError(f"the sample has no {what} {given!r}{near_matches(name, known)}")
+        noun = "relation" if edges else "node set"
+        raise UnknownNameError(f"the sample has no {noun} {given!r}{near_matches(name, known)}")
     return name

@@ -16,7 +16,7 @@ from scidata.shard.tensor import ShardTensor
 def to_physicsnemo(tensor: ShardTensor) -> Any:
     """Return the same tensor as PhysicsNeMo's ``ShardTensor``, on the same memory. No communication.
 
-    The sizes of all parts are passed on, so an uneven layout stays what it is. A halo is left behind. Gradients flow
+    The sizes of all parts are passed on, so an uneven layout stays. A halo is left behind. Gradients flow
     back. What PhysicsNeMo computes on uneven parts is its own matter.
 
     Parameters

@@ -1,8 +1,8 @@
 """Reads a file of ``torch.save`` in a process of its own: ``python torch_worker.py PATH FOLDER``.
 
 Imports nothing of scidata. By ``weights_only``, so that nothing in the file is run: tensors, and PyTorch Geometric's
-containers of them where that is installed. The folder gets an array a file, and ``arrays.json``, which says what they
-are called; or ``error``, of a file that is not read, or ``damage``.
+containers of them where that is installed. The folder gets an array a file, and ``arrays.json``, which has their
+names; or ``error``, of a file that is not read, or ``damage``.
 """
 
 import json
@@ -68,7 +68,7 @@ class _Array(NamedTuple):
 def _samples(found: object, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
     """Yield the samples of the file: one without a name, or several by number."""
     if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
-        from torch_geometric.data.separate import separate  # what InMemoryDataset.save writes: all samples in one
+        from torch_geometric.data.separate import separate  # of InMemoryDataset.save, which joins all samples
 
         whole = geometric.Data.from_dict(found[0]) if isinstance(found[0], Mapping) else found[0]
         lengths = {len(bounds) - 1 for bounds in found[1].values()}

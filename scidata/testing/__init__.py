@@ -2,7 +2,7 @@
 
 ``run_ranks`` runs a function on a few real gloo ranks in well under a second; ``fake_group`` pretends to be one rank
 of hundreds; ``make_grid`` writes the same small ERA5-like data in every format; ``scidata.testing.oracle`` holds an
-operation on shards against one process. Nothing here is imported by the rest of the package.
+operation on shards against one process. Of the rest of the package, ``scidata demo`` alone imports from here.
 """
 
 from scidata.testing.grids import GRID_FORMATS, make_grid

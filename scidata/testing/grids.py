@@ -43,7 +43,7 @@ def make_grid(
     compressed: bool = True,
     unlimited: bool = False,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Write a small ERA5-like store and return what a reader should get.
+    """Write a small ERA5-like store and return the arrays that a reader should get.
 
     Fields ``u``, ``v``, ``t`` (smooth plus noise, float32) on ``time, level, latitude, longitude``, latitude from
     north to south, with CF attributes and coordinates.

@@ -29,7 +29,7 @@ from scidata.device_mesh.torch_internals import DYNAMO, fake_store
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
 _PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.testing", *set(_HOME.values())]
-# These too, where the caller has them: what ranks run is often in the caller's own module. No import of them starts a
+# These too, where the caller has them: ranks often run functions of the caller's own module. No import of them starts a
 # thread, with which a fork would not be safe.
 _PRELOAD_IF_LOADED = ("h5py", "hypothesis", "netCDF4", "torch_geometric", "xarray", "zarr")
 _GRACE = 3.0  # seconds the other ranks get to report too, after one has failed
@@ -60,7 +60,7 @@ class RankError(RuntimeError):
 def run_ranks(
     fn: Callable[..., T], num_ranks: int, *args: object, timeout: float = 60, backend: str | None = "gloo"
 ) -> list[T]:
-    """Run ``fn(rank, num_ranks, *args)`` on that many processes with a process group, and return what each returned.
+    """Run ``fn(rank, num_ranks, *args)`` on that many processes with a process group, and return their results.
 
     The processes come from a fork server that has torch loaded, so the first call of a test session takes seconds and
     each later one a fraction of a second. Each has one torch thread, and the default group is there when ``fn`` starts

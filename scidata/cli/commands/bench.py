@@ -1,7 +1,7 @@
 """``scidata bench``: times plain slicing, the format's own library at its best, scidata, and the ceiling on a file.
 
-The ceiling is ``preadv`` of as many bytes as are wanted, from the page cache into a reused buffer: what any reader
-must at least do. Methods take turns, so that a busy machine slows all of them; figures are medians.
+The ceiling is ``preadv`` of as many bytes as are wanted, from the page cache into a reused buffer: the least
+work of any reader. Methods take turns, so that a busy machine slows all of them; figures are medians.
 """
 
 from __future__ import annotations
@@ -41,20 +41,10 @@ _SLAB = 8  # a slab is one part in eight, as of one rank of eight
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One method on one field and case.
+    """One method on one field: ``cpu`` and ``wall`` are medians, in seconds, of reading ``nbytes`` decoded bytes.
 
-    Attributes
-    ----------
-    case
-        ``"full"`` (leading rows of the whole field) or ``"slab"`` (an eighth of them along one dimension).
-    method
-        ``"slicing"``, ``"library"`` (into a reused buffer), ``"scidata"``, ``"scidata threads"`` or ``"preadv"``.
-    nbytes
-        Bytes wanted, decoded.
-    cpu, wall
-        Seconds, medians.
-    cpu_ratio, wall_ratio
-        Time of the ``preadv`` ceiling over this method's: higher is better.
+    ``case`` is ``"full"``, leading rows of the whole field, or ``"slab"``, an eighth of them along one dimension.
+    Ratios are times of the ``preadv`` ceiling over those of this method: higher is better.
     """
 
     field: str
@@ -115,32 +105,15 @@ def bench_path(
     max_bytes: int = 256 << 20,
     num_threads: int | None = None,
 ) -> list[BenchRow]:
-    """Measure some fields of a local file.
+    """Measure some fields of a local file, by default the largest three: up to ``max_bytes`` of their leading rows.
 
-    Parameters
-    ----------
-    path
-        Zarr, HDF5 or NetCDF.
-    fields
-        Names; default the largest three.
-    kind
-        ``"grid"`` or ``"points"`` times the arrays of any file as they lie; None only those of what is read so: not of
-        meshes and graphs, which are read from a store.
-    repeats
-        Timed rounds, after one that warms the page cache.
-    max_bytes
-        Rows of the first dimension are taken up to this size.
-    num_threads
-        Threads of ``"scidata threads"``; default the number of CPUs.
+    ``kind`` times the arrays of any file as they lie. Without it meshes and graphs, which are read from a store, are
+    refused.
 
     Raises
     ------
-    ConfigError
-        ``path`` is a URL: its network would be measured.
-    UnknownNameError
-        A field that is not there.
-    UnsupportedFormatError
-        A mesh or a graph; the message says what to do first.
+    ConfigError, UnknownNameError, UnsupportedFormatError
+        A URL, whose network would be measured; an unknown field; a mesh or a graph.
     """
     if is_url(path):
         raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")
@@ -179,7 +152,7 @@ def _cases(layout: ArrayLayout, max_bytes: int) -> dict[str, Selection]:
     splittable = [d for d, n in enumerate(shape) if n >= _SLAB]
     if not splittable:
         return {"full": full}
-    # Along the first dimension a slab is a shorter full read; the next one is what ranks split.
+    # Along the first dimension a slab is a shorter full read; ranks split the next one.
     dim = splittable[1] if len(splittable) > 1 and splittable[0] == 0 else splittable[0]
     part = shape[dim] // _SLAB
     slab = tuple((Segment(start=3 * part, count=part),) if d == dim else s for d, s in enumerate(full))
@@ -193,7 +166,7 @@ def _bench_case(
     out = np.zeros(shape, layout.dtype.newbyteorder("="))
     box = tuple(slice(dim[0].start, dim[0].start + dim[0].count) for dim in selection)
 
-    family = PlanFamily((), shape)  # as a data set plans: what follows from the selection is found once
+    family = PlanFamily((), shape)  # as a data set plans: one lookup for all reads of a selection
 
     def own(threads: ThreadPoolExecutor | None) -> Callable[[], object]:
         def run() -> object:

@@ -1,4 +1,4 @@
-"""``scidata demo``: writes data, shows the plan, starts ranks with torchrun, and reports what they found."""
+"""``scidata demo``: writes data, shows the plan, starts ranks with torchrun, and reports their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from scidata.cli.arguments import usage_error
-from scidata.cli.commands.demo_data import NUM_LATITUDES, PATCH, READ, SPLIT, write_weather
 from scidata.cli.commands.plan import as_plain, print_plan
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
@@ -23,7 +22,19 @@ from scidata.core.options import ReadOptions
 from scidata.errors import LauncherError, OutputError
 from scidata.grids.plan import GridPlan, plan_grid
 from scidata.grids.reader import GridReader
+from scidata.testing.grids import make_grid
 
+_ROWS, _COLUMNS = 121, 240
+#: Mean and spread of each field; the model takes them to normalise.
+FIELDS = {"u": (5.0, 10.0), "v": (0.0, 5.0), "t": (260.0, 20.0)}
+PATCH = 8  # rows and columns of a patch of the model
+#: What is read of each sample: input, and the target six hours later, on rows that fill patches; and how it is split.
+READ: dict[str, Any] = {
+    "fields": list(FIELDS),
+    "steps": (0, 1),
+    "isel": {"latitude": slice(0, _ROWS - _ROWS % PATCH)},
+}
+SPLIT: dict[str, Any] = {"shard": {"latitude": "domain"}, "align": PATCH}
 TOLERANCE = 1e-12  # float64: one process and P ranks differ by rounding alone
 _DEADLINE = 300.0  # seconds; a run takes a tenth of it
 _GRACE = 40.0  # torchrun itself gives its ranks 30 s to end
@@ -39,12 +50,12 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     LauncherError
         A rank failed, or the run did not end.
     """
-    if ranks > NUM_LATITUDES // PATCH:
-        raise usage_error("--ranks", f"{ranks}: there are {NUM_LATITUDES // PATCH} rows of patches to share.")
+    if ranks > _ROWS // PATCH:
+        raise usage_error("--ranks", f"{ranks}: there are {_ROWS // PATCH} rows of patches to share.")
     began = time.monotonic()
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
-        write_weather(path)
+        make_grid(path, num_times=16, num_lat=_ROWS, num_lon=_COLUMNS, chunks=(1, 3, 32, _COLUMNS))
         plan = _plan(path, ranks)
         if not as_json:
             size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(path) for name in names)
@@ -77,7 +88,7 @@ def _folder(keep: str | None) -> Iterator[str]:
 def _launch(path: str, folder: str, ranks: int, steps: int, *, echo: bool) -> list[dict[str, Any]]:
     """Start the ranks, pass on their output, and return the report of each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "scidata.cli.commands.demo_rank", path, folder, "--ranks", str(ranks), "--steps", str(steps)]
+    command += ["-m", "scidata.cli.commands.demo_rank", path, folder, str(ranks), str(steps)]
     # one thread each: ranks share the machine, and torchrun warns at length where the number is not set
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     log_path = os.path.join(folder, "torchrun.log")

@@ -5,9 +5,9 @@ Started by ``scidata demo`` through torchrun. The model and the loss know nothin
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -17,28 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import scidata
-from scidata.cli.commands.demo_data import FIELDS, PATCH, READ, SPLIT
+from scidata.cli.commands.demo import FIELDS, PATCH, READ, SPLIT
 from scidata.data.sample import Sample
 
 _LEARNING_RATE = 0.05
-
-
-class _Block(nn.Module):
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
-        )
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = x + self.out(attended)
-        y: Tensor = x + self.mlp(self.norm_2(x))
-        return y
 
 
 class ViT(nn.Module):
@@ -49,7 +31,11 @@ class ViT(nn.Module):
         self.grid = (height // PATCH, width // PATCH)
         self.embed = nn.Conv2d(channels, dim, PATCH, stride=PATCH)
         self.position = nn.Parameter(0.02 * torch.randn(1, self.grid[0] * self.grid[1], dim))
-        self.blocks = nn.Sequential(*(_Block(dim, num_heads) for _ in range(depth)))
+        layers = [
+            nn.TransformerEncoderLayer(dim, num_heads, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(depth)
+        ]
+        self.blocks = nn.Sequential(*layers)
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, channels * PATCH * PATCH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,7 +49,7 @@ class ViT(nn.Module):
 
 def _state(batch: Sample, step: int) -> Tensor:
     """Stack the normalised fields of one step as channels, ``(batch, channels, latitude, longitude)``."""
-    return torch.cat([(batch[name][:, step] - mean) / spread for name, (_, mean, spread) in FIELDS.items()], dim=1)
+    return torch.cat([(batch[name][:, step] - mean) / spread for name, (mean, spread) in FIELDS.items()], dim=1)
 
 
 def _train(model: nn.Module, batches: Iterator[Sample], num_steps: int) -> Iterator[tuple[Sample, float]]:
@@ -141,16 +127,11 @@ def _compare(path: str, order: list[int], losses: list[float], gradient: Tensor)
 
 def main() -> None:
     """Run one rank; a failure is also left in a file, because torchrun's own report is long."""
-    parser = argparse.ArgumentParser(description="one rank of `scidata demo`")
-    parser.add_argument("path")
-    parser.add_argument("out")
-    parser.add_argument("--ranks", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    given = parser.parse_args()
+    path, out, num_ranks, num_steps = sys.argv[1:]
     try:
-        _run(given.path, given.out, given.ranks, given.steps)
+        _run(path, out, int(num_ranks), int(num_steps))
     except BaseException:
-        with open(os.path.join(given.out, f"error{os.getpid()}.txt"), "w") as f:
+        with open(os.path.join(out, f"error{os.getpid()}.txt"), "w") as f:
             f.write(traceback.format_exc())
         raise
 

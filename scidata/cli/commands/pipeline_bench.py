@@ -35,20 +35,10 @@ _MAX_PLANNED = 8  # samples of which the floors know the byte ranges; they go ro
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRow:
-    """One method; times are of one sample.
+    """One method, of ``"loader"``, ``"preadv"`` and ``"decompress"``; times are seconds of one sample.
 
-    Attributes
-    ----------
-    method
-        ``"loader"``, ``"preadv"`` or ``"decompress"``.
-    num_workers
-        Reader threads of the loader, else None.
-    nbytes
-        Bytes wanted of a sample; of the floors what they read, and what they decode.
-    cpu, wall
-        Seconds; None where there is nothing to do.
-    wait, wait_share
-        Seconds that a loop waits in a step, and as a part of it, where the loop computes for ``step`` seconds.
+    ``nbytes`` of the floors are the bytes that they read, and those that they decode. ``wait`` is the time that a loop
+    waits in a step, and ``wait_share`` its part of the step.
     """
 
     method: str
@@ -139,27 +129,11 @@ def bench_pipeline(
     repeats: int = 3,
     num_threads: int = 1,
 ) -> tuple[list[PipelineRow], float]:
-    """Run a loader of ``path`` with each number of reader threads.
+    """Run a loader of local files with each number of reader threads; return rows, and the seconds of a step.
 
-    Parameters
-    ----------
-    path
-        Anything that :func:`scidata.open_dataset` opens from local files; read whole, as by one rank.
-    fields, kind
-        As in ``open_dataset``.
-    num_samples
-        Of a round of each method; the data set's, over and over where it has fewer.
-    workers
-        Numbers of reader threads.
-    step
-        Seconds that a step of the loop takes (asleep, as where a GPU computes); default twice the time of reading a
-        sample without reader threads.
-    num_threads
-        That read a sample together, as in ``open_dataset``.
-
-    Returns
-    -------
-    rows, step
+    A round has ``num_samples`` of the data set's samples, over and over where it has fewer, each read whole by
+    ``num_threads`` threads. A ``step`` of the loop sleeps, as where a GPU computes: by default for twice the time of
+    reading a sample without reader threads.
 
     Raises
     ------

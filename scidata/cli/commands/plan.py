@@ -66,7 +66,7 @@ def run_plan(path: str, axis_sizes: Mapping[str, int], options: ReadOptions, out
 
 
 def as_plain(plan: GridPlan | StorePlan, path: str, dp: int | None, tips: list[str] | None) -> dict[str, object]:
-    """Return a plan as JSON has it; ``tips``, of grids, say what would be cheaper."""
+    """Return a plan as JSON has it; ``tips``, of grids, name cheaper options."""
     more = {} if tips is None else {"suggestions": tips}
     ranks = [plan.rank(rank) for rank in range(plan.num_ranks)]
     return {**plan.about(dp), **more, "path": public_text(path), "totals": plan.totals(), "ranks": ranks}
@@ -113,7 +113,7 @@ def _draw(plan: GridPlan | StorePlan, path: str) -> list[str]:
 
 
 def suggestions(plan: GridPlan) -> list[str]:
-    """Say which options, or other chunks, would lower the amplification, and to what."""
+    """Name options, or other chunks, that would lower the amplification, with the new value."""
     texts = []
     for changed, other in cheaper_cuts(plan):
         asked = " ".join(f"--{name} {value}" for name, value in changed.items())

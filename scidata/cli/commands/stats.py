@@ -56,7 +56,7 @@ def run_stats(
             )  # fmt: skip
     finally:
         dataset.close()
-    if named != list(paths):  # what is printed and written is the same as without a cluster
+    if named != list(paths):  # the output is the same as without a cluster
         found = replace(found, path=found.path.removeprefix(here))
     if out is not None:
         found.save(out, overwrite=overwrite)

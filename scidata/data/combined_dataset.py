@@ -24,7 +24,7 @@ from scidata.data.collate import collate
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import MAX_LISTED, Mixture
 from scidata.data.sample import Sample
-from scidata.data.scaling import alike
+from scidata.data.scaling import numbers_of
 from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError
 
@@ -323,7 +323,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """
         index = sample.index if isinstance(sample, Sample) else None
         first, *others = self._come_from([index] if isinstance(index, int) else index)
-        if any(not alike(first.normalising, other.normalising) for other in others):
+        if any(numbers_of(first.normalising) != numbers_of(other.normalising) for other in others):
             raise ConfigError(
                 "denormalise: these may be of several data sets, which are normalised differently; ask the data set "
                 "that they are of"

@@ -20,6 +20,7 @@ from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.irregular_dataset import IrregularDataset
+from scidata.data.scaling import numbers_of
 from scidata.errors import SciDataError
 from scidata.plan.array import ArrayPlan
 from scidata.sources.access.files import files
@@ -62,7 +63,7 @@ def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, object]:
         "transform": in_words(dataset.transform),
         "local_transform": in_words(dataset.local_transform),
         "coords": dataset.has_coords,
-        "normalise": {n: (s.shift.tolist(), s.scale.tolist()) for n, s in dataset.normalising.items()} or None,
+        "normalise": numbers_of(dataset.normalising) or None,
     }
 
 

@@ -366,11 +366,8 @@ def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | Non
     }
     if local.cells is None:
         return relations, None
-    return relations, Cells(
-        offsets=_as_tensor(local.cells.offsets),
-        connectivity=_as_tensor(local.cells.connectivity),
-        types=_as_tensor(local.cells.types),
-    )
+    cells = local.cells
+    return relations, Cells(_as_tensor(cells.offsets), _as_tensor(cells.connectivity), _as_tensor(cells.types))
 
 
 def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,8 +14,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.options import Align, Bounds, Crop, Halo, ReadOptions, SampleDim, Steps, Weights
 from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
-from scidata.data.openers import open_grid, open_points, open_store
-from scidata.data.options import Options, Wrapping, check_wrapping, numpy_dtype
+from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
@@ -44,6 +43,41 @@ class XarrayObject(Protocol):
 
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | XarrayObject
+
+
+class Options(TypedDict, total=False):
+    """The arguments of :func:`scidata.open_dataset` that do not decide its result's type, for its overloads."""
+
+    fields: Sequence[str] | str | None
+    sample_dim: SampleDim
+    steps: Steps
+    gaps: Literal["skip", "error", "allow"]
+    isel: Crop | None
+    sel: Crop | None
+    bounds: Bounds
+    weights: Weights
+    align: Align
+    halo: Halo
+    ghosts: str | None
+    periodic: str | Sequence[str]
+    decode: bool | str
+    dtype: torch.dtype | None
+    local_transform: LocalTransform | None
+    dp: str
+    allow_missing: bool
+    allow_external: bool
+    subsample: Mapping[str, int] | None
+    subsample_block: int | str
+    subsample_seed: int
+    coords: bool
+    destagger: bool
+    num_threads: int
+    cache_bytes: int | None
+    pool_bytes: int | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_disk_bytes: int | None
+    storage_options: Mapping[str, object] | None
+
 
 # With a mesh, fields are ShardTensors. `kind` and `shard` say of which class the data set is. Where neither is given,
 # the file decides, and the result is Any: of a union, checkers refuse `sample.to_pyg()` since grids lack it. No two

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.checks import check_function
 from scidata.core.options import ReadOptions
 from scidata.core.types import Source
-from scidata.data.options import Wrapping
+from scidata.data.local_transform import LocalTransform
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 
@@ -19,6 +23,34 @@ if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
     from scidata.data.irregular_dataset import IrregularDataset
     from scidata.grids.reader import GridReader
+
+# NumPy has no bfloat16: such fields are read as float32 and cast once, when they become tensors
+_READ_AS = {torch.float16: np.float16, torch.bfloat16: np.float32, torch.float32: np.float32, torch.float64: np.float64}
+
+
+class Wrapping(TypedDict):
+    """Conversions that a data set makes of the values that its reader reads."""
+
+    dtype: torch.dtype | None
+    transform: Callable[[Any], Any] | None
+    local_transform: LocalTransform | None
+
+
+def check_wrapping(wrapping: Wrapping) -> None:
+    """Refuse functions that are none, and dtypes that are not floating."""
+    check_function("transform", wrapping["transform"])
+    check_function("local_transform", wrapping["local_transform"])
+    dtype = wrapping["dtype"]
+    if dtype is not None and dtype not in _READ_AS:
+        raise ConfigError(
+            f"dtype must be a floating torch dtype, such as torch.float32, not {dtype!r}; integer fields keep their own"
+        )
+
+
+def numpy_dtype(dtype: torch.dtype | None) -> npt.DTypeLike | None:
+    """Return the NumPy dtype in which floating fields are read; None keeps theirs."""
+    return None if dtype is None else _READ_AS[dtype]
+
 
 # Each kind is imported where it is met: a script that opens a grid loads no mesh.
 

@@ -48,11 +48,6 @@ class Scale:
     shift: Floats
     scale: Floats
 
-    def is_like(self, other: Scale) -> bool:
-        """Whether it does the same to a field."""
-        pairs = (self.shift, other.shift), (self.scale, other.scale)
-        return self.dims == other.dims and all(np.array_equal(a, b) for a, b in pairs)
-
     def local(self, rows: Mapping[str, IntArray]) -> Scale:
         """Return that of a part of the field, which has these of its rows along some dims."""
         shift, scale = self.shift, self.scale
@@ -106,9 +101,9 @@ class Scale:
         return (x * scale + shift).to(x.dtype)
 
 
-def alike(one: Mapping[str, Scale], other: Mapping[str, Scale]) -> bool:
-    """Whether two data sets are normalised in the same way."""
-    return one.keys() == other.keys() and all(other[name].is_like(scale) for name, scale in one.items())
+def numbers_of(scales: Mapping[str, Scale]) -> dict[str, object]:
+    """Return shift and scale of each field as lists: equal where data sets are normalised alike."""
+    return {name: (scale.dims, scale.shift.tolist(), scale.scale.tolist()) for name, scale in scales.items()}
 
 
 def _scale_run(values: Array, shift: float, scale: float) -> None:

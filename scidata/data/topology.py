@@ -27,8 +27,7 @@ class Place(NamedTuple):
     dim: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cells:
+class Cells(NamedTuple):
     """The cells that this rank owns: ``connectivity[offsets[i]:offsets[i + 1]]`` are local ids of nodes.
 
     ``offsets`` is ``(num_owned_cells + 1,)`` int64, ``types`` are VTK's codes, uint8.
@@ -40,9 +39,7 @@ class Cells:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Cells:
         """Return them on a device."""
-        parts = (self.offsets, self.connectivity, self.types)
-        offsets, connectivity, types = (t.to(device, non_blocking=non_blocking) for t in parts)
-        return Cells(offsets=offsets, connectivity=connectivity, types=types)
+        return Cells(*(x.to(device, non_blocking=non_blocking) for x in self))
 
 
 class Relation(NamedTuple):
@@ -109,10 +106,7 @@ class Topology:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of edges and cells."""
-        found = [x for relation in self.relations.values() for x in (relation.own, relation.far)]
-        if self.cells is not None:
-            found += (self.cells.offsets, self.cells.connectivity, self.cells.types)
-        return found
+        return [x for relation in self.relations.values() for x in (relation.own, relation.far)] + [*(self.cells or ())]
 
 
 def edge_type(relation: str, rows: str) -> EdgeType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.core.checks import optional_module
@@ -41,7 +42,7 @@ def to_physicsnemo(tensor: ShardTensor) -> Any:
 
 
 @checked_keywords
-def from_physicsnemo(tensor: Any) -> ShardTensor:
+def from_physicsnemo(tensor: Tensor) -> ShardTensor:
     """Return PhysicsNeMo's ``ShardTensor`` as ours, on the same memory; gradients flow back.
 
     Without communication where their tensor knows the sizes of its parts, as it does unless an operation of theirs
@@ -49,7 +50,7 @@ def from_physicsnemo(tensor: Any) -> ShardTensor:
 
     Parameters
     ----------
-    tensor : Any
+    tensor : Tensor
         A ``physicsnemo.domain_parallel.ShardTensor``.
 
     Raises

@@ -5,6 +5,9 @@ containers of them where that is installed. The folder gets an array a file, and
 names; or ``error``, of a file that is not read, or ``damage``.
 """
 
+from __future__ import annotations
+
+import importlib
 import json
 import os
 import re
@@ -12,10 +15,16 @@ import resource
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+    from torch_geometric.data.data import BaseData
+    from torch_geometric.data.storage import BaseStorage
 
 _RATIO, _SLACK = 16, 1 << 28  # how much larger than the file its values may be
 _FOR_TORCH = 4 << 30  # bytes of memory that reading takes at most, beside values
@@ -42,10 +51,10 @@ def check_archive(path: str) -> int:
     return most
 
 
-def _allow_geometric() -> Any:
+def _allow_geometric() -> ModuleType | None:
     """Let ``torch.load`` make PyTorch Geometric's containers; return its package, None where it is not installed."""
     try:
-        import torch_geometric.data as data
+        data = importlib.import_module("torch_geometric.data")
         from torch_geometric.data import data as parts
         from torch_geometric.data import storage
     except ImportError:
@@ -65,7 +74,7 @@ class _Array(NamedTuple):
     is_json: bool = False
 
 
-def _samples(found: object, geometric: Any) -> Iterator[tuple[str, dict[str, _Array | str]]]:
+def _samples(found: object, geometric: ModuleType | None) -> Iterator[tuple[str, dict[str, _Array | str]]]:
     """Yield the samples of the file: one without a name, or several by number."""
     if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
         from torch_geometric.data.separate import separate  # of InMemoryDataset.save, which joins all samples
@@ -112,7 +121,7 @@ def _arrays(sample: Any) -> dict[str, _Array | str]:
 
 
 def _of_store(
-    store: Any, whole: Any, groups: tuple[str, str, str], given: Sequence[str]
+    store: BaseStorage, whole: BaseData, groups: tuple[str, str, str], given: Sequence[str]
 ) -> Iterator[tuple[str, _Array | str]]:
     """Yield the attributes of a ``Data``, a set or a relation, in three groups: nodes, edges, neither in PyG's eyes."""
     for name in store.keys():  # noqa: SIM118 - it is no mapping
@@ -139,7 +148,7 @@ def _as_json(value: object) -> _Array | str:
     return _Array(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), is_json=True)
 
 
-def _arrays_of_sets(sample: Any) -> dict[str, _Array | str]:
+def _arrays_of_sets(sample: HeteroData) -> dict[str, _Array | str]:
     """Return the tensors of a graph between node sets, in groups as ``scidata/meshes/formats/hetero.py`` has them."""
     found: dict[str, _Array | str] = {}
     for name in sample.node_types:

@@ -23,8 +23,8 @@ _MISSING = np.int16(-32767)
 @dataclass(frozen=True, kw_only=True)
 class _Variable:
     dims: tuple[str, ...]
-    values: npt.NDArray[Any]  # as stored
-    attributes: dict[str, Any] = field(default_factory=dict)
+    values: npt.NDArray[np.generic]  # as stored
+    attributes: Mapping[str, object] = field(default_factory=dict)
     chunks: tuple[int, ...] | None = None  # coordinates are in one piece
 
 
@@ -98,15 +98,15 @@ def make_grid(
         tuple(chunks) if chunks is not None else tuple(min(c, n) for c, n in zip((1, 2, 7, 10), shape, strict=True))
     )
     variables = _coordinates(shape, first_time)
-    wanted = {name: variable.values for name, variable in variables.items()}
+    wanted: dict[str, npt.NDArray[Any]] = {name: variable.values for name, variable in variables.items()}
     for number, (name, about) in enumerate(_FIELDS.items()):
-        values = _smooth(shape, first_time, np.random.default_rng([seed, number]), *_RANGES[name])
-        attributes = {"units": about[0], "standard_name": about[1]}
+        smooth = _smooth(shape, first_time, np.random.default_rng([seed, number]), *_RANGES[name])
+        attributes: dict[str, object] = {"units": about[0], "standard_name": about[1]}
+        values: npt.NDArray[np.generic] = smooth
+        wanted[name] = smooth
         if packed:
-            values, wanted[name], packing = _pack(values)
+            values, wanted[name], packing = _pack(smooth)
             attributes |= packing
-        else:
-            wanted[name] = values
         variables[name] = _Variable(dims=_DIMS, values=values, attributes=attributes, chunks=chunked)
     target = os.fspath(path)
     if format.startswith("zarr"):
@@ -127,7 +127,7 @@ _GLOBAL_ATTRIBUTES = {"Conventions": "CF-1.10", "title": "synthetic grid of scid
 
 def _coordinates(shape: tuple[int, int, int, int], first_time: int) -> dict[str, _Variable]:
     num_times, num_levels, num_lat, num_lon = shape
-    values: dict[str, npt.NDArray[Any]] = {
+    values: dict[str, npt.NDArray[np.generic]] = {
         "time": (6 * (first_time + np.arange(num_times))).astype(np.int32),
         "level": np.linspace(1000, 100, num_levels).round().astype(np.int32),
         "latitude": np.linspace(90, -90, num_lat, dtype=np.float32),
@@ -153,7 +153,7 @@ def _smooth(
     return (mean + amplitude * (wave + 0.05 * random.standard_normal(shape))).astype(np.float32)
 
 
-def _pack(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
+def _pack(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float64], dict[str, object]]:
     """Return raw int16, the decoded values, and the attributes that say how."""
     low, high = float(values.min()), float(values.max())
     scale, offset = np.float64((high - low) / 60_000), np.float64((high + low) / 2)
@@ -171,8 +171,10 @@ def _write_zarr(path: str, format: str, variables: Mapping[str, _Variable], comp
     group = zarr.open_group(path, mode="w", zarr_format=version)
     group.attrs.update(_GLOBAL_ATTRIBUTES)
     for name, variable in variables.items():
-        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in variable.attributes.items()}
-        options: dict[str, Any] = {} if compressed else {"compressors": None}
+        attributes, options = dict[str, Any](), dict[str, Any]()
+        attributes |= {k: v.item() if isinstance(v, np.generic) else v for k, v in variable.attributes.items()}
+        if not compressed:
+            options["compressors"] = None
         if version == 2:
             attributes["_ARRAY_DIMENSIONS"] = list(variable.dims)
         else:
@@ -201,7 +203,7 @@ def _write_hdf5(
     with h5py.File(path, "w") as file:
         file.attrs.update(_GLOBAL_ATTRIBUTES)
         for name, variable in variables.items():
-            options: dict[str, Any] = {}
+            options: dict[str, object] = {}
             if chunked and variable.chunks is not None:
                 options["chunks"] = variable.chunks
                 if compressed:
@@ -225,7 +227,7 @@ def _write_netcdf4(path: str, variables: Mapping[str, _Variable], compressed: bo
             file.createDimension(name, None if unlimited and name == "time" else len(variables[name].values))
         for name, variable in variables.items():
             attributes = dict(variable.attributes)
-            options: dict[str, Any] = {"fill_value": attributes.pop("_FillValue", None)}
+            options: dict[str, object] = {"fill_value": attributes.pop("_FillValue", None)}
             if variable.chunks is not None:
                 options["chunksizes"] = variable.chunks
                 if compressed:
@@ -240,8 +242,8 @@ def _write_netcdf3(path: str, variables: Mapping[str, _Variable], unlimited: boo
     from scipy.io import netcdf_file
 
     with netcdf_file(path, "w", version=2) as file:
-        for key, value in _GLOBAL_ATTRIBUTES.items():
-            setattr(file, key, value)
+        for key, text in _GLOBAL_ATTRIBUTES.items():
+            setattr(file, key, text)
         for name in _DIMS:
             file.createDimension(name, None if unlimited and name == "time" else len(variables[name].values))
         for name, variable in variables.items():

@@ -12,7 +12,7 @@ import pytest
 
 import scidata
 from scidata.core.options import ReadOptions
-from scidata.data import options
+from scidata.data.open_dataset import Options
 from scidata.testing import make_grid
 
 
@@ -47,7 +47,7 @@ def test_the_options_the_overloads_and_the_function_have_the_same_arguments_and_
     }  # of data sets and paths, not readers
     given = {field.name: field.default for field in dataclasses.fields(ReadOptions)}
     assert given == {name: each.default for name, each in arguments.items() if name not in own}
-    assert {*options.Options.__annotations__} == {*arguments} - {"path", "mesh", "kind", "shard", "transform"}
+    assert {*Options.__annotations__} == {*arguments} - {"path", "mesh", "kind", "shard", "transform"}
 
 
 def test_the_first_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,31 +169,63 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def _plan(self, index: int, rank: int) -> ReadPlan:
         return self.reader.plan(index, rank)
 
+    @checked_keywords
+    def plot(
+        self,
+        index: int = 0,
+        field: str | None = None,
+        *,
+        isel: Mapping[str, int] | None = None,
+        parts: bool = True,
+        path: str | None = None,
+    ) -> Any:
+        """Draw a field of one sample as it is stored, before transforms, and where the ranks' parts meet.
+
+        Reads the whole sample on the rank that calls it, without communication. Of a grid a plane is drawn; with
+        cartopy installed, longitudes and latitudes as a map. Cells of flat meshes are filled; of solid ones the surface
+        is, with the octant nearest the viewer cut away. Needs matplotlib (extra ``plot``).
+
+        Parameters
+        ----------
+        index : int, default 0
+            The sample.
+        field : str or None, optional
+            Its name; default that of most dimensions in grids, else the first one of nodes, points or cells. The first
+            component is drawn.
+        isel : Mapping[str, int] or None, optional
+            Grids: rows of dimensions that are not drawn, default the first: ``{"level": 3}``.
+        parts : bool, default True
+            Also draw the ranks' parts.
+        path : str or None, optional
+            A file to write; its suffix is the format.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            A notebook shows it; ``figure.axes[0]`` has the field.
+
+        Raises
+        ------
+        MissingDependencyError
+            matplotlib is not installed.
+        UnknownNameError, ConfigError, IndexError
+            No such field, dimension, row or sample; a field of edges, no positions, rows drawn anew in each epoch.
+        """
+        return self._draw(self._number(index), field, isel or {}, parts, path)
+
     @abstractmethod
-    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
-        """Draw a field of a sample, and the part of each rank."""
+    def _draw(
+        self, index: int, field: str | None, isel: Mapping[str, int] | None, parts: bool, path: str | None
+    ) -> Any:
+        """Draw a field."""
 
     @abstractmethod
     def read_local(self, index: int) -> Any:
-        """Read this rank's part. Thread-safe, no collectives.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-        """
+        """Read this rank's part. Thread-safe, no collectives."""
 
     @abstractmethod
     def assemble(self, local: Any, *, index: int | None = None) -> SampleT:
-        """Wrap this rank's part of a sample. No communication.
-
-        Parameters
-        ----------
-        local : Any
-            The part, as :meth:`read_local` gives it.
-        index : int or None, optional
-            The sample, or the samples of a batch.
-        """
+        """Wrap this rank's part of a sample, as :meth:`read_local` gives it. No communication."""
 
     def __getitem__(self, index: int) -> SampleT:
         index = as_index(index)

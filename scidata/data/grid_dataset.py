@@ -150,53 +150,12 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         ]
         return "ShardedDataset", facts, ("field", "dims", "dtype", "this rank's part, with halo"), rows
 
-    @checked_keywords
-    def plot(
-        self,
-        index: int = 0,
-        field: str | None = None,
-        *,
-        isel: Mapping[str, int] | None = None,
-        parts: bool = True,
-        path: str | None = None,
+    def _draw(
+        self, index: int, field: str | None, isel: Mapping[str, int] | None, parts: bool, path: str | None
     ) -> Any:
-        """Draw a plane of a field of one sample as it is stored, before transforms, and where the ranks' parts meet.
-
-        Reads the whole sample on the rank that calls it, without communication. With cartopy installed, longitudes
-        and latitudes are drawn as a map. Needs matplotlib (extra ``plot``).
-
-        Parameters
-        ----------
-        index : int, default 0
-            The sample.
-        field : str or None, optional
-            Its name; default the one of most dimensions.
-        isel : Mapping[str, int] or None, optional
-            Rows of dimensions that are not drawn, default the first: ``{"level": 3}``.
-        parts : bool, default True
-            Also draw the bounds of the parts, and the ranks' numbers.
-        path : str or None, optional
-            A file to write; its suffix is the format.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            A notebook shows it; ``figure.axes[0]`` has the field.
-
-        Raises
-        ------
-        MissingDependencyError
-            matplotlib is not installed.
-        UnknownNameError, ConfigError, IndexError
-            No such field, dimension, row or sample.
-
-        Examples
-        --------
-        >>> _ = ds.plot(0, "u", isel={"level": 1}, path="u.png")
-        """
         from scidata.data.pictures.grid_field import draw_grid
 
-        return draw_grid(self.reader, self._number(index), field, isel, parts=parts, path=path)
+        return draw_grid(self.reader, index, field, isel, parts=parts, path=path)
 
     @property
     def _path(self) -> str:

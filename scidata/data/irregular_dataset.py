@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.keywords import checked_keywords
+from scidata.core.checks import refuse
 from scidata.core.types import Empty, IntArray
 from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
@@ -192,43 +192,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         ]
         return "IrregularDataset", facts, ("field", "entity", "dims", "stored as"), rows
 
-    @checked_keywords
-    def plot(self, index: int = 0, field: str | None = None, *, parts: bool = True, path: str | None = None) -> Any:
-        """Draw a field of one sample as stored, before transforms, and beside it the part of each rank.
-
-        Reads the whole sample on the rank that calls it, without communication. Cells of flat meshes are filled; of
-        solid ones the surface is, with the octant nearest the viewer cut away. Needs matplotlib (extra ``plot``).
-
-        Parameters
-        ----------
-        index : int, default 0
-            The sample.
-        field : str or None, optional
-            Its name; default the first one of nodes, points or cells. The first component is drawn.
-        parts : bool, default True
-            Also draw the ranks' parts, where there are several.
-        path : str or None, optional
-            A file to write; its suffix is the format.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-            A notebook shows it; ``figure.axes[0]`` has the field.
-
-        Raises
-        ------
-        MissingDependencyError
-            matplotlib is not installed.
-        UnknownNameError, ConfigError, IndexError
-            No such field or sample, a field of edges, no positions, rows that are drawn anew in each epoch.
-
-        Examples
-        --------
-        >>> _ = ds.plot(0, "speed", path="speed.png")
-        """
+    def _draw(
+        self, index: int, field: str | None, isel: Mapping[str, int] | None, parts: bool, path: str | None
+    ) -> Any:
         from scidata.data.pictures.mesh_field import draw_mesh
 
-        return draw_mesh(self.reader, self._number(index), field, parts=parts, path=path)
+        refuse({"isel": bool(isel)}, "chooses the plane of a grid that is drawn")
+        return draw_mesh(self.reader, index, field, parts=parts, path=path)
 
     def _plan(self, index: int, rank: int) -> ReadPlan:
         return self.reader.plan(index, rank, epoch=self.epoch)

@@ -144,14 +144,23 @@ def parse_halo(values: Sequence[str], option: str = "--halo") -> Halo:
     return widths if values else 0
 
 
-def parse_bounds(values: Sequence[str], option: str = "--bounds") -> Bounds:
-    """``even``, ``chunk`` or ``0,100,241``; or ``latitude=`` one of these."""
-    accepted = "even, chunk, or the first row of each rank and the end, 0,100,241; also latitude=even"
+def parse_bounds(values: Sequence[str], *, of_store: bool) -> Bounds:
+    """``even``, ``chunk`` or ``0,100,241``; or ``latitude=`` one of these. A store has one dimension, and no chunks."""
+    option, words = "--bounds", ("even",) if of_store else ("even", "chunk")
+    accepted = f"{', '.join(words)}, or the first row of each rank and the end, 0,100,241"
 
-    def kind(text: str) -> str | list[int]:
-        return _word_or_rows(option, text.strip(), ("even", "chunk"), "bounds", accepted)
+    def bounds(text: str) -> str | list[int]:
+        word = text.strip().lower()
+        if word in words:
+            return word
+        if not re.fullmatch(r"[\d,\s-]+", word):
+            hint = near_matches(word, words, listed=False)
+            raise usage_error(option, f"{text!r} are no bounds{hint}; accepted: {accepted}.")
+        return [_integer(option, part, accepted) for part in word.split(",")]
 
-    return _by_dim(option, values, accepted, kind) if values else "even"
+    if of_store:
+        return bounds(_only(option, values, accepted) or "even")
+    return _by_dim(option, values, f"{accepted}; also latitude=even", bounds) if values else "even"
 
 
 def parse_align(values: Sequence[str], option: str = "--align") -> Align:
@@ -210,7 +219,7 @@ def read_options(
     """
     from scidata.core.options import ReadOptions
 
-    cut = (parse_rows if of_store else parse_bounds)(bounds or ())
+    cut = parse_bounds(bounds or (), of_store=of_store)
     if weights is not None and cut != "even":
         raise usage_error("--weights", "weights decide the bounds; leave out --bounds.")
     check_choice("--dtype", others.get("dtype"), _FLOATS)
@@ -354,31 +363,11 @@ def parse_width(values: Sequence[str], option: str = "--halo") -> float | list[s
     return width
 
 
-def parse_rows(values: Sequence[str], option: str = "--bounds") -> str | list[int]:
-    """``even`` or ``0,100,241``: the bounds of a store, which has no chunks to follow."""
-    accepted = "even, or the first row of each rank and the end, 0,100,241"
-    text = _only(option, values, accepted)
-    if text is None:
-        return "even"
-    return _word_or_rows(option, text.lower(), ("even",), "bounds of a store's rows", accepted)
-
-
 def _only(option: str, values: Sequence[str], accepted: str) -> str | None:
     """Return the value of an option that is given once at most."""
     if len(values) > 1:
         raise usage_error(option, f"is given {len(values)} times; accepted: {accepted}.")
     return values[0].strip() if values else None
-
-
-def _word_or_rows(option: str, text: str, words: Sequence[str], noun: str, accepted: str) -> str | list[int]:
-    """Return one of the words, or a list of integers."""
-    word = text.lower()
-    if word in words:
-        return word
-    if not re.fullmatch(r"[\d,\s-]+", word):
-        hint = near_matches(word, words, listed=False)
-        raise usage_error(option, f"{text!r} are no {noun}{hint}; accepted: {accepted}.")
-    return [_integer(option, part, accepted) for part in word.split(",")]
 
 
 _PARSERS: dict[str, Callable[[Any], object]] = {

@@ -157,9 +157,8 @@ Steps = Annotated[
 ]
 Sample = Annotated[int, _option("N", "The sample to plan.", _READ, parser=_whole(0))]
 Dtype = Annotated[str | None, _option("float16|32|64", "Of floating fields in memory; default the file's.", _READ)]
-PlanKind = Annotated[
-    str | None,
-    _option("grid|points", "Plan the arrays of a raw mesh or cloud, rows as they lie; default detected.", _READ),
+Kind = Annotated[
+    str | None, _option("grid|points", "Take the arrays of a raw file as they lie, as this; default detected.", _READ)
 ]
 Ghosts = Annotated[
     str | None,
@@ -276,10 +275,6 @@ Sel = Annotated[
         _READ,
     ),
 ]
-StatsKind = Annotated[
-    str | None,
-    _option("grid|points", "Take the arrays of a raw file as a grid, or as points; default detected.", _READ),
-]
 NoDifferences = Annotated[
     bool, _flag("--no-differences", "Leave out the differences from one step to the next.", _READ)
 ]
@@ -293,7 +288,6 @@ Stored = Annotated[
 BenchPath = Annotated[
     str, _argument("PATH", "A local file or Zarr store; with --pipeline, a scidata store or a glob too.")
 ]
-BenchKind = Annotated[str | None, _option("grid|points", "Time the arrays of a raw mesh or graph, as they lie.", _READ)]
 Repeats = Annotated[int, _option("N", "Timed rounds; figures are medians.", parser=_whole(1))]
 Pipeline = Annotated[bool, _flag("--pipeline", "Time a DataLoader instead, beside preadv and the decompressor.")]
 Workers = Annotated[str | None, _option("N,...", "Numbers of reader threads; default 0,1,2,4.", _PIPELINE)]

@@ -285,9 +285,9 @@ def check_refused(rank, num_ranks):
     with pytest.raises(UnsupportedShardOp, match="Remedy"):
         ATTENTION(*three, is_causal=True, attn_mask=torch.ones(4, 4, dtype=torch.bool))
     odd = ShardSpec.even(mesh, [Shard(1)], x.shape, {0: (3, 1)})
-    pairs = [shard_of(x[:, :2], ShardSpec.even(mesh, [Shard(1)], (2, 2, 4, 4))) for _ in range(2)]
-    with pytest.raises(UnsupportedShardOp, match="groups of 2"):
-        ATTENTION(shard_of(x, odd), *pairs, enable_gqa=True)
+    two = ShardSpec.even(mesh, [Shard(1)], (2, 2, 4, 4))
+    grouped = [normal(2, 4, 4, 4), normal(2, 2, 4, 4), normal(2, 2, 4, 4)]
+    assert_like_one_process(lambda q, k, v: ATTENTION(q, k, v, enable_gqa=True), grouped, [odd, two, two])
 
 
 def test_layouts_that_do_not_meet():

@@ -81,8 +81,6 @@ def _beside_query(x: Tensor, names: list[Hashable], query: Tensor, query_names: 
         if own is None or goal is None or own == goal or (own[0], goal[0]) == ("S", "L"):
             continue
         place = names.index(goal[0]) if goal[0] in names else None
-        if own[0] == goal[0] and sum(own[1]) != sum(goal[1]):  # fewer heads than the queries have
-            continue
         fits = place is not None and x.shape[place] == sum(goal[1]) and place not in (*dims[:axis], *dims[axis + 1 :])
         dims[axis], sizes[axis] = (place, goal[1]) if fits else (None, None)
     if dims == list(x.spec.dims) and sizes == list(x.spec.sizes):
@@ -116,6 +114,11 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
     Say 2 x 2 ranks where ``dp`` shards the batch and ``domain`` the sequence, 6 rows each. Along ``dp`` each rank has
     its own samples of all operands. Along ``domain`` it keeps its 6 queries, and gets all 12 keys and values.
     """
+    if how.enable_gqa and (how.dropout_p or any(spec.ndim - 3 in spec.sharded for spec in specs_of(operands.values()))):
+        how, heads = how._replace(enable_gqa=False), operands["query"].shape[-3]
+        for name in ("key", "value"):  # so that heads are split alike, whatever their groups
+            x = operands[name]
+            operands[name] = x.repeat_interleave(heads // max(x.shape[-3], 1), -3)
     batches = {tuple(operands[name].shape[:-2]) for name in _NAMES[:3]}
     if len(batches) > 1 and not how.enable_gqa:  # of a part without rows, torch's result may lack dims
         common = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
@@ -137,7 +140,6 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
             return _attend(func, cast, how)
     if how.dropout_p:
         return _with_dropout(operands, how)
-    groups = _head_groups(func, operands, how)
     sequence = _sequence_axis(operands)
     way = "gather" if sequence is None else _way(func, operands, sequence, how)
     if sequence is not None and way == "heads":
@@ -147,10 +149,7 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
     for axis in range(len(specs[0].axes)):
         entries = {name: _sharded_label(x, labels[name], axis) for name, x in operands.items()}
         goes_round = way == "ring" and axis == sequence
-        if groups > 1 and any(entry is not None and entry[0] == -3 for entry in entries.values()):
-            layout.append(_align_heads(func, axis, specs, parts, labels, entries, groups))
-        else:
-            layout.append(_align_axis(func, axis, specs, parts, labels, entries, goes_round))
+        layout.append(_align_axis(func, axis, specs, parts, labels, entries, goes_round))
     used = [entry[0] for entry in layout if entry is not None]
     if len(set(used)) != len(used):
         raise unsupported(func, "two mesh axes would shard the same dim of the result", *specs)
@@ -172,9 +171,6 @@ def _with_dropout(operands: dict[str, Tensor], how: _Options) -> Tensor:
     """Attend with weights of which some are dropped, those that one process drops with the same seed."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
-    if how.enable_gqa:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if how.scale is None else how.scale)
     scores = (query.to(wide) * root) @ (key.to(wide) * root).transpose(-2, -1)
@@ -311,43 +307,6 @@ def _align_axis(
     return rows
 
 
-def _head_groups(func: TensorFunction, operands: dict[str, Tensor], how: _Options) -> int:
-    """Return how many heads of the queries share one of the keys: more than 1 with ``enable_gqa`` alone."""
-    heads = [operands[name].shape[-3] if len(operands[name].shape) > 2 else 1 for name in _NAMES[:3]]
-    if not how.enable_gqa or heads[0] == heads[1] == heads[2]:
-        return 1
-    if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
-        specs = specs_of([*operands.values()])
-        raise unsupported(func, f"enable_gqa with {heads} heads of query, key and value", *specs)
-    return heads[0] // heads[1]
-
-
-def _align_heads(
-    func: TensorFunction,
-    axis: int,
-    specs: list[ShardSpec],
-    parts: dict[str, Tensor],
-    labels: dict[str, list[Hashable]],
-    entries: dict[str, Entry | None],
-    groups: int,
-) -> Entry:
-    """Bring heads that are sharded along one mesh axis to the same groups; return the heads of the queries."""
-    each = {name: 1 if name in ("key", "value") else groups for name in entries}
-    shared = {
-        None if entry[0] != -3 or any(n % each[name] for n in entry[1]) else tuple(n // each[name] for n in entry[1])
-        for name, entry in entries.items()
-        if entry is not None
-    }
-    sizes = shared.pop()
-    if shared or sizes is None:
-        axis_name = specs[0].axes[axis].name
-        raise unsupported(func, f"heads are not split by groups of {groups} along mesh axis {axis_name!r}", *specs)
-    for name, own in entries.items():
-        if own is None:
-            parts[name] = to_axis(parts[name], labels[name], (-3, tuple(n * each[name] for n in sizes)), specs[0], axis)
-    return -3, tuple(n * groups for n in sizes)
-
-
 def _gather_rows(
     parts: dict[str, Tensor], sizes: dict[str, tuple[int, ...]], group: Group, grad: Literal["own", "sum"]
 ) -> None:
@@ -377,8 +336,6 @@ def _causal_mask(func: TensorFunction, operands: dict[str, Tensor], parts: dict[
 def _compute(func: TensorFunction, parts: dict[str, Tensor], how: _Options) -> Tensor:
     """Call torch's attention; where this rank has no queries, with one of zeros whose result is cut off."""
     query, mask = parts["query"], parts.get("attn_mask")
-    if parts["key"].ndim > 2 and parts["key"].shape[-3] == 0:
-        how = how._replace(enable_gqa=False)  # this rank has no heads
     empty = query.shape[-2] == 0
     if empty:
         query = torch.cat([query, query.new_zeros((*query.shape[:-2], 1, query.shape[-1]))], -2)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
+from inspect import unwrap
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -144,6 +145,14 @@ def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
     body = FunctionType(function.__code__, {**function.__globals__, **look}, function.__name__, function.__defaults__)
     body.__kwdefaults__ = function.__kwdefaults__
     return body
+
+
+def definition_of(function: Callable[..., object]) -> Callable[..., Tensor]:
+    """Return torch's own definition of a function in Python: the reference by which it is compiled, else its body."""
+    name = function.__name__
+    spaces = (torch._refs.linalg, torch._refs.nn.functional, torch._refs)
+    found = (getattr(space, name.removeprefix("linalg_"), None) for space in spaces)
+    return unwrap(next(filter(callable, found), None) or body_of(function))
 
 
 def unpatched(name: str) -> Callable[..., Tensor]:

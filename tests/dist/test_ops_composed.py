@@ -103,7 +103,7 @@ def check(rank, num_ranks):
         (lambda: torch.gradient(part, edge_order=3), "order 3"),
         (lambda: part.hsplit(2), "does not divide"),
         (lambda: torch.tensordot(part, PLAIN[:3]), "do not match"),
-        (lambda: torch.linalg.cross(part, part), "not 3 elements"),
+        (lambda: torch.linalg.cross(part, part), "must have length 3"),
         (lambda: part.diagonal(0, 1, 1), "are the same"),
         (lambda: torch.linalg.matrix_norm(part, 3), "no norm 3"),
     ]:

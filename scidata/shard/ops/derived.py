@@ -5,7 +5,6 @@ A composition moves between ranks only what its parts move.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -17,7 +16,7 @@ from scidata.shard.op_table import TensorFunction, getters, unsupported
 from scidata.shard.ops.align import specs_of
 from scidata.shard.ops.arguments import composes, handles, integers, normal_dim, several
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import kernels, of_lists
+from scidata.shard.torch_internals import definition_of, kernels, of_lists
 
 Item = TypeVar("Item")
 
@@ -54,6 +53,16 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
     """Return a copy where the function without ``_copy`` returns a view."""
     result: Tensor | Sequence[Tensor] = getattr(Tensor, func.__name__.removesuffix("_copy"))(x, *args, **kwargs)
     return result.clone() if isinstance(result, Tensor) else tuple(each.clone() for each in result)
+
+
+@handles(
+    *("rot90 unravel_index diag trace", torch.functional.unravel_index, torch.linalg.vecdot, torch.linalg.cross),
+    *(F.normalize, F.local_response_norm, F.gumbel_softmax, F.pairwise_distance, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d),
+    any_order=True,
+)
+def defined(func: TensorFunction, *args: object, **kwargs: object) -> Tensor:
+    """Follow torch's own definition in Python, in the operations that it is made of."""
+    return definition_of(func)(*args, **kwargs)
 
 
 # -- joining and dividing ------------------------------------------------------------------------------------------
@@ -124,28 +133,6 @@ def block_diag(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
         rows.append(torch.nn.functional.pad(x, (left, width - left - x.shape[1])))
         left += x.shape[1]
     return torch.cat(rows, 0)
-
-
-@handles("rot90")
-def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Turn the plane of two dims by quarters."""
-    first, second = (normal_dim(d, len(input.shape)) for d in dims)
-    match k % 4:
-        case 1:
-            return input.flip(second).transpose(first, second)
-        case 2:
-            return input.flip(first, second)
-        case 3:
-            return input.flip(first).transpose(first, second)
-    return input.clone()
-
-
-@handles(torch.unravel_index, torch.functional.unravel_index)
-def unravel_index(indices: Tensor, shape: int | Sequence[int]) -> tuple[Tensor, ...]:
-    """Coordinates of flat numbers in a tensor of this shape."""
-    extents = [shape] if isinstance(shape, int) else list(shape)
-    steps = [math.prod(extents[d + 1 :]) for d in range(len(extents))]
-    return tuple(indices // step % extent for step, extent in zip(steps, extents, strict=True))
 
 
 @handles(Tensor.sum_to_size)

@@ -49,16 +49,3 @@ def rrelu(
     if any((*drawn, *named.values())):
         raise unsupported(func, "training=True or inplace=True", *specs_of([x]))
     return F.leaky_relu(x, (lower + upper) / 2)
-
-
-@handles(F.gumbel_softmax)
-def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Softmax of scores with drawn noise, the same as one process draws."""
-    noise = torch.zeros_like(logits, memory_format=torch.contiguous_format, requires_grad=False).exponential_()
-    soft = ((logits - noise.log()) / tau).softmax(dim)
-    if not hard:
-        return soft
-    best = soft.max(dim, keepdim=True)[1]
-    places = torch.arange(soft.shape[dim], device=soft.device)
-    shape = [-1 if d == normal_dim(dim, soft.ndim) else 1 for d in range(soft.ndim)]
-    return (best == places.view(shape)).to(soft.dtype) - soft.detach() + soft

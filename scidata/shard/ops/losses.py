@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from functools import partial, wraps
+from functools import wraps
 from typing import TypedDict, Unpack
 
 import torch
@@ -33,7 +33,7 @@ from scidata.shard.ops.moving import moved_off
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import body_of
+from scidata.shard.torch_internals import definition_of
 
 
 def loss(*functions: object, any_order: bool = False, reduces: bool = False) -> Callable[[Run], Run]:
@@ -278,23 +278,6 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 # -- margins -------------------------------------------------------------------------------------------------------
 
 
-@loss(F.margin_ranking_loss, any_order=True)
-def margin_ranking_loss(
-    func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
-) -> Tensor:
-    """Which of two scores should be the larger, by a margin."""
-    if len({len(x.shape) for x in (input1, input2, target)}) > 1:
-        raise RuntimeError("margin_ranking_loss: the tensors need the same number of dims")
-    return (-target * (input1 - input2) + margin).clamp_min(0)
-
-
-@loss(F.hinge_embedding_loss, any_order=True)
-def hinge_embedding_loss(func: TensorFunction, x: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:
-    """Distances that should be small where the target is 1, and above a margin where it is -1."""
-    far = torch.where(target != 1, (margin - x).clamp_min(0), 0)
-    return far + torch.where(target != -1, x, 0)
-
-
 @loss(F.cosine_embedding_loss, any_order=True)
 def cosine_embedding_loss(
     func: TensorFunction, input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0
@@ -311,37 +294,21 @@ def cosine_embedding_loss(
     return near + far
 
 
-@loss(F.triplet_margin_loss, any_order=True, reduces=True)
-def triplet_margin_loss(
-    func: TensorFunction,
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    margin: float = 1.0,
-    p: float = 2,
-    eps: float = 1e-6,
-    swap: bool = False,
-    reduction: str = "mean",
-) -> Tensor:
-    """Rows that should be nearer to one row than to another, by a margin, with distances that are norms."""
-    options = {"margin": margin, "swap": swap, "reduction": reduction}
-    triplet = body_of(F.triplet_margin_with_distance_loss)
-    return triplet(anchor, positive, negative, distance_function=partial(F.pairwise_distance, p=p, eps=eps), **options)
-
-
-_IN_PYTHON = F.gaussian_nll_loss, F.triplet_margin_with_distance_loss, F.multilabel_soft_margin_loss
-
-
-@loss(*_IN_PYTHON, any_order=True, reduces=True)
-def loss_in_python(func: TensorFunction, *operands: Tensor, **options: object) -> Tensor:
-    """Losses that torch has in Python, by the operations that they are made of."""
-    return body_of(func)(*operands, **options)
+@loss(
+    *(F.gaussian_nll_loss, F.multilabel_soft_margin_loss, F.margin_ranking_loss, F.hinge_embedding_loss),
+    *(F.triplet_margin_loss, F.triplet_margin_with_distance_loss),
+    any_order=True,
+    reduces=True,
+)
+def defined_loss(func: TensorFunction, *operands: Tensor, **options: object) -> Tensor:
+    """Follow torch's own definition in Python, in the operations that it is made of."""
+    return definition_of(func)(*operands, **options)
 
 
 @handles(*[getattr(F, name) for name in ["linear_cross_entropy"] if hasattr(F, name)])  # of newer torch
 def linear_cross_entropy(func: TensorFunction, *operands: Tensor, options: object = None, **named: object) -> Tensor:
     """Cross entropy of a linear layer's scores; ``options=``, how many rows are done at a time, changes no value."""
-    return body_of(func)(*operands, **named)
+    return definition_of(func)(*operands, **named)
 
 
 @loss(F.multi_margin_loss, F.multilabel_margin_loss)

@@ -102,20 +102,9 @@ def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Ten
 composes(
     {
         torch.linalg.diagonal: lambda A, *, offset=0, dim1=-2, dim2=-1: A.diagonal(offset, dim1, dim2),  # noqa: N803
-        "diag": lambda input, diagonal=0: (
-            torch.diag_embed(input, diagonal) if len(input.shape) == 1 else input.diagonal(diagonal).clone()
-        ),
         "diagflat": lambda input, offset=0: torch.diag_embed(input.reshape(-1), offset),
     }
 )
-
-
-@handles("trace")
-def trace(input: Tensor) -> Tensor:
-    """Sum of the diagonal of a matrix."""
-    if len(input.shape) != 2:
-        raise RuntimeError(f"trace: expected a matrix, not {tuple(input.shape)}")
-    return input.diagonal().sum()
 
 
 @handles("diag_embed")

@@ -15,7 +15,7 @@ from torch import Tensor
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align_parameters, finish, plain_of, refuse_plain, to_axis
-from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import mean_of_squares, standardized, widened
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -206,15 +206,3 @@ def rms_norm(
     local = widened(x.local)
     result = local * torch.rsqrt(mean_of_squares(local, spec, dims) + eps)
     return finish(_scaled(result, weight, None, x.dtype), spec)
-
-
-@handles(F.normalize, any_order=True)
-def normalize(
-    func: TensorFunction, x: ShardTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12
-) -> Tensor:
-    """Scale vectors along any dims to length one."""
-    dims = (dim,) if isinstance(dim, int) else dim
-    if not any(normal_dim(d, x.spec.ndim) in x.spec.sharded for d in dims):
-        return finish(func(x.local, p, dim, eps), x.spec)
-    lengths: Tensor = x.norm(p, dim, keepdim=True).clamp_min(eps)
-    return x / lengths

@@ -117,16 +117,6 @@ def _beside(operands: Sequence[Tensor], labels: Sequence[Sequence[Hashable]]) ->
     return replicated(second, axes) if axes and mine.device_mesh == theirs.device_mesh else second
 
 
-@handles(F.pairwise_distance, any_order=True)
-def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
-    """Distance of each row of one tensor from the row beside it."""
-    difference = x1 - x2 + eps
-    if not len(difference.shape):
-        raise RuntimeError("pairwise_distance: expected rows, but got single numbers")
-    length: Tensor = torch.linalg.vector_norm(difference, p, -1, keepdim)
-    return length
-
-
 _SAMPLING, _PADDING = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 
 composes(

@@ -20,7 +20,6 @@ from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Middle, Windows, output_sizes, per_dim, row_values
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import body_of
 
 Extents = int | Sequence[int]  # of all spatial dims, or of each
 
@@ -151,12 +150,6 @@ def avg_pool(
         for s, counts in enumerate(divisors):
             total = total / row_values([max(n, 1) for n in counts], first + s, total)
     return windows.finish(total.to(x.dtype))
-
-
-@handles(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
-def lp_pool(func: TensorFunction, x: Tensor, *how: object, **named: object) -> Tensor:
-    """Root of the sum of powers of each window."""
-    return body_of(func)(x, *how, **named)
 
 
 def _window_sums(local: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:

@@ -39,16 +39,6 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Tensor | Sequence[int | Sequence
     return torch.einsum(f"{ours},{''.join(theirs)}->{''.join(out)}", a, b)
 
 
-@handles(torch.linalg.vecdot)
-def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """Products of rows along a dim, the first conjugated."""
-    if not (x.is_floating_point() or x.is_complex()):
-        raise RuntimeError(f"vecdot: expected floating point or complex numbers, not {x.dtype}")
-    if len(x.shape) == len(y.shape) == 1:
-        return torch.vdot(x, y)
-    return ((x.conj() if x.is_complex() else x) * y).sum(dim)
-
-
 @handles("kron")
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Kronecker product."""
@@ -58,18 +48,6 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     shape = [n * m for n, m in zip(first.shape, second.shape, strict=True)]
     left = first.reshape([n for extent in first.shape for n in (extent, 1)])
     return (left * second.reshape([n for extent in second.shape for n in (1, extent)])).reshape(shape)
-
-
-@handles(torch.linalg.cross, any_order=True)
-def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    """Cross product of vectors along a dim of three."""
-    dim = normal_dim(dim, len(input.shape))
-    if len(other.shape) != len(input.shape) or not input.shape[dim] == other.shape[dim] == 3:
-        raise RuntimeError(f"cross: dim {dim} has not 3 elements in {tuple(input.shape)} and {tuple(other.shape)}")
-    one, two = (torch.tensor(places, device=input.device) for places in ([1, 2, 0], [2, 0, 1]))  # as roll: no row moves
-    forward = input.index_select(dim, one) * other.index_select(dim, two)
-    result: Tensor = forward - input.index_select(dim, two) * other.index_select(dim, one)
-    return result
 
 
 @handles("cross", any_order=True)

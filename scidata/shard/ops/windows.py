@@ -140,20 +140,6 @@ def from_columns(
 # -- channels ------------------------------------------------------------------------------------------------------
 
 
-@handles(F.local_response_norm)
-def local_response_norm(
-    func: TensorFunction, x: ShardTensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> Tensor:
-    """Divide by the mean square of neighbouring channels."""
-    if len(x.shape) < 3:
-        raise ValueError(f"expected 3 dims or more, but got {len(x.shape)}")
-    if 1 not in x.spec.sharded and 0 not in x.spec.local_shape:
-        return finish(func(x.local, size, alpha, beta, k), x.spec)
-    around = [0, 0] * (len(x.shape) - 2) + [size // 2, (size - 1) // 2]
-    squares = F.pad(x * x, around).unfold(1, size, 1).mean(-1)
-    return x / (squares * alpha + k) ** beta
-
-
 @handles(torch.channel_shuffle, F.native_channel_shuffle)
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Take the channels of groups in turns."""

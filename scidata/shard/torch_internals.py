@@ -14,7 +14,7 @@ has Dynamo adds this package to the modules that Dynamo does not trace. The firs
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from inspect import unwrap
@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
@@ -142,17 +143,34 @@ def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
     """
     assert isinstance(function, FunctionType)
     look = dict.fromkeys(["has_torch_function_unary", "has_torch_function_variadic"], lambda *_: False)
-    body = FunctionType(function.__code__, {**function.__globals__, **look}, function.__name__, function.__defaults__)
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
+    return _with_globals(function, look)
 
 
+def _with_globals(function: FunctionType, names: dict[str, Callable[..., object]]) -> FunctionType:
+    """Return a function in which some global names stand for others."""
+    scope = {**function.__globals__, **names}
+    new = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
+
+
+@cache
 def definition_of(function: Callable[..., object]) -> Callable[..., Tensor]:
-    """Return torch's own definition of a function in Python: the reference by which it is compiled, else its body."""
-    name = function.__name__
-    spaces = (torch._refs.linalg, torch._refs.nn.functional, torch._refs)
-    found = (getattr(space, name.removeprefix("linalg_"), None) for space in spaces)
-    return unwrap(next(filter(callable, found), None) or body_of(function))
+    """Return torch's own definition of a function in Python: the reference by which it is compiled, else its body.
+
+    A reference calls others of its module, of which many are of operators that only compilers know: torch's functions
+    of the same names are called instead.
+    """
+    name = function.__name__.removeprefix("linalg_")
+    spaces = [(torch._refs.nn.functional, F), (torch._refs, torch)]
+    if name != function.__name__:
+        spaces = [(torch._refs.linalg, torch.linalg)]
+    for references, public in spaces:
+        if hasattr(references, name):
+            own = unwrap(getattr(references, name))
+            theirs = [n for n in own.__code__.co_names if isinstance(own.__globals__.get(n), FunctionType)]
+            return _with_globals(own, {n: getattr(public, n) for n in theirs if hasattr(public, n)})
+    return body_of(function)
 
 
 def unpatched(name: str) -> Callable[..., Tensor]:
@@ -170,6 +188,9 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------
+
+#: Extents after ``F.max_unpool2d`` and its like: by default, or as asked for where these fit.
+unpooled_extents: Callable[..., Sequence[int]] = F._unpool_output_size
 
 #: The base of all batch normalisations, SyncBatchNorm and those of users too; the public classes have no common one.
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm

@@ -14,7 +14,7 @@ from torch import Tensor
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
-from scidata.shard.comm.transport import Group, all_reduce_max, gather, group_rank
+from scidata.shard.comm.transport import Group, gather, group_rank
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import count_true
 from scidata.shard.ops.align import (
@@ -33,7 +33,7 @@ from scidata.shard.ops.align import (
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, sharded_on
 from scidata.shard.ops.sorting import sort_line
-from scidata.shard.rows.ordered import counts_of, least_over, total_over
+from scidata.shard.rows.ordered import counts_of, total_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import coo_to_csr
@@ -270,22 +270,6 @@ def _beside(func: TorchFunction, x: Tensor, other: Tensor | None) -> tuple[Shard
     return values, weights.local
 
 
-def _range_of(x: ShardTensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest value, NaN where any is. Collective."""
-    groups, local = x.spec.shard_groups, x.local.detach().reshape(-1)
-    if not len(local):
-        limits = torch.finfo(local.dtype) if local.is_floating_point() else torch.iinfo(local.dtype)
-        largest, least = local.new_full((), limits.max), local.new_full((), limits.min)
-        if local.is_floating_point():
-            largest, least = largest * 2, least * 2  # infinite
-        low, high = largest, least
-    else:
-        low, high = local.aminmax()
-    for group in groups:
-        high = all_reduce_max(high, group)
-    return least_over(low, groups), high
-
-
 @handles("bincount", any_order=True)
 def bincount(func: TensorFunction, input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """Count how often each number occurs, or sum up its weights: plain, the same on each rank. Collective."""
@@ -296,7 +280,7 @@ def bincount(func: TensorFunction, input: Tensor, weights: Tensor | None = None,
     if length < 0:
         raise RuntimeError("bincount: minlength must not be negative")
     if x.spec.global_shape[0]:
-        low, high = _range_of(x)
+        low, high = torch.aminmax(x.detach())
         if low < 0:
             raise RuntimeError("bincount: it takes no negative numbers")
         length = max(length, int(high) + 1)
@@ -327,7 +311,7 @@ def histc(func: TensorFunction, x: ShardTensor, bins: int = 100, min: float = 0,
 
 def _finite_range(func: TorchFunction, x: ShardTensor) -> tuple[float, float]:
     """Return the least and the largest value. Collective."""
-    low, high = (value.item() for value in _range_of(x))
+    low, high = (value.item() for value in torch.aminmax(x.detach()))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise RuntimeError(f"{func.__name__}: range of [{low}, {high}] is not finite")
     return low, high

@@ -19,6 +19,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import definition_of, kernels, of_lists
 
 Item = TypeVar("Item")
+Results = Tensor | tuple[Tensor, ...]
 
 
 def along(x: Tensor, dim: int, item: Item) -> tuple[slice | Item, ...]:
@@ -56,11 +57,13 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
 
 
 @handles(
-    *("rot90 unravel_index diag trace", torch.functional.unravel_index, torch.linalg.vecdot, torch.linalg.cross),
+    *("rot90 unravel_index diag trace hsplit vsplit dsplit take_along_dim", torch.functional.unravel_index),
+    *(torch.hstack, torch.vstack, torch.dstack, torch.row_stack, torch.column_stack),
+    *(torch.linalg.vecdot, torch.linalg.cross, torch.linalg.norm),
     *(F.normalize, F.local_response_norm, F.gumbel_softmax, F.pairwise_distance, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d),
     any_order=True,
 )
-def defined(func: TensorFunction, *args: object, **kwargs: object) -> Tensor:
+def defined(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
     """Follow torch's own definition in Python, in the operations that it is made of."""
     return definition_of(func)(*args, **kwargs)
 
@@ -83,26 +86,6 @@ def at_least(func: TensorFunction, *tensors: Tensor | Sequence[Tensor]) -> Tenso
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return _at_least(tensors[0], ndim)
     return tuple(_at_least(x, ndim) for x in several(tensors))
-
-
-@handles(torch.vstack, torch.row_stack, torch.dstack)
-def vstack(func: TensorFunction, tensors: Sequence[Tensor]) -> Tensor:
-    """Join along the first dim, rows as matrices of one, or along the third."""
-    deep = func is torch.dstack
-    return torch.cat([_at_least(x, 3 if deep else 2) for x in tensors], 2 if deep else 0)
-
-
-@handles("hsplit vsplit dsplit")
-def divide(func: TensorFunction, x: Tensor, indices_or_sections: int | Sequence[int] | Tensor) -> tuple[Tensor, ...]:
-    """Divide the second dim, of rows the first (hsplit); the first of at least two (vsplit); the third (dsplit)."""
-    name, ndim = func.__name__, len(x.shape)
-    least = normal_dim({"hsplit": 0, "vsplit": 1, "dsplit": 2}[name], ndim)
-    dim = least if name == "dsplit" else int(name == "hsplit" and ndim > 1)
-    if isinstance(indices_or_sections, int) and x.shape[dim] % indices_or_sections:
-        raise RuntimeError(
-            f"dim {dim} of extent {x.shape[dim]} does not divide into {indices_or_sections} parts of equal size"
-        )
-    return torch.tensor_split(x, indices_or_sections, dim)
 
 
 @handles(torch.meshgrid, of_lists("meshgrid"))
@@ -218,8 +201,6 @@ composes(
         torch.slice_copy: lambda input, *where, **named: _slice(input, *where, **named).clone(),
         tuple(kernels("slice", "Tensor")): _slice,
         torch.constant_pad_nd: lambda input, pad, value=0: F.pad(input, pad, value=value),
-        torch.hstack: lambda tensors: torch.cat([_at_least(x, 1) for x in tensors], int(len(tensors[0].shape) > 1)),
-        torch.column_stack: lambda tensors: torch.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in tensors], 1),
         torch.combinations: lambda input, r=2, with_replacement=False: input[
             torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)
         ],

@@ -59,10 +59,8 @@ def gather(func: TensorFunction, x: Tensor, dim: int, index: Tensor, *, sparse_g
     """Pick one element of a row for each entry of the index."""
     refuse_without_dims(func, x, index)
     dim = normal_dim(dim, len(x.shape))
-    return gather_by_ids(func, x, dim, index) if isinstance(index, RoutedIndex) else _gather(func, x, dim, index)
-
-
-def _gather(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if isinstance(index, RoutedIndex):
+        return gather_by_ids(func, x, dim, index)
     if is_sharded(x) and dim in x.spec.sharded:
         spec: ShardSpec = x.spec
         refuse_disorder(func, spec)
@@ -77,19 +75,6 @@ def _gather(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     labels = _labels(operands, dim)
     extents = dict(zip(labels[1], index.shape, strict=True))
     return on_parts(func, lambda source, ids: source.gather(dim, ids), operands, labels, labels[1], extents)
-
-
-@handles("take_along_dim", any_order=True)
-def take_along_dim(func: TensorFunction, x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """``gather`` with broadcasting of the other dims."""
-    if dim is None or len(x.shape) != len(indices.shape):
-        raise unsupported(func, "it needs a dim, and as many dims in both", *specs_of([x, indices]))
-    dim = normal_dim(dim, len(x.shape))
-    index = indices.remainder(max(x.shape[dim], 1))  # as torch takes any number here, and does not say so
-    others = [torch.Size([*t.shape[:dim], *t.shape[dim + 1 :]]) for t in (x, index)]
-    common = torch.broadcast_shapes(*others)  # type: ignore[no-untyped-call]
-    x, index = (t.expand(*common[:dim], t.shape[dim], *common[dim:]) for t in (x, index))
-    return _gather(func, x, dim, index)
 
 
 # -- scatters ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ extent. Along sharded dims those rows are fetched and summed here; the other dim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,10 +22,9 @@ from scidata.shard.ops.pooling import adaptive_average
 from scidata.shard.ops.sliding import Middle, Windows
 from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import kernels
+from scidata.shard.torch_internals import inferring, kernels
 
 _AREA = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
-_NUM_SPATIAL = {"linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}
 _CUBIC = -0.75  # torch's
 
 
@@ -102,29 +100,6 @@ def _combined(local: Tensor, dim: int, taps: Tensor, weights: Tensor | None) -> 
     return total
 
 
-def _extents(
-    x: ShardTensor,
-    size: int | Sequence[int] | None,
-    factor: float | Sequence[float] | None,
-    recompute: bool,
-    count: int,
-) -> tuple[list[int], list[float] | None]:
-    """Return the output extents, and the scale factors where the kernels use them instead of the extents' ratio."""
-    extents = x.spec.global_shape[2:]
-    if (size is None) == (factor is None):
-        raise ValueError("give one of size and scale_factor")
-    if size is not None:
-        sizes = [int(size)] * count if isinstance(size, int) else [int(n) for n in size]
-        if len(sizes) != count:
-            raise ValueError(f"size {size} does not have one number for each of {count} spatial dims")
-        return sizes, None
-    assert factor is not None
-    factors = [float(factor)] * count if isinstance(factor, int | float) else [float(f) for f in factor]
-    if len(factors) != count:
-        raise ValueError(f"scale_factor {factor} does not have one number for each of {count} spatial dims")
-    return [math.floor(n * f) for n, f in zip(extents, factors, strict=True)], None if recompute else factors
-
-
 @handles(F.interpolate)
 def interpolate(
     func: TensorFunction,
@@ -139,20 +114,18 @@ def interpolate(
     """Resample the spatial dims."""
     refuse_plain(func, x)
     spec, count = x.spec, x.spec.ndim - 2
+    given = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
     if antialias:
-        given = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
         return _antialiased(x, lambda part: F.interpolate(part, *given))
-    recompute = bool(recompute_scale_factor) or mode == "area"
-    sizes, factors = _extents(x, size, scale_factor, recompute, count)
-    if min(sizes, default=0) < 1:
-        raise RuntimeError(f"interpolate: input {spec.global_shape[2:]} gives no rows: {sizes}")
-    if mode == "area":
-        return adaptive_average(x, sizes, _AREA[count - 1])
-    allowed = _NUM_SPATIAL.get(mode, (1, 2, 3) if mode in ("nearest", "nearest-exact") else ())
-    if count not in allowed:
-        raise NotImplementedError(f"interpolate: mode {mode!r} with {count} spatial dims")
     if not x.local.is_floating_point() and not mode.startswith("nearest"):
         raise unsupported(func, f"mode {mode!r} of {x.local.dtype}", spec, remedy="convert to a floating dtype first")
+    with inferring(fake=False):  # torch raises where something does not fit
+        sizes = F.interpolate(torch.empty(spec.global_shape, device="meta"), *given).shape[2:]
+    if mode == "area":
+        return adaptive_average(x, sizes, _AREA[count - 1])
+    factors = None
+    if scale_factor is not None and not recompute_scale_factor:  # the kernels use them, not the extents' ratio
+        factors = [float(f) for f in (scale_factor if isinstance(scale_factor, Sequence) else [scale_factor] * count)]
     return _resample(x, sizes, factors, mode, align_corners)
 
 

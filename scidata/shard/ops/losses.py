@@ -29,9 +29,8 @@ from scidata.shard.ops.align import (
 )
 from scidata.shard.ops.arguments import Run, handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
-from scidata.shard.ops.moving import moved_off
+from scidata.shard.ops.moving import gather_from_owners, moved_off
 from scidata.shard.ops.pointwise import elementwise
-from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import definition_of
 
@@ -135,17 +134,6 @@ def _class_labels(ndim: int) -> tuple[list[Hashable], list[Hashable]]:
     return ([*rest[:1], "class", *rest[1:]], rest) if ndim > 1 else (["class"], [])
 
 
-def _pick(scores: Tensor, target: Tensor, axis: int | None, spec: ShardSpec, start: int, dim: int) -> Tensor:
-    """Take each row's score of its class, which may be on another rank."""
-    if axis is None:
-        return scores.gather(dim, target.unsqueeze(dim)).squeeze(dim)
-    local, size = target - start, scores.shape[dim]
-    mine = (local >= 0) & (local < size)
-    spare = torch.cat([scores, scores.new_zeros([1 if d == dim else n for d, n in enumerate(scores.shape)])], dim)
-    picked = spare.gather(dim, torch.where(mine, local, size).unsqueeze(dim)).squeeze(dim)
-    return all_reduce_sum(picked, spec.group(axis))
-
-
 class _Classes(TypedDict):
     """How a loss of classes weighs rows and reduces them: torch always gives all."""
 
@@ -155,11 +143,7 @@ class _Classes(TypedDict):
 
 
 def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing: float, how: _Classes) -> Tensor:
-    """Negative log-likelihood of class numbers, from log-probabilities.
-
-    Where classes are sharded, say 0 to 4 on rank 0 and 5 to 9 on rank 1, and a row's class is 7, rank 1 picks the score
-    at its own place 2, rank 0 a zero, and their sum is the score on both.
-    """
+    """Negative log-likelihood of class numbers, from log-probabilities."""
     weight, ignore = how["weight"], how["ignore_index"]
     dim = 1 if len(scores.shape) > 1 else 0
     names, rows = _class_labels(len(scores.shape))
@@ -177,7 +161,11 @@ def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing:
     factor = kept.to(local.dtype) if weight is None else weight[classes] * kept
     axis, sizes = next(((a, e[1]) for a, e in enumerate(layout) if e is not None and e[0] == "class"), (None, ()))
     start = 0 if axis is None else sum(sizes[: spec.coordinate(axis)])  # the first class of this rank
-    each = (-_pick(local, classes, axis, spec, start, dim) * factor).masked_fill(~kept, 0)
+    index = classes.unsqueeze(dim)
+    picked = (
+        local.gather(dim, index) if axis is None else gather_from_owners(local, dim, index, start, spec.group(axis))
+    )
+    each = (-picked.squeeze(dim) * factor).masked_fill(~kept, 0)
     if smoothing:
         if weight is not None:
             own = weight[start : start + local.shape[dim]]

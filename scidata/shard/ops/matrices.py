@@ -15,7 +15,6 @@ from torch import Tensor
 from scidata.core.bounds import bounds_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
 from scidata.shard.ops.align import (
-    Dims,
     Dtype,
     align,
     finish,
@@ -173,27 +172,6 @@ def matrix_norm(
     else:
         raise RuntimeError(f"matrix_norm: there is no norm {ord!r} of matrices")
     return found.unsqueeze(min(first, second)).unsqueeze(max(first, second)) if keepdim else found
-
-
-@handles(torch.linalg.norm)
-def norm(
-    A: Tensor,  # noqa: N803
-    ord: float | str | None = None,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: Dtype = None,
-) -> Tensor:
-    """Norms of vectors, of matrices in two dims, or of all elements."""
-    dims = (dim,) if isinstance(dim, int) else dim
-    count = len(A.shape) if dims is None else len(dims)
-    if ord is None or count == 1:
-        result: Tensor = torch.linalg.vector_norm(A, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
-    elif count == 2:
-        result = torch.linalg.matrix_norm(A, ord, dims or (-2, -1), keepdim, dtype=dtype)
-    else:
-        raise RuntimeError(f"norm: {ord!r} is of one dim or two, not of {count}")
-    return result
 
 
 # -- whole matrices ------------------------------------------------------------------------------------------------

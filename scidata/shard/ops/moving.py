@@ -10,6 +10,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.bounds import even_sizes
+from scidata.shard.comm.sums import all_reduce_sum
+from scidata.shard.comm.transport import Group
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -74,6 +76,18 @@ def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
         if local.shape[d] == 0:
             local = torch.cat([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
     return local
+
+
+def gather_from_owners(local: Tensor, dim: int, index: Tensor, start: int, group: Group) -> Tensor:
+    """Gather elements along a dim by their global index, of which one rank has each. Collective.
+
+    Say rows 0 to 4 are on rank 0 and 5 to 9 on rank 1. For index 7, rank 1 takes its own row 2, rank 0 a zero, and
+    their sum is the element on both.
+    """
+    own, size = index - start, local.shape[dim]
+    spare = torch.cat([local, local.new_zeros([1 if d == dim else n for d, n in enumerate(local.shape)])], dim)
+    found = spare.gather(dim, torch.where((own >= 0) & (own < size), own, size))
+    return all_reduce_sum(found, group)
 
 
 def tied_to(result: Tensor, operands: Iterable[Tensor | None]) -> Tensor:

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.core.index_map import IndexMap
-from scidata.shard.comm.transport import broadcast, gather
+from scidata.shard.comm.transport import broadcast
 from scidata.shard.graphs.routed import route_edges
 from scidata.shard.op_table import TensorFunction
 from scidata.shard.ops.align import is_sharded, plain_of, whole_along
 from scidata.shard.ops.arguments import handles
+from scidata.shard.rows.ordered import counts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -161,8 +162,7 @@ def _edges(
     if is_sharded(x) and len(spec.axes) == 1 and (x.spec.dims, x.spec.sizes) == (spec.dims, spec.sizes):
         return _routed(edges, spec)
     axis = spec.sharded[0]
-    count = torch.tensor([edges.shape[1]], device=edges.device)
-    counts = tuple(gather(count, (1,) * spec.axes[axis].size, 0, spec.group(axis)).tolist())
+    counts = counts_of(edges.shape[1], spec.group(axis), edges.device)
     dims = [1 if d == 0 else None for d in spec.dims]
     shape = (2, sum(counts))
     return ShardTensor(edges, spec.derive(shape, dims, [counts if d == 1 else None for d in dims]))

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
-from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_plain, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import widened
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, gather_from_owners
 from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Middle, Windows, output_sizes, per_dim, row_values
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import unpooled_extents
 
 Extents = int | Sequence[int]  # of all spatial dims, or of each
 
@@ -172,74 +173,63 @@ def out_extents(x: ShardTensor, output_size: int | Sequence[int | None] | None, 
     return [int(n) if n is not None else extent for n, extent in zip(asked, shape, strict=True)]
 
 
-def windows_of(start: int, rows: int, extent: int, num_out: int) -> list[tuple[int, int]]:
-    """Bounds of adaptive windows in the whole dim."""
-    return [(o * extent // num_out, -(-(o + 1) * extent // num_out)) for o in range(start, start + rows)]
+class _Spread(NamedTuple):
+    """Adaptive windows along a dim, side by side along a new dim after it."""
+
+    values: Tensor
+    extra: Tensor | None  # a mask of rows that only fill windows of fewer rows, by their first
+    wrap: Callable[[Tensor], Tensor]  # takes one number for each window to a result
 
 
-def adaptive_windows(x: ShardTensor, dim: int, num_out: int) -> tuple[Windows, list[tuple[int, int]]]:
-    """Return the windows along a sharded dim, and where each own one lies in the fetched rows."""
-    extent = x.spec.global_shape[dim]
-    windows = Windows(x)
+def _spread(x: Tensor, dim: int, num_out: int) -> _Spread:
+    """Lay the windows of a dim side by side: of 5 rows, 2 windows are rows 0 to 2 and 2 to 4."""
+    extent = x.shape[dim]
+
+    def bounds_of(start: int, stop: int) -> list[tuple[int, int]]:
+        return [(o * extent // num_out, -(-(o + 1) * extent // num_out)) for o in range(start, stop)]
 
     def rows(start: int, stop: int) -> Runs:
-        inside = windows_of(start, stop - start, extent, num_out)
+        inside = bounds_of(start, stop)
         return ((inside[0][0], inside[-1][1] - inside[0][0]),)
 
-    start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
-    bounds = windows_of(start, count, extent, num_out) or [(0, 1)]
-    return windows, [(first - bounds[0][0], last - bounds[0][0]) for first, last in bounds]
+    if isinstance(x, ShardTensor):
+        windows = Windows(x)
+        start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
+        local, wrap = windows.fetch(), windows.finish
+    else:
+        start, count, local, wrap = 0, num_out, x, lambda result: result
+    bounds = bounds_of(start, start + count) or [(0, 1)]
+    low, longest = bounds[0][0], max(stop - start for start, stop in bounds)
+    places = torch.tensor([[*range(a, b), *[a] * (longest - b + a)] for a, b in bounds], device=local.device) - low
+    taken = local.index_select(dim, places.flatten())
+    values = taken.view(*local.shape[:dim], *places.shape, *local.shape[dim + 1 :])
+    if all(b - a == longest for a, b in bounds):
+        return _Spread(values, None, wrap)
+    extra = torch.tensor([[a + i >= b for i in range(longest)] for a, b in bounds], device=local.device)
+    return _Spread(values, extra.view([1] * dim + list(extra.shape) + [1] * (local.ndim - dim - 1)), wrap)
 
 
-def spread_windows(local: Tensor, dim: int, bounds: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
-    """Lay windows of different lengths side by side along a new dim after ``dim``; a mask marks filling rows.
-
-    Rows that only fill a window up repeat its first.
-    """
-    longest = max(stop - start for start, stop in bounds)
-    rows = [[min(i, stop - 1) if i < stop else start for i in range(start, start + longest)] for start, stop in bounds]
-    index = torch.tensor(rows, device=local.device)
-    taken = local.index_select(dim, index.flatten())
-    spread = taken.view(*local.shape[:dim], *index.shape, *local.shape[dim + 1 :])
-    if all(stop - start == longest for start, stop in bounds):
-        return spread, None
-    extra = torch.tensor([[start + i >= stop for i in range(longest)] for start, stop in bounds], device=local.device)
-    return spread, extra.view([1] * dim + list(extra.shape) + [1] * (local.ndim - dim - 1))
-
-
-def _average_dim(x: ShardTensor, dim: int, num_out: int) -> Tensor:
+def _average(x: ShardTensor, dim: int, num_out: int) -> Tensor:
     if num_out == 1:
         return x.mean(dim, keepdim=True)
-    windows, bounds = adaptive_windows(x, dim, num_out)
-    spread, extra = spread_windows(widened(windows.fetch()), dim, bounds)
-    total = (spread if extra is None else spread.masked_fill(extra, 0)).sum(dim + 1)
-    return windows.finish((total / row_values([stop - start for start, stop in bounds], dim, total)).to(x.dtype))
-
-
-def _unsharded(x: ShardTensor, function: TensorFunction, extents: Sequence[int], kept: Sequence[int]) -> Tensor:
-    """Pool the dims that are not sharded with torch's function; the sharded ones are windows of one row to it."""
-    spec = x.spec
-    first, windows = spec.ndim - len(extents), Windows(x)
-    sizes = [n if first + s not in kept else None for s, n in enumerate(extents)]
-    if all(n is None or n == spec.global_shape[first + s] for s, n in enumerate(sizes)):
-        return x
-    windows.keep(range(spec.ndim))
-    local = windows.fetch()
-    result = function(local, tuple(local.shape[first + s] if n is None else n for s, n in enumerate(sizes)))
-    for s, n in enumerate(sizes):
-        if n is not None:
-            windows.shape[first + s] = n
-    return windows.finish(result)
+    values, extra, wrap = _spread(x, dim, num_out)
+    wide = widened(values)
+    mean = wide.mean(dim + 1) if extra is None else wide.masked_fill(extra, 0).sum(dim + 1) / (~extra).sum(dim + 1)
+    return wrap(mean.to(x.dtype))
 
 
 def adaptive_average(x: ShardTensor, extents: Sequence[int], pool: TensorFunction) -> Tensor:
     """Average over adaptive windows, dim by dim; one row of a sharded dim is its mean, on every rank."""
-    first = x.spec.ndim - len(extents)
-    kept = [d for d in range(first, x.spec.ndim) if d in x.spec.sharded]
-    result = _unsharded(x, pool, extents, kept)
-    for d in kept:
-        if extents[d - first] != x.spec.global_shape[d]:
-            result = _average_dim(as_sharded(result, x.spec), d, extents[d - first])
+    spec, first = x.spec, x.spec.ndim - len(extents)
+    dims = [d for d in range(first, spec.ndim) if extents[d - first] != spec.global_shape[d]]
+    if all(d < first for d in spec.sharded):
+        windows = Windows(x)
+        windows.keep(range(first))
+        windows.shape[first:] = extents
+        return windows.finish(pool(windows.fetch(), tuple(extents)))
+    result: Tensor = x
+    for d in sorted(dims, key=lambda d: d in spec.sharded):  # the others first, so that less is sent
+        result = _average(as_sharded(result, spec), d, extents[d - first])
     return result
 
 
@@ -293,13 +283,18 @@ def _maximum(x: Tensor, places: Tensor | None, dim: int, num_out: int) -> tuple[
     """Take the maxima of adaptive windows along one dim, and the places of these."""
     if num_out == 1 and isinstance(x, ShardTensor) and dim in x.spec.sharded:
         found, rows = extreme_along(x, dim, _last_missing, True)
-        return found, None if places is None else _place_of_row(as_sharded(places, x.spec), dim, rows)
-    (spread, extra), finish = _spread(x, dim, num_out)
-    _, index = _last_missing(spread.detach(), dim + 1, True, extra)  # of equal ones the first, so never a filled one
+        if places is not None:
+            own = as_sharded(places, x.spec).local
+            group = x.spec.group(x.spec.sharded[dim])
+            place = gather_from_owners(own, dim, local_of(rows), x.spec.offsets[dim], group)
+            places = ShardTensor(place, rows.spec) if isinstance(rows, ShardTensor) else place
+        return found, places
+    values, extra, wrap = _spread(x, dim, num_out)
+    _, index = _last_missing(values.detach(), dim + 1, True, extra)  # of equal ones the first, so never a filled one
     if places is not None:
-        (beside, _), finish_places = _spread(places, dim, num_out)
-        places = finish_places(beside.gather(dim + 1, index).squeeze(dim + 1))
-    return finish(spread.gather(dim + 1, index).squeeze(dim + 1)), places
+        beside = _spread(places, dim, num_out)
+        places = beside.wrap(beside.values.gather(dim + 1, index).squeeze(dim + 1))
+    return wrap(values.gather(dim + 1, index).squeeze(dim + 1)), places
 
 
 def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -311,25 +306,6 @@ def _last_missing(x: Tensor, dim: int, keepdim: bool, extra: Tensor | None = Non
         hits = x.isnan() if extra is None else x.isnan() & ~extra
         index = torch.where(missing, (hits * rows).amax(dim, keepdim=keepdim), index)
     return value, index
-
-
-def _spread(x: Tensor, dim: int, num_out: int) -> tuple[tuple[Tensor, Tensor | None], Callable[[Tensor], Tensor]]:
-    """Lay adaptive windows side by side along a new dim; also return a function that wraps one number for each."""
-    if not isinstance(x, ShardTensor):
-        return spread_windows(x, dim, windows_of(0, num_out, x.shape[dim], num_out)), lambda result: result
-    windows, bounds = adaptive_windows(x, dim, num_out)
-    return spread_windows(windows.fetch(), dim, bounds), windows.finish
-
-
-def _place_of_row(places: ShardTensor, dim: int, rows: Tensor) -> Tensor:
-    """Return the places in one row of a sharded dim for each other index; the rank that has it says so. Collective."""
-    spec = places.spec
-    axis, size = spec.sharded[dim], spec.local_shape[dim]
-    index = local_of(rows) - spec.offsets[dim]
-    mine = (index >= 0) & (index < size)
-    found = places.local.gather(dim, index.clamp(0, size - 1)) if size else torch.zeros_like(index)
-    found = all_reduce_sum(found.masked_fill(~mine, 0), spec.group(axis))
-    return ShardTensor(found, rows.spec) if isinstance(rows, ShardTensor) else found
 
 
 # -- the way back --------------------------------------------------------------------------------------------------
@@ -358,7 +334,7 @@ def max_unpool(
         raise unsupported(func, "input and indices are split differently", *specs_of([x, indices]))
     first = spec.ndim - count
     shape = list(spec.global_shape)
-    shape[first:] = _unpooled(shape[first:], *placed(count, kernel_size, stride, padding), output_size)
+    shape[first:] = unpooled_extents(x, *placed(count, kernel_size, stride, padding), output_size)
     sizes, values, ids = list(spec.sizes), x.local, indices.local
     for d, axis in spec.sharded.items():
         if d >= first:
@@ -370,23 +346,6 @@ def max_unpool(
         raise RuntimeError(f"{func.__name__}: an index is out of range for output size {shape[first:]}")
     new = spec.resize(shape, sizes)
     return ShardTensor(_placed(values, ids, shape[first:], new.offsets[first:], new.local_shape), new)
-
-
-def _unpooled(
-    extents: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    asked: Sequence[int] | None,
-) -> list[int]:
-    default = [(n - 1) * s + k - 2 * p for n, k, s, p in zip(extents, kernel, stride, padding, strict=True)]
-    if asked is None:
-        return default
-    found = [int(n) for n in asked][-len(extents) :]
-    for n, own, step in zip(found, default, stride, strict=True):
-        if not own - step < n < own + step:
-            raise ValueError(f"invalid output_size {found}: each must be within one stride of {default}")
-    return found
 
 
 def _placed(values: Tensor, ids: Tensor, whole: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -26,26 +26,19 @@ from scidata.shard.views import refuse_write_to_copy, written
 _ALPHA = 1.7580993408473766  # of SELU: where dropped elements go in alpha dropout
 
 
-def _own_part(full: Tensor, spec: ShardSpec) -> Tensor:
+def _own_part(func: TorchFunction, full: Tensor, spec: ShardSpec) -> Tensor:
     """Cut out this rank's part; a dim of extent 1 stays as it is."""
     part = full
-    for dim in spec.sharded:
-        if full.shape[dim] == spec.global_shape[dim]:
-            part = torch.cat([part.narrow(dim, start, rows) for start, rows in _runs(spec, dim)], dim)
+    for dim, axis in spec.sharded.items():
+        if full.shape[dim] != spec.global_shape[dim]:
+            continue
+        runs = [(spec.offsets[dim], spec.local_shape[dim])]
+        if spec.edge_parts is not None:  # edges with self-loops are joined of several parts
+            runs = edge_runs(spec.edge_parts, spec.coordinate(axis))
+        elif not spec.in_order:
+            raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
+        part = torch.cat([part.narrow(dim, start, rows) for start, rows in runs], dim)
     return part.clone(memory_format=torch.contiguous_format)
-
-
-def _runs(spec: ShardSpec, dim: int) -> list[tuple[int, int]]:
-    """Return where one process has this rank's rows: edges with self-loops are joined of several parts."""
-    if spec.edge_parts is None:
-        return [(spec.offsets[dim], spec.local_shape[dim])]
-    return edge_runs(spec.edge_parts, spec.coordinate(spec.sharded[dim]))
-
-
-def _refuse_sets(func: TorchFunction, spec: ShardSpec) -> None:
-    """Raise for edges of a graph whose order in one process is not known."""
-    if not spec.in_order and spec.edge_parts is None:
-        raise unsupported(func, "edges have no order for random numbers", spec, remedy="draw for nodes, or use p=0")
 
 
 def _whole(func: TorchFunction, x: ShardTensor, dtype: Dtype = None) -> Tensor:
@@ -65,7 +58,7 @@ def _whole(func: TorchFunction, x: ShardTensor, dtype: Dtype = None) -> Tensor:
 
 def _kept(func: TorchFunction, x: ShardTensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
     mask = _whole(func, x, torch.bool) if shape is None else torch.empty(shape, dtype=torch.bool, device=x.device)
-    return _own_part(mask.bernoulli_(1 - p), x.spec).to(x.dtype)
+    return _own_part(func, mask.bernoulli_(1 - p), x.spec).to(x.dtype)
 
 
 def _without_draw(x: ShardTensor, p: float, training: bool) -> bool:
@@ -100,7 +93,6 @@ def dropout(
     """Drop elements, or whole channels: the mask is that of one process with the same seed."""
     if _without_draw(x, p, training and train):
         return x
-    _refuse_sets(func, x.spec)
     shape = None
     if func not in (F.dropout, torch.dropout):
         unbatched = (func is F.dropout1d and x.ndim == 2) or (func is F.dropout3d and x.ndim == 4)
@@ -118,7 +110,6 @@ def alpha_dropout(
     shape = x.spec.global_shape
     if _without_draw(x, p, training):
         return x
-    _refuse_sets(func, x.spec)
     scale = shift = x.local.new_zeros(())
     if p < 1:
         if func is F.feature_alpha_dropout and len(shape) < 2:
@@ -135,8 +126,7 @@ def random_like(
     func: TensorFunction, x: ShardTensor, *args: object, requires_grad: bool = False, **kwargs: object
 ) -> Tensor:
     """Draw a tensor of the same layout."""
-    _refuse_sets(func, x.spec)
-    drawn = _own_part(func(_whole(func, x), *args, **kwargs), x.spec)
+    drawn = _own_part(func, func(_whole(func, x), *args, **kwargs), x.spec)
     return finish(drawn.requires_grad_(requires_grad), x.spec)
 
 
@@ -148,21 +138,19 @@ def bernoulli(
     if isinstance(p, Tensor) or not isinstance(x, ShardTensor):
         raise unsupported(func, "p is a tensor", *specs_of([x, p]))
     spec = x.spec
-    _refuse_sets(func, spec)
     like = torch.empty(spec.global_shape, dtype=x.dtype, device=x.device) if p is not None else x.full_tensor().detach()
     drawn = torch.bernoulli(like.contiguous(), *[] if p is None else [p], generator=generator)
-    part = _own_part(drawn, spec)
+    part = _own_part(func, drawn, spec)
     return finish(torch.where(torch.ones_like(part, dtype=torch.bool), part, x.local), spec)  # a gradient of nought
 
 
 @handles("multinomial")
 def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: object) -> Tensor:
     """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
-    _refuse_sets(func, x.spec)
     drawn: Tensor = func(_whole(func, x).copy_(x.full_tensor().detach()), *args, **kwargs)
     rows = x.spec.sharded.get(0) if drawn.ndim > 1 else None
     spec = x.spec.derive(drawn.shape, [0 if a == rows else None for a in range(len(x.spec.axes))], x.spec.sizes)
-    return finish(_own_part(drawn, spec), spec)
+    return finish(_own_part(func, drawn, spec), spec)
 
 
 @handles(
@@ -174,7 +162,6 @@ def random_in_place(func: TensorFunction, x: ShardTensor, *args: object, **kwarg
     if any(isinstance(other, Tensor) for other in (*args, *kwargs.values())):
         raise unsupported(func, "its parameters are tensors", *specs_of([x, *args, *kwargs.values()]))
     refuse_write_to_copy(func, x)
-    _refuse_sets(func, x.spec)
-    x.local.copy_(_own_part(func(_whole(func, x), *args, **kwargs), x.spec))
+    x.local.copy_(_own_part(func, func(_whole(func, x), *args, **kwargs), x.spec))
     written(x)
     return x

@@ -246,6 +246,30 @@ def test_body_of_is_the_function_without_its_look_for_overrides(function):
     assert torch.equal(of_tensors.body_of(function)(*given).as_subclass(torch.Tensor), function(*args))
 
 
+@pytest.mark.parametrize("function", [torch.hsplit, torch.vstack, torch.take_along_dim, torch.linalg.norm])
+def test_definition_of_calls_functions_that_meet_overrides(function):
+    called = []
+
+    class Noting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            called.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    x = torch.rand(4, 6)
+    args = {torch.vstack: [[x, x]], torch.take_along_dim: [x, torch.tensor([[1], [5], [0], [2]]), 1]}
+    args = args.get(function, [x, 2])
+    given = of_tensors.tree_map_only(torch.Tensor, lambda t: t.as_subclass(Noting), args)
+    found, wanted = of_tensors.definition_of(function)(*given), function(*args)
+    assert function not in called
+    assert all(map(torch.equal, found, wanted)) if isinstance(wanted, tuple) else torch.equal(found, wanted)
+    assert any(f in called for f in (torch.tensor_split, torch.cat, torch.gather, torch.linalg.vector_norm))
+
+
+def test_unpooled_extents_are_those_of_unpooling():
+    assert of_tensors.unpooled_extents(torch.rand(1, 3, 4), (2, 2), (2, 3), (0, 0), None) == [6, 11]
+
+
 def test_unpatched_is_torchs_own_where_another_package_has_put_one_in_its_place(monkeypatch):
     own = torch.narrow
     assert find("narrow", namespaces=(torch, torch.Tensor)) == [own, torch.Tensor.narrow]

@@ -19,6 +19,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.memory import BY_MEMORY, REARRANGES, note
 from scidata.shard.op_table import (
     ANY_ORDER,
+    BOUND,
     FALLBACKS,
     HANDLERS,
     KEEPS_REPLICATED,
@@ -71,6 +72,8 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
             args, kwargs = _all_in_order(func, args, kwargs)
         ordinary = _is_ordinary(args) and (not kwargs or _is_ordinary(kwargs.values()))
         if ordinary and func not in REARRANGES:
+            if run is handler and not kwargs and (bound := BOUND.get(func)) is not None:  # without one call more
+                return bound(*args)
             return run(func, types, args, kwargs)
         if handler is not None and handler in OF_THE_WHOLE:
             return handler(func, types, args, kwargs)

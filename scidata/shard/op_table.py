@@ -44,6 +44,9 @@ _Handler = TypeVar("_Handler", bound=Handler)
 #: Every supported torch function and its handler. Filled at import, read at each call.
 HANDLERS: dict[object, Handler] = {}
 
+#: What to call with positional arguments alone, for functions whose handlers have torch's own parameters.
+BOUND: dict[object, Callable[..., object]] = {}
+
 #: Handlers that answer for replicated tensors too; for the others these are unwrapped to plain ones first.
 KEEPS_REPLICATED: set[Handler] = set()
 

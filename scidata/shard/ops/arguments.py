@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from scidata.shard.graphs import targets
-from scidata.shard.op_table import TorchFunction, enter, find
+from scidata.shard.op_table import BOUND, TorchFunction, enter, find
 from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 
 Run = TypeVar("Run", bound=Callable[..., object])
@@ -56,6 +56,8 @@ def handles(
         for f in functions:
             named += find(f, namespaces=_SPACES) if isinstance(f, str) and "." not in f else [f]
         enter(handler, named, keeps_replicated=keeps_replicated, any_order=any_order)
+        for f in named:
+            BOUND[f] = partial(run, f) if takes_function else run
         if accepts_filled:
             targets.accepts_filled(handler)
         return run

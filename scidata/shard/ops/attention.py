@@ -54,12 +54,7 @@ class _Options(NamedTuple):
 
 def _labels(operands: dict[str, Tensor]) -> dict[str, list[Hashable]]:
     """Label dims from the right, so that batch dims broadcast."""
-    last: dict[str, tuple[str, str]] = {
-        "query": ("L", "E"),
-        "key": ("S", "E"),
-        "value": ("S", "Ev"),
-        "attn_mask": ("L", "S"),
-    }
+    last = dict(zip(_NAMES, (("L", "E"), ("S", "E"), ("S", "Ev"), ("L", "S")), strict=True))
     labels: dict[str, list[Hashable]] = {}
     for name, x in operands.items():
         ndim = len(x.shape)
@@ -242,7 +237,7 @@ def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, 
     mask = operands.get("attn_mask")
     if isinstance(mask, ShardTensor) and mask.spec.dims[axis] in (mask.spec.ndim - 2, mask.spec.ndim - 1):
         mask = replicated(mask, {axis})
-    result = func(*moved, mask, how.dropout_p, how.is_causal, scale=how.scale, enable_gqa=how.enable_gqa)
+    result = func(*moved, mask, **how._asdict())
     assert isinstance(result, ShardTensor)
     return result.redistribute(placements=spec.placements, sizes={axis: spec.sizes_of(axis)})
 
@@ -341,14 +336,5 @@ def _compute(func: TensorFunction, parts: dict[str, Tensor], how: _Options) -> T
         query = torch.cat([query, query.new_zeros((*query.shape[:-2], 1, query.shape[-1]))], -2)
         if mask is not None and mask.ndim > 1 and mask.shape[-2] == 0:
             mask = torch.cat([mask, mask.new_ones((*mask.shape[:-2], 1, mask.shape[-1]))], -2)
-    result = func(
-        query,
-        parts["key"],
-        parts["value"],
-        mask,
-        how.dropout_p,
-        how.is_causal,
-        scale=how.scale,
-        enable_gqa=how.enable_gqa,
-    )
+    result = func(query, parts["key"], parts["value"], mask, **how._asdict())
     return tied_to(result.narrow(-2, 0, 0) if empty else result, (query, parts["key"], parts["value"], mask))

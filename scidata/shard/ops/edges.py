@@ -38,29 +38,22 @@ REMEDY = "use sample.to_pyg(), whose edge_index knows its routes"
 
 def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> Tensor:
     """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
-    ispec = index.spec
     if index.dtype not in (torch.int64, torch.int32):
-        raise unsupported(func, "a sharded index must hold integers", ispec)
+        raise unsupported(func, "a sharded index must hold integers", index.spec)
+    dim = normal_dim(dim, len(x.shape))
+    if not isinstance(index, RoutedIndex):
+        return take_advanced(func, x, {dim: index})
+    ispec = index.spec
     if ispec.ndim != 1:
-        if isinstance(index, RoutedIndex):
-            raise unsupported(func, "ids of a graph must have one dim here", ispec)
-        return take_advanced(func, x, {normal_dim(dim, len(x.shape)): index})
+        raise unsupported(func, "ids of a graph must have one dim here", ispec)
     (axis,) = ispec.sharded.values()
-    if not is_sharded(x):
-        plain = local_of(x)
-        dim = normal_dim(dim, plain.ndim)
-        rows = replicate_to_shards(plain, [ispec.group(axis)]).index_select(dim, index.local)
-        shape = list(plain.shape)
-        spec = ispec
-    else:
-        spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
-        if not isinstance(index, RoutedIndex):
-            return take_advanced(func, x, {dim: index})
+    if is_sharded(x):
         check_nodes(func, x, dim, index)
         source = x.local if index.all_owned else with_ghosts(x, dim, index.exchange)
         rows = source.index_select(dim, index.local_ids)
-        shape = list(spec.global_shape)
-    shape[dim] = ispec.global_shape[0]
+    else:
+        rows = replicate_to_shards(local_of(x), [ispec.group(axis)]).index_select(dim, index.local)
+    shape = (*x.shape[:dim], *ispec.global_shape, *x.shape[dim + 1 :])
     return ShardTensor(rows, ispec.along(axis, dim, shape))
 
 

@@ -224,24 +224,13 @@ def getitem(func: TensorFunction, x: Tensor, index: object) -> Tensor:
         if lies_beside(x, dim, rows):
             return take_where(func, x, dim, rows)
     if not isinstance(x, ShardTensor):
-        return _of_plain(func, x, items)
+        parsed = _parsed(func, as_sharded(x, specs_of(items)[0]), items)
+        return take_advanced(func, x[tuple(parsed.basic)], parsed.tensors)
     parsed = _parsed(func, x, items)
     if not parsed.tensors:
         return take_basic(x, parsed.basic)
     whole = all(isinstance(item, slice) and item == _WHOLE for item in parsed.basic)
     return take_advanced(func, x if whole else take_basic(x, parsed.basic), parsed.tensors)
-
-
-def _of_plain(func: TorchFunction, x: Tensor, items: tuple[object, ...]) -> Tensor:
-    """Take rows of a plain tensor by one sharded index, whole along all other dims."""
-    tensors = {i: item for i, item in enumerate(items) if isinstance(item, Tensor)}
-    others = [item for i, item in enumerate(items) if i not in tensors]
-    whole = all(item is Ellipsis or (isinstance(item, slice) and item == _WHOLE) for item in others)
-    if len(tensors) != 1 or not whole or sum(item is Ellipsis for item in others) > 1:
-        raise unsupported(func, "the index of a plain tensor is sharded", *specs_of(items))
-    ellipsis = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
-    ((place, tensor),) = tensors.items()
-    return take_advanced(func, x, {place if ellipsis > place else x.ndim - (len(items) - place): tensor})
 
 
 def _as_view(spec: ShardSpec, items: Sequence[Basic], value: T) -> tuple[list[Basic], T | Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,25 +45,22 @@ def _far(distance: Tensor) -> Tensor:
     return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
 
 
-class _Along(NamedTuple):
-    """How one dim is resampled."""
-
-    extent: int
-    num_out: int
-    scale: float | None
-    mode: str
-    corners: bool
-    num_spatial: int
-
-
 @lru_cache(maxsize=512)
-def _taps(how: _Along, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _taps(
+    extent: int,
+    num_out: int,
+    scale: float | None,
+    mode: str,
+    align: bool,
+    count: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None]:
     """Return the rows that each output row is made of, ``(num_out, taps)`` int64, and their weights; None is one.
 
     Linear, from 2 rows to 4: outputs lie at -0.25, 0.25, 0.75 and 1.25 between rows 0 and 1. So their rows are (0, 1),
     their weights (1, 0), (0.75, 0.25), (0.25, 0.75); the last is row 1 alone.
     """
-    extent, num_out, scale, mode, align, count = how
     if mode.startswith("nearest"):
         return _nearest_rows(extent, num_out, scale, mode, count, device), None
     wide = torch.float64 if dtype == torch.float64 else torch.float32  # torch's kernels compute places in it
@@ -156,8 +152,8 @@ def _resample(
         if d not in spec.sharded or (num_out == extent and (factors is None or factors[s] == 1)):
             continue
         scale = None if factors is None else factors[s]
-        how = _Along(extent, num_out, scale, mode, bool(align_corners), len(sizes))
-        taps, weights = _taps(how, x.local.dtype, x.local.device)
+        how = mode, bool(align_corners), len(sizes), x.local.dtype, x.local.device
+        taps, weights = _taps(extent, num_out, scale, *how)
         first, last = taps.amin(1).tolist(), taps.amax(1).tolist()
 
         def rows(start: int, stop: int, first: list[int] = first, last: list[int] = last) -> Runs:

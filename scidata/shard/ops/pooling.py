@@ -26,11 +26,8 @@ Extents = int | Sequence[int]  # of all spatial dims, or of each
 
 _POOLS: tuple[TensorFunction, ...] = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
-_POOLS_WITH_INDICES: tuple[Callable[..., tuple[Tensor, Tensor]], ...] = (
-    F.max_pool1d_with_indices,
-    F.max_pool2d_with_indices,
-    F.max_pool3d_with_indices,
-)
+_POOLS_WITH_INDICES: list[Callable[..., tuple[Tensor, Tensor]]]
+_POOLS_WITH_INDICES = [getattr(F, f"max_pool{n}d_with_indices") for n in (1, 2, 3)]
 
 
 def spatial(func: TorchFunction) -> int:
@@ -243,12 +240,8 @@ def adaptive_avg_pool(func: TensorFunction, x: ShardTensor, output_size: int | S
 # -- adaptive maxima, and the way back from maximum pooling ----------------------------------------------------------
 
 
-_ADAPTIVE_WITH_INDICES = (
-    F.adaptive_max_pool1d_with_indices,
-    F.adaptive_max_pool2d_with_indices,
-    F.adaptive_max_pool3d_with_indices,
-    torch.adaptive_max_pool1d,  # always returns both
-)
+_ADAPTIVE_WITH_INDICES = [getattr(F, f"adaptive_max_pool{n}d_with_indices") for n in (1, 2, 3)]
+_ADAPTIVE_WITH_INDICES.append(torch.adaptive_max_pool1d)  # always returns both
 
 
 @handles(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, *_ADAPTIVE_WITH_INDICES)

@@ -99,31 +99,19 @@ def _wide(local: Tensor, dtype: Dtype, *, integers: bool) -> tuple[Tensor, torch
     return widened(local.to(out)), out
 
 
-@handles("sum nansum", any_order=True)
+@handles("sum nansum mean", any_order=True)
 def sum_(
     func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
-    """Sum over any dims."""
-    dims = dims_of(dim, x.spec)
+    """Sum over any dims, or take the mean: owners' sums over the global count."""
+    dims, name = dims_of(dim, x.spec), func.__name__
     if not _axes(x.spec, dims):
         return finish(func(x.local, dims, keepdim, dtype=dtype), _reduced_spec(x.spec, dims, keepdim))
-    local, out = _wide(x.local, dtype, integers=True)
-    add = torch.nansum if "nansum" in func.__name__ else torch.sum
-    return _finish(x, _sum_kept(x, local, dims, add).to(out), dims, keepdim)
-
-
-@handles("mean", any_order=True)
-def mean(
-    func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None
-) -> Tensor:
-    """Take the mean over any dims: owners' sums over the global count."""
-    dims = dims_of(dim, x.spec)
-    if not _axes(x.spec, dims):
-        return finish(func(x.local, dims, keepdim, dtype=dtype), _reduced_spec(x.spec, dims, keepdim))
-    local, out = _wide(x.local, dtype, integers=False)
-    if not (out.is_floating_point or out.is_complex):
+    local, out = _wide(x.local, dtype, integers=name != "mean")
+    if name == "mean" and not (out.is_floating_point or out.is_complex):
         raise RuntimeError(f"mean: the dtype must be floating point or complex, not {out}; pass dtype=")
-    return _finish(x, (_sum_kept(x, local, dims) / _count(x.spec, dims)).to(out), dims, keepdim)
+    total = _sum_kept(x, local, dims, torch.nansum if name == "nansum" else torch.sum)
+    return _finish(x, (total / _count(x.spec, dims) if name == "mean" else total).to(out), dims, keepdim)
 
 
 def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:

@@ -274,32 +274,26 @@ def _align_axis(
     found = {entry[0] for entry in entries.values() if entry is not None}
     if not found:
         return None
+    common = entries["query"]
     if not found <= {"L", "S"}:
-        different = {entry for entry in entries.values() if entry is not None}
-        entry = different.pop()
-        if different or isinstance(entry[0], str):
-            raise unsupported(
-                func, f"the operands are split differently along mesh axis {spec.axes[axis].name!r}", *specs
-            )
-        for name, own in entries.items():
-            if own is None:
-                parts[name] = to_axis(parts[name], labels[name], entry, spec, axis)
-        return entry
-    rows, mask = entries["query"], entries.get("attn_mask")
-    if mask is not None and mask[0] == "S":  # as the keys are, along which each rank wants all of it
-        parts["attn_mask"] = all_gather_v(parts["attn_mask"], mask[1], -1, spec.group(axis))
-        mask = None
-    if mask is not None and mask != rows:
-        raise unsupported(func, "attn_mask is split differently from the queries", *specs)
-    sharded = {name: own[1] for name in ("key", "value") if not goes_round and (own := entries[name]) is not None}
-    if sharded:
-        _gather_rows(parts, sharded, spec.group(axis), "own" if rows is None else "sum")
-    for name in () if goes_round else ("key", "value"):
-        if entries[name] is None and rows is not None:
-            parts[name] = to_axis(parts[name], labels[name], rows, spec, axis)
-    if rows is not None and "attn_mask" in parts and mask is None:
-        parts["attn_mask"] = to_axis(parts["attn_mask"], labels["attn_mask"], rows, spec, axis)
-    return rows
+        common, *different = {entry for entry in entries.values() if entry is not None}
+        if different or isinstance(common[0], str):
+            axis_name = spec.axes[axis].name
+            raise unsupported(func, f"the operands are split differently along mesh axis {axis_name!r}", *specs)
+    else:
+        mask = entries.get("attn_mask")
+        if mask is not None and mask[0] == "S":  # as the keys are, along which each rank wants all of it
+            parts["attn_mask"] = all_gather_v(parts["attn_mask"], mask[1], -1, spec.group(axis))
+            entries["attn_mask"] = mask = None
+        if mask is not None and mask != common:
+            raise unsupported(func, "attn_mask is split differently from the queries", *specs)
+        sharded = {name: own[1] for name in ("key", "value") if not goes_round and (own := entries[name]) is not None}
+        if sharded:
+            _gather_rows(parts, sharded, spec.group(axis), "own" if common is None else "sum")
+    for name, own in entries.items():
+        if own is None and common is not None:
+            parts[name] = to_axis(parts[name], labels[name], common, spec, axis)
+    return common
 
 
 def _gather_rows(

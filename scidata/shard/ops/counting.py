@@ -24,6 +24,7 @@ from scidata.shard.ops.align import (
     finish,
     is_sharded,
     local_of,
+    map_local,
     plain_of,
     replicated,
     spec_of_layout,
@@ -78,7 +79,7 @@ def nonzero(
     spec = x.spec
     if 0 in spec.global_shape:
         return func(x.full_tensor(), **({"as_tuple": True} if as_tuple else {}))
-    line, axis = in_a_row(_detached(x))
+    line, axis = in_a_row(map_local(x, Tensor.detach))
     own = x.local.dtype == torch.bool and [*spec.sharded] == [0] and spec.global_shape[0] > 1  # so flat as it lies
     counts = count_true(x if own else ShardTensor(line.local != 0, line.spec))
     flat = line.local.nonzero().squeeze(1) + line.spec.offsets[0]
@@ -98,12 +99,6 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         raise RuntimeError(f"masked_select: the mask must be of bools, not {mask.dtype}")
     x, where = alike(torch.masked_select, [input, mask])
     return x[where]
-
-
-def _detached(x: ShardTensor) -> ShardTensor:
-    result = x.detach()
-    assert isinstance(result, ShardTensor)
-    return result
 
 
 def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
@@ -178,7 +173,7 @@ def unique_consecutive(
     input: ShardTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Tensor | tuple[Tensor, ...]:
     """Keep the first of each run of equal elements, or rows of a dim. Collective."""
-    spec, x = input.spec, _detached(input)
+    spec, x = input.spec, map_local(input, Tensor.detach)
     if 0 in spec.global_shape:
         found: Tensor | tuple[Tensor, ...] = torch.unique_consecutive(
             x.full_tensor(), return_inverse, return_counts, dim
@@ -210,7 +205,7 @@ def unique(
 
     Each rank finds its own first; those of all ranks are sorted where they lie. Rows are gathered.
     """
-    spec, x = input.spec, _detached(input)
+    spec, x = input.spec, map_local(input, Tensor.detach)
     if 0 in spec.global_shape:
         found: Tensor | tuple[Tensor, ...] = torch.unique(x.full_tensor(), sorted, return_inverse, return_counts, dim)
         return found

@@ -58,7 +58,7 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
 
 
 @handles(
-    *("rot90 unravel_index diag trace hsplit vsplit dsplit take_along_dim", torch.functional.unravel_index),
+    *("rot90 unravel_index diag diag_embed trace hsplit vsplit dsplit take_along_dim", torch.functional.unravel_index),
     *(torch.hstack, torch.vstack, torch.dstack, torch.column_stack),
     *(torch.linalg.vecdot, torch.linalg.cross, torch.linalg.norm),
     *(F.normalize, F.local_response_norm, F.gumbel_softmax, F.pairwise_distance, F.lp_pool1d, F.lp_pool2d, F.lp_pool3d),
@@ -106,17 +106,6 @@ def broadcast_tensors(*tensors: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]
     given = several(tensors)
     shape = torch.broadcast_shapes(*(tuple(x.shape) for x in given))  # type: ignore[no-untyped-call]
     return tuple(x.expand(shape) for x in given)
-
-
-@handles(torch.block_diag, of_lists("block_diag"))
-def block_diag(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
-    """Matrices along the diagonal of a larger one."""
-    blocks = [_at_least(x, 2) for x in several(tensors)]
-    width, rows, left = sum(x.shape[1] for x in blocks), [], 0
-    for x in blocks:
-        rows.append(torch.nn.functional.pad(x, (left, width - left - x.shape[1])))
-        left += x.shape[1]
-    return torch.cat(rows, 0)
 
 
 @handles(Tensor.sum_to_size)
@@ -345,6 +334,7 @@ composes(
         torch.alias_copy: lambda input: input.clone(),
         torch.slice_copy: lambda input, *where, **named: _slice(input, *where, **named).clone(),
         tuple(kernels("slice", "Tensor")): _slice,
+        (torch.block_diag, of_lists("block_diag")): lambda *tensors: definition_of(torch.block_diag)(*several(tensors)),
         torch.row_stack: definition_of(torch.vstack),
         torch.constant_pad_nd: lambda input, pad, value=0: F.pad(input, pad, value=value),
         torch.combinations: lambda input, r=2, with_replacement=False: input[

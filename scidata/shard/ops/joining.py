@@ -20,7 +20,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of, to_layout
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import join_edges
-from scidata.shard.ops.moving import as_sharded, sharded_on
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -83,22 +83,13 @@ def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tenso
     axis = first.sharded[dim]
     parts: list[ShardTensor] = []
     for x in tensors:
-        part = as_sharded(x, first)
-        if part.spec.dims[axis] != dim:
-            sizes = even_sizes(x.shape[dim], first.axes[axis].size)
-            part = sharded_on(part, axis, dim, sizes)
-        if not isinstance(x, ShardTensor) and len(first.sharded) > 1:
-            wanted: dict[int | str, Sequence[int]] = {a: s for a, s in enumerate(first.sizes) if s is not None}
-            wanted[axis] = part.spec.sizes_of(axis)
-            part = part.redistribute(placements=first.placements, sizes=wanted)
-        same = [d for a, d in enumerate(part.spec.dims) if a != axis]
-        if same != [d for a, d in enumerate(first.dims) if a != axis] or any(
-            part.spec.sizes[a] != first.sizes[a] for a in range(len(first.axes)) if a != axis
-        ):
-            raise unsupported(func, "the tensors are split differently along other dims", *specs_of(tensors))
-        if any(n != m for d, (n, m) in enumerate(zip(part.shape, first.global_shape, strict=True)) if d != dim):
+        if any(n != m for d, (n, m) in enumerate(zip(x.shape, first.global_shape, strict=True)) if d != dim):
             raise RuntimeError(f"cat: shapes {[tuple(x.shape) for x in tensors]} differ along other dims than {dim}")
-        parts.append(part)
+        own = as_sharded(x, first)
+        rows = (
+            own.spec.sizes_of(axis) if own.spec.dims[axis] == dim else even_sizes(x.shape[dim], first.axes[axis].size)
+        )
+        parts.append(to_layout(own, first.with_rows(dim, rows)))
     plan, sizes = _cat_plan(tuple(part.spec.sizes_of(axis) for part in parts), first.coordinate(axis))
     local = move_rows(torch.cat([part.local for part in parts], dim), plan, dim, first.group(axis))
     return ShardTensor(local, first.with_rows(dim, sizes))

@@ -106,21 +106,6 @@ composes(
 )
 
 
-@handles("diag_embed")
-def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """Put rows on a diagonal of new matrices."""
-    ndim = len(input.shape) + 1
-    first, second = normal_dim(dim1, ndim), normal_dim(dim2, ndim)
-    if first == second:
-        raise RuntimeError(f"diag_embed: dims {first} and {second} are the same")
-    count, before = input.shape[-1], max(0, -offset)
-    size = count + abs(offset)
-    rows = torch.nn.functional.pad(input, (before, size - count - before))
-    places = torch.arange(size, device=input.device)
-    result = torch.where(places == places.unsqueeze(1) + offset, rows.unsqueeze(-1), 0)
-    return result.movedim((-2, -1), (first, second))
-
-
 @handles("diagonal_scatter")
 def diagonal_scatter(input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A copy with another diagonal."""

@@ -20,6 +20,7 @@ from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import deviations, of_norm, of_prod, weighted, widened
+from scidata.shard.rows.ordered import LARGEST, least_over
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
@@ -273,26 +274,24 @@ def argmax(func: TensorFunction, x: ShardTensor, dim: int | None = None, keepdim
     spec = x.spec
     if dim is not None:
         return _finish(x, _arg_extreme(x, dims[0], reduce)[1], dims, keepdim)
-    # one dim after the other, the last first: each step keeps the first of equal ones in C order
     if not spec.ndim or 0 in spec.global_shape:
         raise unsupported(func, "there is nothing to take the index of", spec)
-    index, stride = torch.zeros((), dtype=torch.int64), 1
-    for d in reversed(range(spec.ndim)):
-        value, place = _arg_extreme(x, d, reduce)
-        index = _take(x, index, d, place) + place * stride
-        stride *= spec.global_shape[d]
-        x = ShardTensor(value, _reduced_spec(x.spec, [d], True))
-    return _drop(index, range(spec.ndim), keepdim)
+    local = x.local.detach()
+    value = _fold(x, local, dims, torch.amax if reduce is torch.max else torch.amin)
+    hits = ((local == value) | (local.isnan() & value.isnan())).reshape(-1)
+    own = local.new_full((), number_of(spec, hits), dtype=torch.int64)
+    return _drop(least_over(own, spec.shard_groups).reshape([1] * spec.ndim), dims, keepdim)
 
 
-def _take(x: ShardTensor, index: Tensor, dim: int, place: Tensor) -> Tensor:
-    """Take ``index``, of the layout of ``x``, at the global rows ``place`` of a dim."""
-    axis = x.spec.axis_of_dim(dim)
-    if index.ndim == 0:
-        return index
-    if axis is not None:
-        index = all_gather_v(index, x.spec.sizes_of(axis), dim, x.spec.group(axis))
-    return index.gather(dim, place)
+def number_of(spec: ShardSpec, hits: Tensor) -> int:
+    """Number the first of some elements of this rank's part in C order of the whole; the largest number for none."""
+    if not hits.any():
+        return LARGEST
+    number = 0
+    places = torch.unravel_index(hits.int().argmax().cpu(), spec.local_shape)
+    for place, start, extent in zip(places, spec.offsets, spec.global_shape, strict=True):
+        number = number * extent + int(place) + start
+    return number
 
 
 # -- the rest ------------------------------------------------------------------------------------------------------

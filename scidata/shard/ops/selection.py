@@ -20,6 +20,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction
 from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of, to_layout
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
+from scidata.shard.ops.reductions import number_of
 from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, total_over
 from scidata.shard.spec import ShardSpec
@@ -48,13 +49,7 @@ def _picked(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> tuple[Tensor
         hits = (keys == key).reshape(-1)
         place = int(hits.int().argmax()) if len(hits) else 0
         places.append(place)
-        number = LARGEST
-        if len(hits) and hits[place]:
-            index = torch.unravel_index(torch.tensor(place), spec.local_shape)
-            number = 0
-            for at, start, extent in zip(index, spec.offsets, spec.global_shape, strict=True):
-                number = number * extent + int(at) + start
-        numbers.append(number)
+        numbers.append(number_of(spec, hits))
     own = torch.tensor(numbers, device=flat.device)
     first = least_over(own, spec.shard_groups)
     mine = (own == first) & (own != LARGEST)

@@ -52,7 +52,7 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
 
 
 def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) -> Tensor:
-    """Take rows of a plain tensor by numbers of which each rank has its own."""
+    """Take rows of a plain tensor by each rank's own numbers."""
     (dim, index), *rest = tensors.items()
     if rest or not isinstance(index, ShardTensor) or index.dtype == torch.bool:
         raise unsupported(func, "several indices of a plain tensor, or a mask", *specs_of([*tensors.values()]))
@@ -145,7 +145,7 @@ def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]
 
 
 def _take_sharded(func: TorchFunction, x: ShardTensor, dim: int, index: ShardTensor) -> Tensor:
-    """Take rows by ids of which each rank has its own."""
+    """Take rows by each rank's own ids."""
     spec, ispec = x.spec, index.spec
     refuse_disorder(func, spec)
     (axis,) = ispec.sharded.values()

@@ -163,7 +163,7 @@ def _attend(func: TensorFunction, operands: dict[str, Tensor], how: _Options) ->
 
 
 def _with_dropout(operands: dict[str, Tensor], how: _Options) -> Tensor:
-    """Attend with weights of which some are dropped, those that one process drops with the same seed."""
+    """Attend with dropout: the weights that one process drops with the same seed are dropped."""
     query, key, value = (operands[name] for name in _NAMES[:3])
     key, value, mask = whole_along(key, -2), whole_along(value, -2), operands.get("attn_mask")
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype

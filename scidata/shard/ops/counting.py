@@ -63,7 +63,7 @@ def in_a_row(x: ShardTensor) -> tuple[ShardTensor, int]:
 
 
 def _rows(local: Tensor, like: ShardSpec, axis: int, counts: tuple[int, ...], dim: int = 0) -> ShardTensor:
-    """Wrap rows of which each rank along one axis has so many, and all ranks along the others the same."""
+    """Wrap rows: ``counts`` on the ranks along one axis, the same ones on ranks along the others."""
     shape = (*local.shape[:dim], sum(counts), *local.shape[dim + 1 :])
     return ShardTensor(local, like.along(axis, dim, shape, counts))
 

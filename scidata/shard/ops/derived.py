@@ -1,6 +1,6 @@
 """Functions that torch defines by sums, slices and products of tensors, as compositions of those.
 
-A composition moves between ranks only what its parts move.
+A composition sends no more between ranks than its parts do.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype:
 
 @handles(*kernels("_safe_softmax"))
 def safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax over one dim; of a row of which all is masked, zeros."""
+    """Softmax over one dim; a row that is masked whole gives zeros."""
     nothing = (input == float("-inf")).all(dim, keepdim=True)
     return input.masked_fill(nothing, 0).softmax(dim, dtype=dtype).masked_fill(nothing, 0)
 

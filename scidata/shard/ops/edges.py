@@ -234,7 +234,7 @@ def set_rows(func: TorchFunction, target: Tensor, index: RoutedIndex, value: flo
 
 
 def node_part(func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex) -> tuple[Tensor, ShardSpec]:
-    """Return a fresh copy of this rank's rows of a tensor of nodes, whatever it is now, and their layout."""
+    """Return a fresh copy of this rank's rows of a tensor of nodes, plain or sharded, and their layout."""
     if is_sharded(target):
         check_nodes(func, target, dim, index)
         return target.local.clone(), target.spec

@@ -80,7 +80,7 @@ def view_as_real(x: ShardTensor) -> Tensor:
 
 
 def _compact(part: Tensor) -> Tensor:
-    """Copy a part without elements: it may have any strides, of which torch sees only some as complex."""
+    """Copy a part without elements: it may have any strides, and torch views only some as complex."""
     return part if part.numel() else part.clone(memory_format=torch.contiguous_format)
 
 

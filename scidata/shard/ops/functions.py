@@ -161,7 +161,7 @@ class _OnParts(Function):
 
 @handles(Function, any_order=True)
 def apply_function(func: type[Function], *args: object, **kwargs: object) -> object:
-    """Apply a custom function to tensors of which some are sharded. Collective where its operations are."""
+    """Apply a custom function to tensors, some of them sharded. Collective where its operations are."""
     if func is BackwardHookFunction:
         return _hooked([x for x in args if isinstance(x, Tensor)])
     if func is FromTorchTensor:

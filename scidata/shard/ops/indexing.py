@@ -316,7 +316,7 @@ def unbind(x: ShardTensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def _whole_rows(x: ShardTensor, dim: int, axis: int) -> Copy:
-    """Gather a dim, as a copy of which each row is to be a view. Collective."""
+    """Gather a dim, as one copy; rows are to be views of it. Collective."""
     spec = x.spec
     sizes, start = spec.sizes_of(axis), spec.offsets[dim]
 

@@ -216,7 +216,7 @@ def _tiled_rows(extent: int, times: int) -> IntArray:
 def repeat_interleave(
     x: Tensor, repeats: int | Tensor | None = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
-    """Repeat each row of a dim a number of times, which is the same for all or is given for each."""
+    """Repeat each row of a dim a number of times, the same for all or one for each."""
     if not isinstance(repeats, int | Tensor):  # the only tensor says how often each of its own numbers is repeated
         return torch.repeat_interleave(plain_of(x), output_size=output_size)
     if dim is None:  # plain where there are no elements

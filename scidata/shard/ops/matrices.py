@@ -36,7 +36,7 @@ Results = Tensor | tuple[Tensor, ...]
 
 
 def _freed(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return a tensor of which none of these dims is sharded. Collective where one is."""
+    """Return a tensor with these dims unsharded. Collective where one is sharded."""
     return moved_off(x, dims) if isinstance(x, ShardTensor) and any(d in x.spec.sharded for d in dims) else x
 
 
@@ -74,7 +74,7 @@ def diagonal(input: ShardTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
 
 
 def _diagonal(x: ShardTensor, offset: int, first: int, second: int) -> tuple[Tensor, ShardSpec]:
-    """Return this rank's part of a diagonal of two dims, of which one at most is sharded, and its layout.
+    """Return this rank's part of a diagonal of two dims, one of them sharded at most, and its layout.
 
     Of a 6 x 6 matrix with offset 1 whose rows are split 4 and 2, elements (0, 1) to (3, 4) are on rank 0, (4, 5) on
     rank 1. Rank 1 counts rows from 4, so there the diagonal has offset 1 + 4 = 5.

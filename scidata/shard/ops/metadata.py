@@ -52,7 +52,7 @@ OF_THE_WHOLE.add(of_the_whole)
 
 @handles(Tensor.is_contiguous, Tensor.stride, keeps_replicated=True, any_order=True)
 def of_the_memory(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: object) -> object:
-    """Answer as one process would, whatever this rank's part is like."""
+    """Answer for the whole tensor as one process would; the part may lie in memory otherwise."""
     strides = strides_of(x)
     if strides is UNKNOWN:
         raise unsupported(func, "the strides are not known", x.spec, remedy="use contiguous() first")
@@ -117,7 +117,7 @@ def detach(x: ShardTensor) -> Tensor:
 def contiguous(
     func: TensorFunction, x: ShardTensor, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Tensor:
-    """Return the tensor itself where one process would, whatever this rank's part is like; else a copy."""
+    """Return the tensor itself where one process would; else a copy. The part may lie in memory otherwise."""
     strides = strides_of(x)
     if strides is UNKNOWN:  # it may be the tensor itself in one process
 

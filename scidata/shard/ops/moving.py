@@ -71,7 +71,7 @@ def _placed(placements: Sequence[Placement], dims: Mapping[int, int | None]) -> 
 
 
 def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
-    """Give a part one row of zeros along each sharded dim of which it has none: some kernels take no empty batch."""
+    """Give a part one row of zeros along each sharded dim without rows: some kernels take no empty batch."""
     for d in spec.sharded:
         if local.shape[d] == 0:
             local = torch.cat([local, local.new_zeros([1 if i == d else n for i, n in enumerate(local.shape)])], d)
@@ -79,7 +79,7 @@ def without_empty(local: Tensor, spec: ShardSpec) -> Tensor:
 
 
 def gather_from_owners(local: Tensor, dim: int, index: Tensor, start: int, group: Group) -> Tensor:
-    """Gather elements along a dim by their global index, of which one rank has each. Collective.
+    """Gather elements along a sharded dim by their global index. Collective.
 
     Say rows 0 to 4 are on rank 0 and 5 to 9 on rank 1. For index 7, rank 1 takes its own row 2, rank 0 a zero, and
     their sum is the element on both.

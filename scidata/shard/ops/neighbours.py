@@ -86,7 +86,7 @@ def nearest(func: TensorFunction, x: Tensor, y: Tensor, ptr_x: Starts = None, pt
 def fps(func: TensorFunction, src: Tensor, ptr: Starts, ratio: float = 0.5, random_start: bool = True) -> Tensor:
     """Pick rows of each cloud, the farthest from those before it next: ``(num_picked,)`` ids, sharded evenly.
 
-    Each pick depends on all before it: coordinates are gathered, and each rank does what one process would. pyg-lib
+    Each pick depends on all before it: coordinates are gathered, and each rank picks as one process would. pyg-lib
     draws where to start from the C library's random numbers, which no seed of torch sets and which differ between
     ranks: the first rank's picks are taken. Collective.
     """
@@ -119,7 +119,7 @@ def _plain_starts(ptr: Starts) -> Starts:
 
 
 def _held(x: Tensor) -> Tensor:
-    """Return a tensor as the kernels take it: they read rows one after the other, whatever the strides."""
+    """Return a tensor as the kernels take it: they ignore strides, and read rows one after the other."""
     return x.detach().contiguous()
 
 
@@ -131,7 +131,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _own_part(ptr: Starts, spec: ShardSpec) -> Starts:
-    """Return where each cloud begins among this rank's rows, of which it may have none."""
+    """Return where each cloud begins among this rank's rows; some clouds may have none there."""
     if ptr is None:
         return None
     start = spec.offsets[0]

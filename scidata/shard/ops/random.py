@@ -1,4 +1,4 @@
-"""Random numbers: those that one process draws for the whole tensor, of which each rank keeps its part.
+"""Random numbers: each rank keeps its part of those that one process draws for the whole tensor.
 
 So results do not depend on how many ranks share a tensor, and on the CPU they equal those of plain torch. Ranks have to
 be in step, as with one seed on all ranks of a domain. The price: each rank draws for the whole tensor, for dropout one

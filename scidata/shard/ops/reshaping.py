@@ -101,7 +101,7 @@ def _goes_to(group: Group, shape: Sequence[int]) -> int | None:
 
 
 def _balanced(group: Group, shape: Sequence[int], num_ranks: int) -> int:
-    """Return the dim to shard where elements move anyway: the slowest of which each rank gets a row, or the longest."""
+    """Return the dim to shard where elements move anyway: the slowest with a row for each rank, or the longest."""
     return next((d for d in group.new if shape[d] >= num_ranks), max(group.new, key=lambda d: shape[d]))
 
 

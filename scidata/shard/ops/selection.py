@@ -124,7 +124,7 @@ def _at_place(func: Callable[..., Tensor | Pair], line: ShardTensor, k: int | No
 
 
 def _are_equal(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> bool:
-    """Whether more elements than one have a wanted key, and torch is to say which is taken. Collective."""
+    """Whether several elements have a wanted key, so that torch has to choose among them. Collective."""
     return is_short(x) and any(_count(x, keys == key) > 1 for key in {*wanted})
 
 
@@ -189,7 +189,7 @@ def quantile(
     q = plain_of(q)
     if not is_sharded(x):
         return func(local_of(x), q, dim, keepdim, interpolation=interpolation)
-    func(x.local.detach().new_zeros(1), q, interpolation=interpolation)  # torch refuses what does not fit
+    func(x.local.detach().new_zeros(1), q, interpolation=interpolation)  # torch raises for wrong options
     spec, many = x.spec, isinstance(q, Tensor) and q.ndim == 1
     if 0 in spec.global_shape:
         return func(x.full_tensor(), q, dim, keepdim, interpolation=interpolation)

@@ -24,6 +24,7 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import inferring, kernels
 
 _AREA = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+_NUM_SPATIAL = {"linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}
 _CUBIC = -0.75  # torch's
 
 
@@ -115,8 +116,12 @@ def interpolate(
         return _antialiased(x, lambda part: F.interpolate(part, *given))
     if not x.local.is_floating_point() and not mode.startswith("nearest"):
         raise unsupported(func, f"mode {mode!r} of {x.local.dtype}", spec, remedy="convert to a floating dtype first")
-    with inferring(fake=False):  # torch raises where something does not fit
-        sizes = F.interpolate(torch.empty(spec.global_shape, device="meta"), *given).shape[2:]
+    allowed = _NUM_SPATIAL.get(mode, (1, 2, 3) if mode in ("nearest", "nearest-exact", "area") else ())
+    if count not in allowed:
+        raise NotImplementedError(f"interpolate: mode {mode!r} with {count} spatial dims")
+    with inferring(fake=False):  # torch raises where something does not fit; of other modes it infers slowly
+        like = torch.empty(spec.global_shape, device="meta")
+        sizes = F.interpolate(like, size, scale_factor, recompute_scale_factor=recompute_scale_factor).shape[2:]
     if mode == "area":
         return adaptive_average(x, sizes, _AREA[count - 1])
     factors = None

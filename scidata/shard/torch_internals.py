@@ -14,7 +14,7 @@ has Dynamo adds this package to the modules that Dynamo does not trace. The firs
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from inspect import unwrap
@@ -146,7 +146,7 @@ def body_of(function: Callable[..., object]) -> Callable[..., Tensor]:
     return _with_globals(function, look)
 
 
-def _with_globals(function: FunctionType, names: dict[str, Callable[..., object]]) -> FunctionType:
+def _with_globals(function: FunctionType, names: Mapping[str, Callable[..., object]]) -> FunctionType:
     """Return a function in which some global names stand for others."""
     scope = {**function.__globals__, **names}
     new = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
@@ -190,7 +190,7 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 #: Extents after ``F.max_unpool2d`` and its like: by default, or as asked for where these fit.
-unpooled_extents: Callable[..., Sequence[int]] = F._unpool_output_size
+unpooled_extents: Callable[..., Sequence[int]] = F._unpool_output_size  # type: ignore[attr-defined]
 
 #: The base of all batch normalisations, SyncBatchNorm and those of users too; the public classes have no common one.
 BatchNorm: type[nn.Module] = nn.modules.batchnorm._BatchNorm

@@ -189,12 +189,12 @@ def _spread(x: Tensor, dim: int, num_out: int) -> _Spread:
         inside = bounds_of(start, stop)
         return ((inside[0][0], inside[-1][1] - inside[0][0]),)
 
+    start, count, local = 0, num_out, x
+    wrap: Callable[[Tensor], Tensor] = lambda result: result  # noqa: E731
     if isinstance(x, ShardTensor):
         windows = Windows(x)
         start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
         local, wrap = windows.fetch(), windows.finish
-    else:
-        start, count, local, wrap = 0, num_out, x, lambda result: result
     bounds = bounds_of(start, start + count) or [(0, 1)]
     low, longest = bounds[0][0], max(stop - start for start, stop in bounds)
     places = torch.tensor([[*range(a, b), *[a] * (longest - b + a)] for a, b in bounds], device=local.device) - low

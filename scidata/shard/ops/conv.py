@@ -6,8 +6,6 @@ fetched as filled rows, so every kernel stays torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,10 +13,8 @@ from scidata.shard.op_table import TensorFunction, TorchFunction
 from scidata.shard.ops.align import align_parameters, is_sharded, refuse_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import moved_off
-from scidata.shard.ops.sliding import Windows, per_dim
+from scidata.shard.ops.sliding import Extents, Windows, per_dim
 from scidata.shard.tensor import ShardTensor
-
-Extents = int | Sequence[int]  # of all spatial dims, or of each
 
 
 def _spatial(func: TorchFunction, x: ShardTensor, weight: Tensor) -> tuple[ShardTensor, int, int]:

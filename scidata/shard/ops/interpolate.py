@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import finish, is_sharded, refuse_plain
+from scidata.shard.ops.align import finish, refuse_plain
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, there_and_back, without_empty
+from scidata.shard.ops.moving import as_sharded, cut_to, there_and_back, without_empty
 from scidata.shard.ops.pooling import adaptive_average
 from scidata.shard.ops.sliding import Middle, Windows
 from scidata.shard.rows.runs import Runs
@@ -186,25 +186,14 @@ def _resample(
 
 @handles(F.pixel_shuffle, F.pixel_unshuffle)
 def move_pixels(func: TensorFunction, x: ShardTensor, *given: int, **named: int) -> Tensor:
-    """Move groups of channels to blocks of pixels, or back; where channels are sharded, another dim is instead."""
-    (factor,) = (*given, *named.values())
-    up, channels = func is F.pixel_shuffle, x.spec.ndim - 3
-    x = moved_off(x, [channels]) if channels in x.spec.sharded else x
-    if not is_sharded(x):
-        return func(x.local, factor)
-    spec, windows = x.spec, Windows(x)
-    windows.keep(range(channels))
-    for d in (spec.ndim - 2, spec.ndim - 1):
-        extent = spec.global_shape[d]
-        windows.shape[d] = extent * factor if up else extent // factor
-        if d not in spec.sharded:
-            continue
-        if not up and extent % factor:
-            raise RuntimeError(f"pixel_unshuffle: {extent} rows are no multiple of {factor}")
-        if up:
-            rows = lambda start, stop: ((start // factor, -(-stop // factor) - start // factor),)  # noqa: E731
-            start, count = windows.slide(d, extent * factor, Middle(over=factor), rows, 1)
-            windows.cuts[d] = (start % factor, count) if count else (0, 0)
-        else:
-            windows.slide_under(d, extent // factor, factor, factor)
-    return windows.finish(func(windows.fetch(), factor), channels=channels)
+    """Move groups of channels to blocks of pixels, or back."""
+    (r,) = (*given, *named.values())
+    *batch, channels, rows, columns = x.spec.global_shape
+    n = len(batch)
+    if func is F.pixel_shuffle:
+        blocks, order = x.reshape(*batch, channels // r**2, r, r, rows, columns), (n + 3, n + 1, n + 4, n + 2)
+        shape = channels // r**2, rows * r, columns * r
+    else:
+        blocks, order = x.reshape(*batch, channels, rows // r, r, columns // r, r), (n + 2, n + 4, n + 1, n + 3)
+        shape = channels * r**2, rows // r, columns // r
+    return blocks.permute(*range(n + 1), *order).reshape(*batch, *shape)

@@ -137,11 +137,8 @@ def deviations(
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:
     """Return the mean square over ``dims``, these kept, as a replicated value that meets shards. Collective."""
-    total, groups = local.square().sum(tuple(dims), keepdim=True), []
-    for dim, axis in spec.sharded.items():
-        if dim in dims:
-            groups.append(spec.group(axis))
-            total = all_reduce_sum(total, spec.group(axis))
+    groups = [spec.group(axis) for dim, axis in spec.sharded.items() if dim in dims]
+    total = reduce(all_reduce_sum, groups, local.square().sum(tuple(dims), keepdim=True))
     return replicate_to_shards(total, groups) / math.prod(spec.global_shape[d] for d in dims)
 
 

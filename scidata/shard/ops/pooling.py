@@ -17,12 +17,10 @@ from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import widened
 from scidata.shard.ops.moving import as_sharded, gather_from_owners
 from scidata.shard.ops.reductions import extreme_along
-from scidata.shard.ops.sliding import Middle, Windows, output_sizes, per_dim, row_values
+from scidata.shard.ops.sliding import Extents, Middle, Windows, output_sizes, per_dim, row_values
 from scidata.shard.rows.runs import FILLED, Runs
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import unpooled_extents
-
-Extents = int | Sequence[int]  # of all spatial dims, or of each
 
 _POOLS: tuple[TensorFunction, ...] = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)

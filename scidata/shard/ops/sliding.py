@@ -30,8 +30,10 @@ from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, parts_as
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
+Extents = int | Sequence[int]  # of all spatial dims, or of each
 
-def per_dim(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+
+def per_dim(value: Extents, count: int) -> tuple[int, ...]:
     """Repeat a number that stands for all dims."""
     if isinstance(value, int):
         return (value,) * count

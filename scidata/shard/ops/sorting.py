@@ -10,9 +10,7 @@ is gathered for torch's own kernel where equal elements decide. Of lines longer 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,19 +18,10 @@ from torch import Tensor
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.align import (
-    align,
-    finish,
-    is_sharded,
-    replicated,
-    spec_of_layout,
-    specs_of,
-    to_layout,
-    whole_along,
-)
+from scidata.shard.ops.align import local_of, on_parts, plain_of, whole_along
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_back, moved_off
-from scidata.shard.rows.ordered import order_keys, sorted_ids, sum_over
+from scidata.shard.rows.ordered import order_keys, sorted_ids
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -78,34 +67,37 @@ def sort_line(line: ShardTensor, *, descending: bool = False) -> tuple[ShardTens
     return ShardTensor(fetch_rows(line.local, places.local, sizes, 0, group), spec), places
 
 
+def _along(
+    func: Callable[..., tuple[Tensor, Tensor]],
+    x: ShardTensor,
+    dim: int,
+    options: Mapping[str, int],
+    of_line: Callable[[ShardTensor], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Return values and places along a dim: by torch's function where it is whole, line by line, or moved off it."""
+    if is_whole(x.spec, dim):
+        return tuple(_wrapped(x, dim, each) for each in func(x.local, dim=dim, **options))
+    if by_lines(x.spec, dim):
+        return on_lines(x, dim, of_line)
+    return tuple(moved_back(each, [dim], x.spec) for each in func(moved_off(x, [dim]), dim=dim, **options))
+
+
 @handles("sort argsort")
 def sort(
-    func: Callable[..., Tensor | tuple[Tensor, ...]],
-    x: ShardTensor,
-    dim: int = -1,
-    descending: bool = False,
-    stable: bool = False,
+    func: TensorFunction, x: ShardTensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> Tensor | tuple[Tensor, ...]:
     """Sort along one dim; lines that stay split always stably."""
-    dim = normal_dim(dim, x.spec.ndim)
-    if is_whole(x.spec, dim):
-        return _wrapped(x, dim, func(x.local, dim=dim, descending=descending, stable=stable))
-    if by_lines(x.spec, dim):
-        values, places = on_lines(x, dim, lambda line: sort_line(line, descending=descending))
-    else:
-        found = torch.sort(moved_off(x, [dim]), dim=dim, descending=descending, stable=stable)
-        values, places = (moved_back(each, [dim], x.spec) for each in found)
-    return torch.return_types.sort((values, places)) if func.__name__ == "sort" else places
+    options = {"descending": descending, "stable": stable}
+    found = _along(
+        torch.sort, x, normal_dim(dim, x.spec.ndim), options, lambda line: sort_line(line, descending=descending)
+    )
+    return torch.return_types.sort(found) if func.__name__ == "sort" else found[1]
 
 
-def _wrapped(x: ShardTensor, dim: int, found: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """Wrap one result, or several, of a function along a dim that each rank holds whole."""
-
-    def wrap(part: Tensor) -> Tensor:
-        extent = part.shape[dim]
-        return ShardTensor(part, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
-
-    return wrap(found) if isinstance(found, Tensor) else type(found)([wrap(part) for part in found])
+def _wrapped(x: ShardTensor, dim: int, part: Tensor) -> ShardTensor:
+    """Wrap a result of a function along a dim that each rank holds whole."""
+    extent = part.shape[dim]
+    return ShardTensor(part, x.spec.with_rows(dim, (extent,) if dim in x.spec.sharded else extent))
 
 
 @handles("topk")
@@ -121,14 +113,8 @@ def topk(
     spec, k, dim = x.spec, int(k), normal_dim(dim, x.spec.ndim)
     if not 0 <= k <= spec.global_shape[dim]:
         raise RuntimeError(f"topk: k={k} is out of range for dim {dim} of extent {spec.global_shape[dim]}")
-    if is_whole(spec, dim):
-        return _wrapped(x, dim, func(x.local, k, dim, largest, sorted))
-    if by_lines(spec, dim):
-        found = on_lines(x, dim, lambda line: _top_of_line(line, k, largest, sorted))
-    else:
-        found = tuple(moved_back(each, [dim], spec) for each in func(moved_off(x, [dim]), k, dim, largest, sorted))
-    values, places = found
-    return torch.return_types.topk((values, places))
+    options = {"k": k, "largest": largest, "sorted": sorted}
+    return torch.return_types.topk(_along(func, x, dim, options, lambda line: _top_of_line(line, k, largest, sorted)))
 
 
 def _top_of_line(line: ShardTensor, k: int, largest: bool, is_sorted: bool) -> tuple[Tensor, ...]:
@@ -174,9 +160,11 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
     """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     largest = "cummax" in func.__name__
-    found = (torch.cummax if largest else torch.cummin)(x.local, dim)
+    found, kind = (torch.cummax if largest else torch.cummin)(x.local, dim), getattr(torch.return_types, func.__name__)
+    result: tuple[Tensor, ...]
     if is_whole(spec, dim):
-        return _wrapped(x, dim, found)
+        result = kind([_wrapped(x, dim, each) for each in found])
+        return result
     sizes, rank, group = spec.parts(dim)
     held, length = tuple(int(size > 0) for size in sizes), spec.local_shape[dim]
     start = max(0, length - 1)
@@ -195,8 +183,8 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
         if values.is_floating_point():
             wins = values.isnan() | (wins & ~carried.isnan())
         values, indices = torch.where(wins, values, carried), torch.where(wins, indices, place)
-    kind = torch.return_types.cummax if largest else torch.return_types.cummin
-    return kind((ShardTensor(values, spec), ShardTensor(indices, spec)))
+    result = kind((ShardTensor(values, spec), ShardTensor(indices, spec)))
+    return result
 
 
 # -- places in a sorted sequence -----------------------------------------------------------------------------------
@@ -220,45 +208,18 @@ def searchsorted(
     sorter: Tensor | None = None,
     **options: bool | str,
 ) -> Tensor:
-    """Say before which element of a sorted row each value belongs.
-
-    Where the rows are cut, each rank says how many of its own come before, and these add up. Where they are shorter
-    than the values, they are gathered instead.
-    """
-    rows, values, find_places = sorted_sequence, self if input is None else input, partial(func, **options)
+    """Say before which element of a sorted row each value belongs. Collective where rows are cut: they are gathered."""
+    rows, values = whole_along(sorted_sequence.detach(), -1), self if input is None else input
     if not isinstance(values, Tensor):  # one number, in a sequence of one dim
-        rows = rows if sorter is None else rows[sorter]
-        assert isinstance(rows, ShardTensor)
-        return sum_over(find_places(rows.local, values), rows.spec.group(rows.spec.sharded[0]))
-    if sorter is not None or math.prod(rows.shape) < math.prod(values.shape) or _has_missing(rows):
-        rows, sorter = whole_along(rows, -1), whole_along(sorter, -1)
-    if is_sharded(rows) and len(rows.shape) - 1 in rows.spec.sharded:
-        axis = rows.spec.sharded[len(rows.shape) - 1]
-        if is_sharded(values) and values.spec.dims[axis] is not None:
-            found = _searched(
-                find_places, rows, replicated(values, {axis}), sorter
-            )  # every rank counts for all of them
-            return to_layout(as_sharded(found, values.spec), values.spec)
-    return _searched(find_places, rows, values, sorter)
-
-
-def _has_missing(rows: Tensor) -> bool:
-    """Whether a row is cut and has NaN, among which torch's search goes where its halving of the whole row leads."""
-    cut = is_sharded(rows) and len(rows.shape) - 1 in rows.spec.sharded
-    return cut and rows.is_floating_point() and bool(rows.isnan().any())
-
-
-def _searched(find_places: TensorFunction, rows: Tensor, values: Tensor, sorter: Tensor | None) -> Tensor:
+        return func(local_of(rows), values, sorter=plain_of(sorter), **options)
     shared = range(len(rows.shape) - 1)
     if shared and tuple(rows.shape[:-1]) != tuple(values.shape[:-1]):
         raise RuntimeError(f"searchsorted: the first dims of {tuple(rows.shape)} and {tuple(values.shape)} differ")
+    operands = [rows, values.detach(), *([] if sorter is None else [whole_along(sorter, -1)])]
     labels: list[Hashable] = [d if d in shared else ("value", d) for d in range(len(values.shape))]
-    operands = [x.detach() for x in (rows, values, sorter) if x is not None]
     names = [[*shared, "row"], labels, [*shared, "row"]][: len(operands)]
-    (part, wanted, *order), layout, _ = align(torch.searchsorted, operands, names)
-    found = find_places(part, wanted, **({"sorter": order[0]} if order else {}))
-    like = specs_of(operands)[0]
-    for axis, entry in enumerate(layout):
-        if entry is not None and entry[0] == "row":
-            found = sum_over(found, like.group(axis))
-    return finish(found, spec_of_layout(layout, labels, tuple(values.shape), like))
+
+    def find_places(rows: Tensor, values: Tensor, *order: Tensor) -> Tensor:
+        return func(rows, values, **({"sorter": order[0]} if order else {}), **options)
+
+    return on_parts(func, find_places, operands, names, labels)

@@ -15,14 +15,11 @@ from scidata.shard.ops.align import (
     finish,
     is_sharded,
     on_parts,
-    replicated,
     spec_of_layout,
     specs_of,
-    to_layout,
     whole_along,
 )
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 
@@ -67,11 +64,7 @@ def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | 
             found = _without_padding(found.view(*local.shape, found.shape[-1]), local, padding)
             shape = (*ids.spec.global_shape, spec.global_shape[1])
             return ShardTensor(found, ids.spec.derive(shape, ids.spec.dims, ids.spec.sizes))
-        whole = as_sharded(_in_sharded_rows(replicated(ids, {axis}), table, axis, padding), spec)
-        held = whole.spec
-        dims = [d if a == axis else held.dims[a] for a, d in enumerate(ids.spec.dims)]
-        sizes = [s if a == axis else held.sizes[a] for a, s in enumerate(ids.spec.sizes)]
-        return to_layout(whole, held.derive(held.global_shape, dims, sizes))
+        return F.embedding(ids, whole_along(table, 0), padding)
     rows: list[Hashable] = [*range(len(ids.shape))]
     others = [None if a == axis else d for a, d in enumerate(spec.dims)]
     # the part that this rank's place along the axis holds is a table of its own to the other axes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +13,10 @@ from scidata.shard.ops.align import finish, refuse_plain
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_off
 from scidata.shard.ops.shapes import derived
-from scidata.shard.ops.sliding import Windows, per_dim
+from scidata.shard.ops.sliding import Extents, Windows, per_dim
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
 from scidata.shard.views import Copy
-
-Extents = int | Sequence[int]  # of both spatial dims, or of each
 
 composes(
     {

@@ -101,7 +101,7 @@ def check(rank, num_ranks):
         torch.diff(part, out=torch.empty(0))
     for wrong, error in [
         (lambda: torch.gradient(part, edge_order=3), "order 3"),
-        (lambda: part.hsplit(2), "does not divide"),
+        (lambda: part.hsplit(2), "not divisible"),
         (lambda: torch.tensordot(part, PLAIN[:3]), "do not match"),
         (lambda: torch.linalg.cross(part, part), "must have length 3"),
         (lambda: part.diagonal(0, 1, 1), "are the same"),

@@ -17,8 +17,8 @@ from scidata.core.bounds import even_sizes
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
-from scidata.shard.ops.align import finish, is_sharded, local_of, replicated, specs_of
-from scidata.shard.ops.moving import sharded_on
+from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
+from scidata.shard.ops.moving import replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
 from scidata.shard.spec import ShardSpec

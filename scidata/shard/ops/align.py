@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeGuard, TypeVar, overload
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate
 
 from scidata.shard.base import ViewState
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.comm.transport import Group
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
+from scidata.shard.ops.moving import to_layout
 from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -300,13 +300,6 @@ def entry_of(spec: ShardSpec, names: Labels, axis: int) -> Entry | None:
     return None if dim is None else (names[dim], spec.sizes_of(axis))
 
 
-def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
-    """Bring a tensor to another layout on its mesh. Collective where that differs."""
-    return x.redistribute(
-        placements=spec.placements, sizes={axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
-    )
-
-
 def extents_of(func: TorchFunction, operands: Sequence[Tensor], labels: Sequence[Labels]) -> dict[Hashable, int]:
     """Return the global extent of each label, where dims of extent 1 broadcast; raise where they do not fit."""
     extents: dict[Hashable, int] = {}
@@ -372,25 +365,6 @@ def meet_shards(parameters: Sequence[Tensor | None], groups: Sequence[Group]) ->
         for i, each in zip(learned, replicate_parameters([*learned.values()], groups), strict=True):
             result[i] = each
     return result
-
-
-def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
-    """Replicate some mesh axes. Collective where they shard."""
-    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
-
-
-@overload
-def whole_along(x: ShardTensor, dim: int) -> ShardTensor: ...
-@overload
-def whole_along(x: Tensor, dim: int) -> Tensor: ...
-@overload
-def whole_along(x: None, dim: int) -> None: ...
-def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
-    """Gather one dim, counted from either end, where it is sharded. Collective then."""
-    if not isinstance(x, ShardTensor):
-        return x
-    axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim)
-    return x if axis is None else replicated(x, {axis})
 
 
 def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:

@@ -21,21 +21,9 @@ from scidata.shard.attention.ring import RingLayout, ring_attention
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.transport import Group
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import (
-    Entry,
-    Layout,
-    entry_of,
-    finish,
-    local_of,
-    replicated,
-    spec_of_layout,
-    specs_of,
-    to_axis,
-    to_layout,
-    whole_along,
-)
+from scidata.shard.ops.align import Entry, Layout, entry_of, finish, local_of, spec_of_layout, specs_of, to_axis
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import moved_off, sharded_on, tied_to
+from scidata.shard.ops.moving import moved_off, replicated, sharded_on, tied_to, to_layout, whole_along
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 

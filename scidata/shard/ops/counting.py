@@ -26,13 +26,11 @@ from scidata.shard.ops.align import (
     local_of,
     map_local,
     plain_of,
-    replicated,
     spec_of_layout,
     specs_of,
-    to_layout,
 )
 from scidata.shard.ops.arguments import composes, handles, normal_dim
-from scidata.shard.ops.moving import as_sharded, sharded_on
+from scidata.shard.ops.moving import as_sharded, replicated, sharded_on, to_layout
 from scidata.shard.ops.sorting import sort_line
 from scidata.shard.rows.ordered import counts_of, total_over
 from scidata.shard.spec import ShardSpec

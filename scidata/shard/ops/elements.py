@@ -23,11 +23,11 @@ from scidata.shard.ops.align import (
     refuse_without_dims,
     spec_of_layout,
     specs_of,
-    whole_along,
     write_to_plain,
 )
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
+from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from scidata.shard.op_table import TensorFunction, find, getters
-from scidata.shard.ops.align import Dims, refuse_plain, to_layout
+from scidata.shard.ops.align import Dims, refuse_plain
 from scidata.shard.ops.arguments import handles, normal_dim
-from scidata.shard.ops.moving import cut_to, moved_off, there_and_back, without_empty
+from scidata.shard.ops.moving import cut_to, moved_off, there_and_back, to_layout, without_empty
 from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

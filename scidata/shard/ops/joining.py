@@ -17,10 +17,10 @@ from torch import Tensor
 from scidata.core.bounds import bounds_of, even_sizes
 from scidata.core.types import IntArray
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of, to_layout
+from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import join_edges
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

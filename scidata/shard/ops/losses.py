@@ -16,20 +16,10 @@ from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import (
-    align,
-    finish,
-    is_sharded,
-    local_of,
-    on_parts,
-    plain_of,
-    spec_of_layout,
-    specs_of,
-    whole_along,
-)
+from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import Run, handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
-from scidata.shard.ops.moving import gather_from_owners, moved_off
+from scidata.shard.ops.moving import gather_from_owners, moved_off, whole_along
 from scidata.shard.ops.pointwise import elementwise
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import definition_of

@@ -14,19 +14,9 @@ from torch import Tensor
 
 from scidata.core.bounds import bounds_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
-from scidata.shard.ops.align import (
-    Dtype,
-    align,
-    finish,
-    is_sharded,
-    local_of,
-    operands_of,
-    spec_of_layout,
-    specs_of,
-    to_layout,
-)
+from scidata.shard.ops.align import Dtype, align, finish, is_sharded, local_of, operands_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import composes, handles, normal_dim
-from scidata.shard.ops.moving import moved_off
+from scidata.shard.ops.moving import moved_off, to_layout
 from scidata.shard.ops.shapes import derived
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

@@ -1,8 +1,9 @@
-"""Along a dim that has to be whole on a rank: another dim is sharded for the time being, in one exchange each way."""
+"""Other layouts for the time being: a dim that has to be whole on a rank is gathered, or another is sharded instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -14,6 +15,32 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import Group
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+
+
+def to_layout(x: ShardTensor, spec: ShardSpec) -> ShardTensor:
+    """Bring a tensor to another layout on its mesh. Collective where that differs."""
+    return x.redistribute(
+        placements=spec.placements, sizes={axis: spec.sizes_of(axis) for axis in spec.sharded.values()}
+    )
+
+
+def replicated(x: ShardTensor, axes: Collection[int]) -> ShardTensor:
+    """Replicate some mesh axes. Collective where they shard."""
+    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
+
+
+@overload
+def whole_along(x: ShardTensor, dim: int) -> ShardTensor: ...
+@overload
+def whole_along(x: Tensor, dim: int) -> Tensor: ...
+@overload
+def whole_along(x: None, dim: int) -> None: ...
+def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
+    """Gather one dim, counted from either end, where it is sharded. Collective then."""
+    if not isinstance(x, ShardTensor):
+        return x
+    axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim)
+    return x if axis is None else replicated(x, {axis})
 
 
 def moved_off(x: ShardTensor, dims: Sequence[int]) -> ShardTensor:

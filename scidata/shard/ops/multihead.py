@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import TorchFunction, unsupported
-from scidata.shard.ops.align import is_sharded, plain_of, specs_of, whole_along
+from scidata.shard.ops.align import is_sharded, plain_of, specs_of
 from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.moving import whole_along
 from scidata.shard.torch_internals import nested_from_mask
 
 Given = Tensor | None

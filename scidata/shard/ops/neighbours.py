@@ -20,8 +20,9 @@ from scidata.core.index_map import IndexMap
 from scidata.shard.comm.transport import broadcast
 from scidata.shard.graphs.routed import route_edges
 from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.align import is_sharded, plain_of, whole_along
+from scidata.shard.ops.align import is_sharded, plain_of
 from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.ordered import counts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

@@ -10,18 +10,9 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.align import (
-    entry_of,
-    is_sharded,
-    local_of,
-    on_parts,
-    plain_of,
-    replicated,
-    to_layout,
-    whole_along,
-)
+from scidata.shard.ops.align import entry_of, is_sharded, local_of, on_parts, plain_of
 from scidata.shard.ops.arguments import composes, handles
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, replicated, to_layout, whole_along
 from scidata.shard.tensor import ShardTensor
 
 # -- grids -----------------------------------------------------------------------------------------------------------

@@ -14,19 +14,9 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.op_table import unsupported
-from scidata.shard.ops.align import (
-    align,
-    finish,
-    is_sharded,
-    meet_shards,
-    plain_of,
-    spec_of_layout,
-    specs_of,
-    to_layout,
-    whole_along,
-)
+from scidata.shard.ops.align import align, finish, is_sharded, meet_shards, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
-from scidata.shard.ops.moving import as_sharded, sharded_on
+from scidata.shard.ops.moving import as_sharded, sharded_on, to_layout, whole_along
 from scidata.shard.spec import ShardSpec
 
 States = Tensor | Sequence[Tensor]  # hidden ones; of an LSTM those of its cells, too

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.align import Dtype, finish, map_local, specs_of, to_layout
+from scidata.shard.ops.align import Dtype, finish, map_local, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.ops.shapes import derived
 from scidata.shard.rows.redistribute import move_rows, plan_reshape
 from scidata.shard.spec import UNKNOWN, ShardSpec

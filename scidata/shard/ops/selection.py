@@ -17,9 +17,9 @@ from torch import Tensor
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.op_table import TensorFunction, TorchFunction
-from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of, to_layout
+from scidata.shard.ops.align import finish, is_sharded, local_of, plain_of
 from scidata.shard.ops.arguments import handles, normal_dim
-from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, without_empty
+from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, to_layout, without_empty
 from scidata.shard.ops.reductions import number_of
 from scidata.shard.ops.sorting import by_lines, is_short, is_whole, on_lines
 from scidata.shard.rows.ordered import LARGEST, keys_at, least_over, order_keys, total_over

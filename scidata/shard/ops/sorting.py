@@ -18,9 +18,9 @@ from torch import Tensor
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.align import local_of, on_parts, plain_of, whole_along
+from scidata.shard.ops.align import local_of, on_parts, plain_of
 from scidata.shard.ops.arguments import composes, handles, normal_dim
-from scidata.shard.ops.moving import as_sharded, moved_back, moved_off
+from scidata.shard.ops.moving import as_sharded, moved_back, moved_off, whole_along
 from scidata.shard.rows.ordered import order_keys, sorted_ids
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.spec import ShardSpec

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import (
-    align,
-    finish,
-    is_sharded,
-    on_parts,
-    spec_of_layout,
-    specs_of,
-    whole_along,
-)
+from scidata.shard.ops.align import align, finish, is_sharded, on_parts, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
 

@@ -17,10 +17,10 @@ from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import check_mask, count_true, flat_rows, split_alike, whole_index
-from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, to_layout, write_to_plain
+from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike, in_a_row
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor

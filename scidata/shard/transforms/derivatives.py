@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 
 from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
-from scidata.shard.ops.align import local_of, to_layout
-from scidata.shard.ops.moving import as_sharded
+from scidata.shard.ops.align import local_of
+from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
     has_dual_level,

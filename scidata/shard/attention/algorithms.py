@@ -60,12 +60,8 @@ def attention(way: str) -> Iterator[None]:
 def chosen_algorithm(num_ranks: int, num_heads: int, num_bytes: int) -> str:
     """Return the algorithm to use, the same on each rank.
 
-    Parameters
-    ----------
-    num_heads
-        0 where the heads cannot be exchanged for the sequence.
-    num_bytes
-        Of all keys and values of a rank's batch and heads.
+    ``num_heads`` is 0 where the heads cannot be exchanged for the sequence. ``num_bytes`` counts all keys and values of
+    a rank's batch and heads.
     """
     way = _algorithm.get()
     if way != "auto":

@@ -19,21 +19,11 @@ _NONE = float("-inf")  # the log-sum-exp of no key
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Attention to some of the keys, float32 or wider.
+    """Attention to some of the keys, float32 or wider."""
 
-    Attributes
-    ----------
-    out
-        ``(..., L, Ev)``: sums of values, weighted with exponentials of scores less the peak.
-    peak
-        ``(..., L)``: the largest score of each row; -inf of no key.
-    total
-        ``(..., L)``: sum of the weights.
-    """
-
-    out: Tensor
-    peak: Tensor
-    total: Tensor
+    out: Tensor  # (..., L, Ev): sums of values, weighted with exponentials of scores less the peak
+    peak: Tensor  # (..., L): the largest score of each row; -inf of no key
+    total: Tensor  # (..., L): sum of the weights
 
     def mean(self) -> Tensor:
         """Return the weighted mean of the values; 0 of no key."""
@@ -117,10 +107,7 @@ def block_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of query, key, value and of the scores (None where there is no bias), of one block.
 
-    Parameters
-    ----------
-    whole
-        Attention to all keys, with the mean as ``out``.
+    ``whole`` is attention to all keys, with the mean as ``out``.
     """
     query, key, value = operands
     kernel, lse = _kernel(query, key, value, bias), whole.peak + whole.total.log()

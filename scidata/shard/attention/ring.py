@@ -24,18 +24,10 @@ from scidata.shard.comm.transport import Group, count_sent, group_rank
 
 @dataclass(frozen=True, kw_only=True)
 class RingLayout:
-    """Which rows each rank holds.
+    """Which rows each rank holds."""
 
-    Attributes
-    ----------
-    sizes
-        Keys of each rank.
-    first_query
-        Global row of this rank's first query.
-    """
-
-    sizes: tuple[int, ...]
-    first_query: int
+    sizes: tuple[int, ...]  # keys of each rank
+    first_query: int  # global row of this rank's first one
     causal: bool
     scale: float
     group: Group
@@ -200,12 +192,8 @@ class _Ring(Function):
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, layout: RingLayout) -> Tensor:
     """Attend from this rank's queries to the keys of all ranks. Collective; a second derivative raises.
 
-    Parameters
-    ----------
-    query, key, value
-        ``(..., rows, width)``, the own part of the sequence; other ranks may have other numbers of rows, or none.
-        Fewer heads of keys and values are shared by groups of query heads.
-    mask
-        bool (True attends) or added to the scores; broadcasts over this rank's queries and the whole sequence.
+    Operands are ``(..., rows, width)``, the own part of the sequence; other ranks may have other numbers of rows, or
+    none. Fewer heads of keys and values are shared by groups of query heads. The mask is bool (True attends) or added
+    to the scores; it broadcasts over this rank's queries and the whole sequence.
     """
     return _Ring.apply(query.contiguous(), key, value, mask, layout)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]

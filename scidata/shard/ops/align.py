@@ -405,12 +405,7 @@ def on_parts(
     Ids of labels ``["row"]`` and a table of ``["id", "feature"]``, say, give a result of ``["row", "feature"]``: where
     rows are sharded, each rank looks its own ids up. No operand may be sharded along a label that is in no result.
 
-    Parameters
-    ----------
-    out
-        Labels of the result.
-    extents
-        Of labels of the result that no operand has, or in which it has another extent.
+    ``extents`` are of labels of the result that no operand has, or in which it has another extent.
     """
     specs = specs_of(operands)
     if not specs:

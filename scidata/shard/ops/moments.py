@@ -103,17 +103,8 @@ def deviations(
     The mean is in two parts, as one number of the dtype would be too coarse to compare ranks' means where the mean is
     large beside the deviations: a pivot, which is near it and has no gradient, and the rest.
 
-    Parameters
-    ----------
-    local
-        The own part, in the dtype to compute in.
-    sharded
-        Mesh axis of each sharded dim of ``local``, which may be another view than that of ``spec``.
-
-    Returns
-    -------
-    parts, groups
-        ``(3, ...)``: pivot, mean less the pivot, squares; the groups over which they were merged.
+    ``sharded`` has the mesh axis of each sharded dim of ``local``, which may be another view than that of ``spec``.
+    Also returns the groups over which the three values, ``(3, ...)``, were merged: pivot, mean less the pivot, squares.
     """
     extents = {d: local.shape[d] for d in dims}
     count = max(math.prod(extents.values()), 1)

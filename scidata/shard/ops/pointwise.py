@@ -14,7 +14,7 @@ from torch import Tensor
 from scidata.core.bounds import window
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import ELEMENTWISE
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, register_op, unsupported
+from scidata.shard.op_table import TensorFunction, find, register_op, unsupported
 from scidata.shard.ops.align import (
     Layout,
     align,
@@ -54,7 +54,7 @@ _BINARY = """
     shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
     shifted_chebyshev_polynomial_w
 """
-_TERNARY = "lerp addcmul addcdiv masked_fill"
+_ALL = f"{_UNARY} {_BINARY} lerp addcmul addcdiv masked_fill"
 _IN_PLACE = """
     fill_ zero_ copy_ __iand__ __ior__ __ixor__ __ilshift__ __irshift__ __ifloordiv__ __ipow__ __imod__
     __iadd__ __isub__ __imul__ __idiv__ __itruediv__
@@ -64,12 +64,7 @@ _IN_PLACE = """
 ELEMENTWISE.update(find(_BINARY))
 
 
-def _in_place_of(names: str) -> list[TorchFunction]:
-    """Return the in-place forms of the named functions, where torch has them."""
-    return find([n + "_" for n in names.split() if not n.startswith("__")], optional=True)
-
-
-@register_op(*find(_UNARY), *find(_BINARY), *find(_TERNARY), any_order=True)
+@register_op(*find(_ALL), any_order=True)
 def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
     if not kwargs and len(args) < 3 and (quick := _same_layout(func, *args)) is not None:
@@ -137,9 +132,7 @@ def where(
 
 
 @register_op(
-    *_in_place_of(_UNARY),
-    *_in_place_of(_BINARY),
-    *_in_place_of(_TERNARY),
+    *find([f"{name}_" for name in _ALL.split() if not name.startswith("__")], optional=True),
     *find(_IN_PLACE),
     keeps_replicated=True,
     any_order=True,

@@ -8,7 +8,6 @@ byte an element.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -56,31 +55,10 @@ def _whole(func: TorchFunction, x: ShardTensor, dtype: Dtype = None) -> Tensor:
     return torch.empty_like(like, device=x.device)
 
 
-def _kept(func: TorchFunction, x: ShardTensor, p: float, shape: Sequence[int] | None = None) -> Tensor:
-    mask = _whole(func, x, torch.bool) if shape is None else torch.empty(shape, dtype=torch.bool, device=x.device)
-    return _own_part(func, mask.bernoulli_(1 - p), x.spec).to(x.dtype)
-
-
-def _without_draw(x: ShardTensor, p: float, training: bool) -> bool:
-    """Whether dropout leaves a tensor as it is."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    return p == 0 or not training or 0 in x.spec.global_shape
-
-
-def _changed(func: TorchFunction, x: ShardTensor, scale: Tensor, shift: Tensor | None, inplace: bool) -> Tensor:
-    """Scale and shift, in place or not."""
-    if not inplace:
-        return finish(x.local * scale if shift is None else x.local * scale + shift, x.spec)
-    refuse_write_to_copy(func, x)
-    x.local.mul_(scale)
-    if shift is not None:
-        x.local.add_(shift)
-    written(x)
-    return x
-
-
-@handles(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, any_order=True)
+@handles(
+    *(F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    any_order=True,
+)
 def dropout(
     func: TensorFunction,
     x: ShardTensor,
@@ -90,35 +68,37 @@ def dropout(
     *,
     train: bool = True,
 ) -> Tensor:
-    """Drop elements, or whole channels: the mask is that of one process with the same seed."""
-    if _without_draw(x, p, training and train):
-        return x
-    shape = None
-    if func not in (F.dropout, torch.dropout):
-        unbatched = (func is F.dropout1d and x.ndim == 2) or (func is F.dropout3d and x.ndim == 4)
-        lead = 1 if unbatched else 2
-        shape = tuple([n if d < lead else 1 for d, n in enumerate(x.spec.global_shape)])
-    scale = _kept(func, x, p, shape)
-    return _changed(func, x, scale.div_(1 - p) if p < 1 else scale, None, inplace)
+    """Drop elements, or whole channels: the mask is that of one process with the same seed.
 
-
-@handles(F.alpha_dropout, F.feature_alpha_dropout, any_order=True)
-def alpha_dropout(
-    func: TensorFunction, x: ShardTensor, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> Tensor:
-    """Dropout, of elements or whole channels, that keeps mean and variance of the results of SELU."""
+    Alpha dropout keeps mean and variance of the results of SELU.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     shape = x.spec.global_shape
-    if _without_draw(x, p, training):
+    if p == 0 or not (training and train) or 0 in shape:
         return x
     scale = shift = x.local.new_zeros(())
     if p < 1:
-        if func is F.feature_alpha_dropout and len(shape) < 2:
-            raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
-        channels = (*shape[:2], *[1] * (len(shape) - 2)) if func is F.feature_alpha_dropout else None
-        kept = _kept(func, x, p, channels)
-        a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
-        scale, shift = kept * a, (kept - 1) * (_ALPHA * a) + _ALPHA * a * p
-    return _changed(func, x, scale, shift, inplace)
+        if func in (F.dropout, torch.dropout, F.alpha_dropout):
+            mask = _whole(func, x, torch.bool)
+        else:
+            if func is F.feature_alpha_dropout and len(shape) < 2:
+                raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
+            unbatched = (func is F.dropout1d and len(shape) == 2) or (func is F.dropout3d and len(shape) == 4)
+            lead = 1 if unbatched else 2
+            mask = torch.empty((*shape[:lead], *[1] * (len(shape) - lead)), dtype=torch.bool, device=x.device)
+        kept = _own_part(func, mask.bernoulli_(1 - p), x.spec).to(x.dtype)
+        if "alpha" in func.__name__:
+            a = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
+            scale, shift = kept * a, (kept - 1) * (_ALPHA * a) + _ALPHA * a * p
+        else:
+            scale = kept.div_(1 - p)
+    if not inplace:
+        return finish(x.local * scale + shift if shift.ndim else x.local * scale, x.spec)
+    refuse_write_to_copy(func, x)
+    x.local.mul_(scale).add_(shift)
+    written(x)
+    return x
 
 
 @handles(torch.rand_like, torch.randn_like, torch.randint_like, any_order=True)

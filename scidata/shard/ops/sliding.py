@@ -154,19 +154,10 @@ class Windows:
     def slide(
         self, dim: int, num_out: int, middle: Middle, rows: Callable[[int, int], Runs], least: int
     ) -> tuple[int, int]:
-        """Give a dim ``num_out`` rows, each from some input rows.
+        """Give a dim ``num_out`` rows: outputs ``[start, stop)`` need the input rows ``rows(start, stop)``.
 
-        Parameters
-        ----------
-        rows
-            The input rows that outputs ``[start, stop)`` need.
-        least
-            Filled rows of a rank without outputs: as many as give it one.
-
-        Returns
-        -------
-        start, count
-            This rank's outputs.
+        A rank without outputs gets ``least`` filled rows, as many as give it one. Returns this rank's first output and
+        the number of its outputs.
         """
         spec = self.x.spec
         self.shape[dim] = num_out

@@ -73,13 +73,17 @@ def _along(
     dim: int,
     options: Mapping[str, int],
     of_line: Callable[[ShardTensor], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """Return values and places along a dim: by torch's function where it is whole, line by line, or moved off it."""
+    values: Tensor
+    places: Tensor
     if is_whole(x.spec, dim):
-        return tuple(_wrapped(x, dim, each) for each in func(x.local, dim=dim, **options))
-    if by_lines(x.spec, dim):
-        return on_lines(x, dim, of_line)
-    return tuple(moved_back(each, [dim], x.spec) for each in func(moved_off(x, [dim]), dim=dim, **options))
+        values, places = (_wrapped(x, dim, each) for each in func(x.local, dim=dim, **options))
+    elif by_lines(x.spec, dim):
+        values, places = on_lines(x, dim, of_line)
+    else:
+        values, places = (moved_back(each, [dim], x.spec) for each in func(moved_off(x, [dim]), dim=dim, **options))
+    return values, places
 
 
 @handles("sort argsort")

@@ -335,7 +335,7 @@ composes(
         torch.slice_copy: lambda input, *where, **named: _slice(input, *where, **named).clone(),
         tuple(kernels("slice", "Tensor")): _slice,
         (torch.block_diag, of_lists("block_diag")): lambda *tensors: definition_of(torch.block_diag)(*several(tensors)),
-        torch.row_stack: definition_of(torch.vstack),
+        torch.row_stack: lambda tensors: torch.cat([_at_least(x, 2) for x in tensors], 0),
         torch.constant_pad_nd: lambda input, pad, value=0: F.pad(input, pad, value=value),
         torch.combinations: lambda input, r=2, with_replacement=False: input[
             torch.combinations(torch.arange(len(input), device=input.device), r, with_replacement)

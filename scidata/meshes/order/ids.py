@@ -122,9 +122,6 @@ def contains(sorted_ids: IntArray, wanted: NodeIds) -> npt.NDArray[np.bool_]:
 
 _BLOCK = 1 << 15
 
-# Bits that the row may push out of the word before mending what that spoils is cheaper than sorting group by group.
-_MOST_GROUPED = 3
-
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 
@@ -141,8 +138,6 @@ def stable_sort(keys: Keys, num_bits: int, *, overwrite: bool = False) -> tuple[
     # key are lost from the word at first.
     row_bits = max(len(keys) - 1, 0).bit_length()
     lost = max(num_bits + row_bits - 64, 0)
-    if 0 < lost <= _MOST_GROUPED:
-        return _by_top_bits(keys, num_bits, lost)
     words = keys if overwrite and not lost else np.empty(len(keys), np.uint64)
     order = np.empty(len(keys), np.int64)
     for rows in blocks(len(keys)):
@@ -160,24 +155,6 @@ def stable_sort(keys: Keys, num_bits: int, *, overwrite: bool = False) -> tuple[
     tied = np.flatnonzero(~starts | ~np.append(starts[1:], True))
     order[tied] = _by_lost_bits(keys, order[tied], np.cumsum(starts[tied]), lost)
     return keys[order], order
-
-
-def _by_top_bits(keys: Keys, num_bits: int, num_top: int) -> tuple[Keys, IntArray]:
-    """Sort group by group of the highest bits, which then need no room in the words."""
-    rest = num_bits - num_top
-    groups = np.empty(len(keys), np.uint8)
-    for rows in blocks(len(keys)):
-        groups[rows] = keys[rows] >> np.uint64(rest)
-    in_order, order = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
-    done = 0
-    for group in range(1 << num_top):
-        members = np.flatnonzero(groups == group)
-        here = slice(done, done + len(members))
-        found, inner = stable_sort(keys[members] & np.uint64((1 << rest) - 1), rest, overwrite=True)
-        np.bitwise_or(found, np.uint64(group << rest), out=in_order[here])
-        np.take(members, inner, out=order[here])
-        done = here.stop
-    return in_order, order
 
 
 def _by_lost_bits(keys: Keys, rows: IntArray, runs: IntArray, lost: int) -> IntArray:

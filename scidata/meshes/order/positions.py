@@ -38,8 +38,8 @@ def finite_points(points: npt.ArrayLike) -> npt.NDArray[Any]:
         bad += (start + rows[: 5 - len(bad)]).tolist()
     if count:
         raise ConfigError(
-            f"{count} of {len(array)} points have a NaN or infinite coordinate (first rows: {bad}): no order has a "
-            f"place for them; drop or mend these rows first"
+            f"{count} of {len(array)} points have a NaN or infinite coordinate (first rows: {bad}): drop or "
+            "mend these rows first"
         )
     return array
 

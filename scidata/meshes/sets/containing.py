@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ _MAX_PAIRS = 1 << 19  # of targets and cells looked at together
 _CANDIDATES = 8  # cells that are asked for at first; of a uniform mesh 3 to 6 could contain a point
 
 
-def containing_cell_edges(
-    source: NodeSet, target: NodeSet, *, without_source: Literal["raise", "keep"] = "raise"
-) -> IntArray:
+def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
     """Return an edge to each target from each corner of the source's cell that contains it.
 
     GraphCast's edges from mesh to grid (Lam et al., "Learning skillful medium-range global weather forecasting",
@@ -39,8 +37,6 @@ def containing_cell_edges(
         nothing.
     target
         In the same space; a target on a side or a corner belongs to the first of the cells there.
-    without_source
-        Of targets outside all cells: ``"raise"``, or ``"keep"`` them without an edge.
 
     Returns
     -------
@@ -69,8 +65,7 @@ def containing_cell_edges(
             new = np.ones(corners.shape, np.bool_)
             new[:, 1:] = corners[:, 1:] != corners[:, :-1]
             found.append(np.stack([corners[new], np.repeat(rows[some], new.sum(axis=1))]))
-    why = "they lie outside all cells of the source"
-    return neighbours.join_edges(found, num_targets=target.num_nodes, without_source=without_source, why=why)
+    return neighbours.join_edges(found, num_targets=target.num_nodes, why="they lie outside all cells of the source")
 
 
 def find_cells(source: NodeSet, target: NodeSet) -> IntArray:

@@ -30,11 +30,6 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
     pl
         Points on each latitude: all ``2 * N``, or the ``N`` from the north pole to the equator.
 
-    Returns
-    -------
-    NodeSet
-        ``fields["area"]``: the quadrature weight in steradians, whose sum is 4 pi. A full grid has a ``grid_shape``.
-
     Raises
     ------
     ConfigError
@@ -47,14 +42,11 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
         )
     kind, number = found[1].upper(), int(found[2])
     counts = _counts(kind, number, pl)
-    sines, weights = gaussian_latitudes(2 * number)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     points = np.empty((int(counts.sum()), 2))
     points[:, 0] = (np.arange(len(points)) - starts) * 360.0 / np.repeat(counts, counts)
-    points[:, 1] = np.repeat(np.rad2deg(np.arcsin(sines)), counts)
-    shape = (2 * number, int(counts[0])) if bool((counts == counts[0]).all()) else None
-    area = np.repeat(2 * np.pi * weights / counts, counts)
-    return NodeSet(points=points, on_sphere=True, grid_shape=shape, fields={"area": area})
+    points[:, 1] = np.repeat(np.rad2deg(np.arcsin(gaussian_latitudes(2 * number))), counts)
+    return NodeSet(points=points, on_sphere=True)
 
 
 def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
@@ -89,21 +81,17 @@ def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
     return counts
 
 
-def gaussian_latitudes(num: int) -> tuple[Floats, Floats]:
-    """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, and their weights, of sum 2.
+def gaussian_latitudes(num: int) -> Floats:
+    """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, for an even ``num``.
 
-    By Newton's method on the Legendre polynomial, for an even ``num``: NumPy's takes the eigenvalues of a dense matrix,
-    SciPy's loses digits of the weights.
+    By Newton's method on the Legendre polynomial: NumPy takes the eigenvalues of a dense matrix.
     """
     order = np.arange(1, num // 2 + 1)
     x = np.cos(np.pi * (order - 0.25) / (num + 0.5))  # Tricomi's first term, good to 1 / num**2
-    slope = x
     for _ in range(_NEWTON_STEPS):
         before, value = np.ones_like(x), x
         for degree in range(2, num + 1):
             before, value = value, ((2 * degree - 1) * x * value - (degree - 1) * before) / degree
         slope = num * (before - x * value) / ((1 - x) * (1 + x))
         x = x - value / slope
-    weights = 2 / ((1 - x) * (1 + x) * slope**2)
-    weights *= 1 / weights.sum()
-    return np.concatenate([x, -x[::-1]]), np.concatenate([weights, weights[::-1]])
+    return np.concatenate([x, -x[::-1]])

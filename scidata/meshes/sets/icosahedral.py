@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
@@ -21,20 +20,17 @@ _TRIANGLE = 5
 _GOLDEN = (1 + 5**0.5) / 2
 
 
-def icosahedral(level: int, *, pole: Literal["face", "edge", "vertex"] = "face") -> NodeSet:
+def icosahedral(level: int) -> NodeSet:
     """Return the nodes and triangles of an icosahedron whose faces were each split in four ``level`` times.
 
     New nodes are the middles of edges, moved out to the sphere, as in the mesh of GraphCast (Lam et al., "Learning
-    skillful medium-range global weather forecasting", Science 382, 2023, supplement 3) and in
-    anemoi-graphs' TriNodes.
+    skillful medium-range global weather forecasting", Science 382, 2023, supplement 3), which has the middle of a face
+    at each pole too.
 
     Parameters
     ----------
     level
         0 to 12.
-    pole
-        What of the icosahedron lies at the poles: the middle of a face (GraphCast), of an edge (trimesh, and so
-        anemoi-graphs), or a vertex.
 
     Returns
     -------
@@ -45,13 +41,11 @@ def icosahedral(level: int, *, pole: Literal["face", "edge", "vertex"] = "face")
     Raises
     ------
     ConfigError
-        A level or a pole that is not there.
+        A level that is not there.
     """
     _check_levels([level])
-    if pole not in _TILT:
-        raise ConfigError(f"pole={pole!r}: what lies at the poles is one of {sorted(_TILT)}")
     points, faces = _icosahedron()
-    (x, y, z), cosine, sine = points.T, np.cos(_TILT[pole]), np.sin(_TILT[pole])
+    (x, y, z), cosine, sine = points.T, np.cos(_TILT), np.sin(_TILT)
     points = np.stack([cosine * x - sine * z, y, sine * x + cosine * z], axis=1)  # turned about the y axis, x to z
     for _ in range(level):
         faces, parents = _split(faces, len(points))
@@ -125,12 +119,8 @@ def _icosahedron() -> tuple[Floats, IntArray]:
     return points, np.array(faces, np.int64)
 
 
-# The vertices (0, 1, g), (0, -1, g) and (g, 0, 1) are a face; each angle brings a part of it over the z axis.
-_TILT = {
-    "edge": 0.0,
-    "face": float(np.arctan2(_GOLDEN, 2 * _GOLDEN + 1)),
-    "vertex": float(np.arctan2(_GOLDEN, 1)),
-}
+# The vertices (0, 1, g), (0, -1, g) and (g, 0, 1) are a face; turned by this angle, its middle lies over the pole.
+_TILT = float(np.arctan2(_GOLDEN, 2 * _GOLDEN + 1))
 
 
 def _split(faces: IntArray, num_nodes: int) -> tuple[IntArray, IntArray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -12,9 +11,6 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
-
-#: What becomes of targets to which no edge leads.
-WithoutSource: TypeAlias = Literal["raise", "keep", "nearest"]
 
 BLOCK_ROWS = 1 << 14  # of targets at once
 _MAX_PAIRS = 1 << 21  # found at once: 100 MB of what SciPy returns and is made of it
@@ -82,14 +78,12 @@ def _nearest(tree: cKDTree, points: Floats, num: int, tied: float) -> IntArray:
     return found
 
 
-def radius_edges(
-    source: NodeSet, target: NodeSet, radius: float, *, without_source: WithoutSource = "raise"
-) -> IntArray:
+def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     """Return an edge to each target from every source that lies at most ``radius`` away.
 
     GraphCast's edges from grid to mesh (Lam et al., "Learning skillful medium-range global weather forecasting",
     Science 382, 2023, supplement 3): its radius is ``0.6 * longest_edge(mesh, edges of the finest level)``. The cut-off
-    edges of anemoi-graphs: theirs is a factor times :func:`largest_spacing` of the target.
+    edges of anemoi-graphs: theirs is a factor times the largest distance of a target from its nearest neighbour.
 
     Parameters
     ----------
@@ -98,9 +92,6 @@ def radius_edges(
     radius
         A straight line in the points' units; on a sphere a chord of the unit sphere, 2 at most. An arc of ``a`` degrees
         has the chord ``2 * sin(a / 2)``. What lies at the radius but for ``node_set.TIED`` is inside.
-    without_source
-        Of targets that have no source so near: ``"raise"``, ``"keep"`` them without an edge, or take one edge from the
-        ``"nearest"`` source.
 
     Returns
     -------
@@ -112,22 +103,16 @@ def radius_edges(
     ConfigError
         A radius that is not positive and finite, targets without a source, or sets in different spaces.
     """
-    if without_source not in ("raise", "keep", "nearest"):
-        raise ConfigError(f"without_source={without_source!r}: it is 'raise', 'keep' or 'nearest'")
     if not (np.isfinite(radius) and radius > 0):
         raise ConfigError(f"the radius of edges must be positive and finite, not {radius}")
     start, end, tied = positions_of(source, target)
     if not len(start) or not len(end):
-        return join_edges([], num_targets=len(end), without_source=without_source, why="there are no sources")
+        return join_edges([], num_targets=len(end), why="there are no sources")
     tree = cKDTree(start)
     found = [each for rows in _blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
-    lonely = targets_without(found, len(end))
-    if len(lonely) and without_source == "nearest":
-        found.append(np.stack([_nearest(tree, end[lonely], 1, tied)[:, 0], lonely]))
     return join_edges(
         found,
         num_targets=len(end),
-        without_source=without_source,
         why=f"no source lies within the radius {radius:g}; the largest distance to the nearest source of any target is "
         "the smallest radius that serves all",
     )
@@ -148,27 +133,21 @@ def _in_radius(tree: cKDTree, points: Floats, rows: slice, radius: float) -> Ite
     yield np.stack([near[inside], at[inside] + rows.start])
 
 
-def targets_without(found: list[IntArray], num_targets: int) -> IntArray:
-    """Return the targets to which none of the edges leads, ascending."""
-    reached = np.zeros(num_targets, np.bool_)
-    for each in found:
-        reached[each[1]] = True
-    return np.flatnonzero(~reached).astype(np.int64)
-
-
-def join_edges(found: list[IntArray], *, num_targets: int, without_source: WithoutSource, why: str) -> IntArray:
+def join_edges(found: list[IntArray], *, num_targets: int, why: str) -> IntArray:
     """Return blocks of edges as one, by target, then source; the blocks are used up.
 
     Raises
     ------
     ConfigError
-        Targets to which no edge leads, unless they are to be kept.
+        Targets to which no edge leads.
     """
-    lonely = targets_without(found, num_targets)
-    if len(lonely) and without_source != "keep":
+    reached = np.zeros(num_targets, np.bool_)
+    for each in found:
+        reached[each[1]] = True
+    lonely = np.flatnonzero(~reached)
+    if len(lonely):
         raise ConfigError(
-            f"{len(lonely)} of {num_targets} targets have no source (first rows: {lonely[:5].tolist()}): {why}. "
-            "without_source='keep' leaves them without an edge"
+            f"{len(lonely)} of {num_targets} targets have no source (first rows: {lonely[:5].tolist()}): {why}"
         )
     num_edges = sum(each.shape[1] for each in found)
     most = max((int(each[0].max()) for each in found if each.size), default=0)
@@ -207,23 +186,6 @@ def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = 
         source_rows, target_rows = edge_index[:, rows]
         longest = max(longest, float(_distances(start[source_rows], end[target_rows]).max()))
     return longest
-
-
-def largest_spacing(nodes: NodeSet) -> float:
-    """Return the largest distance of a node from the nearest other place of a node, on a sphere as a chord.
-
-    What anemoi-graphs measures cut-off radii by, its reference distance of a grid. 0 where all nodes are at one place.
-    """
-    places, _, tied = positions_of(nodes, nodes)
-    if not len(places):
-        return 0.0
-    places = places[np.lexsort(places.T)]  # nodes at one place, as at a pole, count once
-    places = places[np.append(True, (places[1:] != places[:-1]).any(axis=1))]
-    tree, largest = cKDTree(places), 0.0
-    for rows in _blocks(len(places) if len(places) > 1 else 0, BLOCK_ROWS):
-        distance = tree.query(places[rows], k=[2])[0]
-        largest = max(largest, float(distance.max()))
-    return largest if largest > tied else 0.0
 
 
 def _distances(one: Floats, other: Floats) -> Floats:

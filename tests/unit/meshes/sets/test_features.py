@@ -1,4 +1,4 @@
-"""Features of edges and nodes by their definitions: turned frames, invariances, both published forms."""
+"""Features of edges by their definition: turned frames, invariances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scipy.spatial.transform import Rotation
 
 from scidata.errors import ConfigError
 from scidata.meshes.sets import features
-from scidata.meshes.sets.features import edge_features, great_circle_features, node_features
+from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges
@@ -24,7 +24,7 @@ def sets():
 
 def test_the_frame_is_the_space_turned_until_the_target_is_at_0_0(sets):
     grid, mesh, _, edges = sets
-    found = edge_features(mesh, grid, edges, longest=1)
+    found = edge_features(mesh, grid, edges) * longest_edge(mesh, edges, grid)
     lon, lat = grid.points[edges[1]].T
     turn = Rotation.from_euler("y", lat[:, None], degrees=True) * Rotation.from_euler("z", -lon[:, None], degrees=True)
     assert np.allclose(turn.apply(unit_vectors(grid.points[edges[1]])), [1, 0, 0], rtol=0, atol=1e-14)
@@ -45,10 +45,6 @@ def test_the_longest_edge_is_the_unit(sets):
     grid, mesh, edges, _ = sets
     found = edge_features(grid, mesh, edges)
     assert found[:, 0].max() == pytest.approx(1, rel=1e-15)
-    scale = longest_edge(grid, edges, mesh)
-    assert np.allclose(found * scale, edge_features(grid, mesh, edges, longest=1), rtol=1e-14)
-    half = edges[:, ::2]
-    assert np.array_equal(edge_features(grid, mesh, half, longest=scale), found[::2])
 
 
 def test_turning_the_globe_about_its_axis_changes_nothing(sets):
@@ -64,8 +60,6 @@ def test_any_turn_keeps_length_and_height_and_horizontal_size(sets):
     before, after = edge_features(grid, mesh, edges), edge_features(*turned, edges)
     assert np.allclose(before[:, :2], after[:, :2], rtol=0, atol=1e-11)
     assert np.allclose(np.hypot(*before[:, 2:].T), np.hypot(*after[:, 2:].T), rtol=0, atol=1e-11)
-    arcs = great_circle_features(grid, mesh, edges), great_circle_features(*turned, edges)
-    assert np.allclose(arcs[0][:, 0], arcs[1][:, 0], rtol=0, atol=1e-12)
 
 
 def test_both_ends_of_an_edge_see_the_same_length_and_height():
@@ -74,34 +68,9 @@ def test_both_ends_of_an_edge_see_the_same_length_and_height():
     assert np.allclose(there[:, :2], back[:, :2], rtol=0, atol=1e-14)
 
 
-def test_arcs_and_directions_by_their_definition(sets):
-    """Turned along its meridian the target is the pole; the source's place over the plane there is the direction."""
-    grid, mesh, _, edges = sets
-    found = great_circle_features(mesh, grid, edges)
-    start, end = unit_vectors(mesh.points[edges[0]]), unit_vectors(grid.points[edges[1]])
-    assert np.allclose(np.cos(found[:, 0]), (start * end).sum(axis=1), rtol=0, atol=1e-14)
-    apart = found[:, 0] > 1e-9  # some nodes of the two sets are at one place
-    assert not found[~apart, 1:].any()
-    assert not apart.all()
-    usual = apart & (np.abs(grid.points[edges[1], 1]) < 90)
-    axis = np.cross(end[usual], [0, 0, 1])
-    axis /= np.linalg.norm(axis, axis=1, keepdims=True)
-    turn = Rotation.from_rotvec(axis * np.arccos(end[usual, 2:]))
-    assert np.allclose(turn.apply(end[usual]), [0, 0, 1], atol=1e-12)
-    flat = turn.apply(start[usual])[:, :2]
-    assert np.allclose(found[usual, 1:], flat / np.linalg.norm(flat, axis=1, keepdims=True), rtol=0, atol=1e-11)
-    north, south = grid.points[edges[1], 1] == 90, grid.points[edges[1], 1] == -90
-    for rows, mirror in ((north, [1, 1]), (south, [1, -1])):
-        flat = start[rows, :2] * mirror
-        assert np.allclose(found[rows, 1:], flat / np.linalg.norm(flat, axis=1, keepdims=True), atol=1e-12)
-
-
-def test_an_edge_between_two_nodes_at_one_place_has_no_direction():
+def test_edges_between_nodes_at_one_place_are_0():
     poles = NodeSet(points=np.array([[0.0, 90], [123, 90], [50, 20]]), on_sphere=True)
     edges = np.array([[0, 1, 2, 0], [1, 0, 2, 2]])
-    found = great_circle_features(poles, poles, edges)
-    assert not found[:3].any()
-    assert np.hypot(*found[3, 1:]) == pytest.approx(1)
     assert not edge_features(poles, poles, edges)[:3].any()
     assert not edge_features(poles, poles, edges[:, :3]).any()  # no edge is longer than 0: nothing to divide by
 
@@ -109,34 +78,13 @@ def test_an_edge_between_two_nodes_at_one_place_has_no_direction():
 def test_on_a_plane_nothing_is_turned():
     one = NodeSet(points=np.array([[0.0, 0], [3, 4]]), on_sphere=False)
     assert edge_features(one, one, np.array([[1, 0], [0, 1]])).tolist() == [[1, 0.6, 0.8], [1, -0.6, -0.8]]
-    with pytest.raises(ConfigError, match="not on a sphere"):
-        great_circle_features(one, one, np.array([[0], [0]]))
-    with pytest.raises(ConfigError, match="not on a sphere"):
-        node_features(one)
-
-
-def test_features_of_nodes(sets):
-    grid = sets[0]
-    lon, lat = np.deg2rad(grid.points).T
-    assert np.allclose(node_features(grid), np.stack([np.cos(lat), np.sin(lon), np.cos(lon)], axis=1), atol=1e-15)
-    assert np.allclose(node_features(grid, latitude="sine")[:, 0], np.sin(lat), atol=1e-15)
-    with pytest.raises(ConfigError, match="latitude="):
-        node_features(grid, latitude="tangent")
 
 
 def test_no_block_size_changes_anything(sets, monkeypatch):
     grid, mesh, edges, _ = sets
-    before = edge_features(grid, mesh, edges), great_circle_features(grid, mesh, edges)
+    before = edge_features(grid, mesh, edges)
     monkeypatch.setattr(features, "_BLOCK", 7)
-    after = edge_features(grid, mesh, edges), great_circle_features(grid, mesh, edges)
-    for one, other in zip(before, after, strict=True):
-        assert np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("longest", [0, -1, np.nan, np.inf])
-def test_lengths_that_divide_nothing(sets, longest):
-    with pytest.raises(ConfigError, match="divided by"):
-        edge_features(*sets[:3], longest=longest)
+    assert np.array_equal(edge_features(grid, mesh, edges), before)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +99,3 @@ def test_lengths_that_divide_nothing(sets, longest):
 def test_edges_that_are_none(sets, edges, said):
     with pytest.raises(ConfigError, match=said):
         edge_features(*sets[:2], np.array(edges))
-    with pytest.raises(ConfigError, match=said):
-        great_circle_features(*sets[:2], np.array(edges))

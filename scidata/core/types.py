@@ -105,7 +105,7 @@ class ArrayLayout:
         As stored, byte order included.
     chunks
         Shape of one decoded chunk: the unit that is decoded at once. A contiguous array is one chunk of its own
-        shape. Chunks at the upper edge hold a full chunk unless ``edge_chunks_clipped``.
+        shape. Chunks at the upper edge hold a full chunk.
     axis_order
         The array's axes from slowest to fastest varying inside a chunk: ``(0, 1, 2)`` is C order, ``(2, 1, 0)`` F.
     codecs
@@ -131,7 +131,6 @@ class ArrayLayout:
     shards: tuple[int, ...] | None = None
     fill_value: npt.NDArray[Any] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    edge_chunks_clipped: bool = False
     fallback: bool = False
 
     @property
@@ -143,7 +142,7 @@ class ArrayLayout:
     def geometry(self) -> tuple[Any, ...]:
         """All of it that decides how selections are cut: two layouts of one geometry share their cuts."""
         order, item = self.axis_order, self.dtype.itemsize
-        return self.shape, self.chunks, order, item, bool(self.codecs), self.edge_chunks_clipped, self.fallback
+        return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback
 
     @property
     def chunk_nbytes(self) -> int:

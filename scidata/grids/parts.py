@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from scidata.core.types import Decoding, Segments
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import PlanFamily
 from scidata.read import Job
 
 #: The reads of a sample by field, one for each file that holds a part of it.

@@ -13,8 +13,7 @@ from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
-from scidata.plan.array import MAX_PLAN_BYTES
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import MAX_PLAN_BYTES, PlanFamily
 from scidata.read import Job
 from scidata.sources.access.fetches import run_each
 

@@ -107,6 +107,5 @@ def _centred(layout: ArrayLayout, sizes: Mapping[str, int]) -> ArrayLayout:
         axis_order=tuple(range(len(layout.dims))),
         codecs=(),
         shards=None,
-        edge_chunks_clipped=False,
         fallback=math.prod(layout.shape) > 0,
     )

@@ -17,7 +17,7 @@ from scidata.grids.blocks.key import BlockKey, Rows
 from scidata.grids.blocks.on_disk import DiskBlocks
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import PlanFamily
 from scidata.read.context import NO_READ, ReadStats
 
 #: Of a block of several ranks' parts, which is read at once so that chunks that ranks share are decoded once.

@@ -196,7 +196,7 @@ def find_tables(
     """
     if layout.fallback:
         _check_destination(layout, cut, out_shape)
-        none, nbytes = np.empty(0, np.int64), int(cut.nbytes.sum())
+        none, nbytes = np.empty(0, np.int64), len(cut.chunks) * layout.chunk_nbytes
         return Tables(cut=cut, spans=None, encoded=None, absent=none, decoded_nbytes=nbytes, remote=remote)
     is_raw = np.full(len(cut.chunks), not layout.codecs)
     skipped = None if refs is None or not layout.codecs else refs.skipped_codecs
@@ -218,12 +218,13 @@ def _make_tables(
 ) -> Tables:
     _check_destination(layout, cut, out_shape)
     boxes, rows = np.flatnonzero(is_raw[cut.boxes.chunk_row]), np.flatnonzero(is_encoded)
+    max_gap, _ = gap_limits(remote)
     return Tables(
         cut=cut,
-        spans=_spans_of(layout, cut, boxes, out_shape, remote) if len(boxes) else None,
+        spans=make_spans(layout, cut.pieces, cut.boxes, boxes, out_shape, max_gap) if len(boxes) else None,
         encoded=_encoded_table(layout, cut, rows, out_shape) if len(rows) else None,
         absent=np.flatnonzero(~(is_raw | is_encoded)),
-        decoded_nbytes=int(cut.nbytes[rows].sum()),
+        decoded_nbytes=len(rows) * layout.chunk_nbytes,
         remote=remote,
     )
 
@@ -238,17 +239,10 @@ def _check_destination(layout: ArrayLayout, cut: Cut, out_shape: tuple[int, ...]
             )
 
 
-def _spans_of(layout: ArrayLayout, cut: Cut, boxes: IntArray, out_shape: tuple[int, ...], remote: bool) -> Spans:
-    """Return the spans of some boxes of raw chunks."""
-    max_gap, _ = gap_limits(remote)
-    shapes = cut.shapes if len(cut.shapes) == 1 else cut.shapes[cut.boxes.chunk_row[boxes]]
-    return make_spans(layout, cut.pieces, cut.boxes, boxes, shapes, out_shape, max_gap)
-
-
 def _encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tuple[int, ...]) -> EncodedChunks:
     """Describe the encoded chunks ``rows``."""
     pieces, boxes = cut.pieces, cut.boxes
-    nbytes = cut.nbytes[rows]
+    nbytes = np.full(len(rows), layout.chunk_nbytes)
     count = boxes.gather(pieces, "count")
     elements = np.concatenate([[0], np.cumsum(count.prod(axis=1))])
     wanted = elements[boxes.bounds[rows + 1]] - elements[boxes.bounds[rows]]
@@ -257,7 +251,6 @@ def _encoded_table(layout: ArrayLayout, cut: Cut, rows: IntArray, out_shape: tup
     to = dest_strides(out_shape)
     sign = boxes.gather(pieces, "sign", first_box)
     count = count[first_box]
-    strides = element_strides(cut.shapes if len(cut.shapes) == 1 else cut.shapes[rows], layout.axis_order)
-    direct &= ((count == 1) | (to * sign == strides)).all(axis=1)
+    direct &= ((count == 1) | (to * sign == element_strides(layout))).all(axis=1)
     dest = (boxes.gather(pieces, "dest", first_box) * to).sum(axis=1)
     return EncodedChunks(chunk_row=rows, nbytes=nbytes, wanted=wanted, direct=direct, dest=dest)

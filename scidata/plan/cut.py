@@ -7,28 +7,25 @@ cache; a plan only adds where the cut begins and where the chunks lie.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection
+from scidata.core.types import ArrayLayout, IntArray, Segment, Selection
 from scidata.errors import ConfigError, SciDataError, TooLargeError
 from scidata.plan.pieces import Boxes, DimPieces, cut_dim, make_boxes, needed_chunks
-from scidata.plan.spans import chunk_shapes
 
-#: Limits of the cache: cuts, boxes of one of them, segments of a dimension (more cost as much to compare as to cut).
-_MAX_CUTS = 64
-MAX_BOXES = 1024
-_MAX_SEGMENTS = 16
+#: Boxes of the cuts that are kept, each of which counts as 1024 at least: 64 cuts (files of one series may differ in
+#: length; rows inside a chunk), or a large one of some 20 MB with all its tables.
+_MIN_BOXES = 1024
+_MAX_KEPT = 64 * _MIN_BOXES
+_MAX_SEGMENTS = 16  # of a dimension: more cost as much to compare as to cut
 _MAX_CHUNKS = 1 << 22  # of one read: tables of them take a second and half a GB
-
-_T = TypeVar("_T")
-_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,10 +38,6 @@ class Cut:
         The pieces of each dimension, and the boxes that they make.
     chunks
         ``(num_chunks, ndim)`` coordinates, C order.
-    shapes
-        ``(num_chunks, ndim)``, or ``(1, ndim)`` where all are equal: shapes as stored.
-    nbytes
-        ``(num_chunks,)`` decoded sizes.
     num_wanted
         Elements selected.
     dest_range
@@ -56,8 +49,6 @@ class Cut:
     pieces: tuple[DimPieces, ...]
     boxes: Boxes
     chunks: IntArray
-    shapes: IntArray
-    nbytes: IntArray
     num_wanted: int
     dest_range: tuple[tuple[int, int] | None, ...]
     tables: Cache[Any] = field(default_factory=lambda: Cache(4))
@@ -74,14 +65,6 @@ class Origin:
         """Return chunk coordinates of the array."""
         return chunks + np.array(self.chunk, np.int64) if any(self.chunk) else chunks
 
-    def moved(self, dim: int, chunks: int, rows: int) -> Origin:
-        """Return the origin some chunks and, inside each, some rows further along ``dim``."""
-        chunk, row = self.chunk, self.row
-        return Origin(
-            chunk=(*chunk[:dim], chunk[dim] + chunks, *chunk[dim + 1 :]),
-            row=(*row[:dim], row[dim] + rows, *row[dim + 1 :]),
-        )
-
     def move_pieces(self, pieces: tuple[DimPieces, ...]) -> tuple[DimPieces, ...]:
         """Return the pieces of the array."""
         return tuple(
@@ -97,120 +80,102 @@ class Origin:
         return first
 
 
-def within_memory(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Name the array, the first argument, for whose plan there is not enough memory: it has too many chunks or runs."""
-
-    @functools.wraps(function)
-    def wrapped(*args: _P.args, **options: _P.kwargs) -> _T:
-        try:
-            return function(*args, **options)
-        except (MemoryError, ValueError) as e:
-            too_big = isinstance(e, MemoryError) or "Maximum allowed" in str(e) or "is too big" in str(e)  # NumPy's
-            if isinstance(e, SciDataError) or not too_big:
-                raise
-            layout: Any = args[0]
-            raise TooLargeError(
-                f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: planning "
-                "what is selected takes more than there is memory for; its metadata are damaged, or read less at once"
-            ) from e
-
-    return wrapped
+@contextmanager
+def within_memory(layout: ArrayLayout) -> Iterator[None]:
+    """Name the array for whose plan there is not enough memory: it has too many chunks or runs."""
+    try:
+        yield
+    except (MemoryError, ValueError) as e:
+        too_big = isinstance(e, MemoryError) or "Maximum allowed" in str(e) or "is too big" in str(e)  # NumPy's
+        if isinstance(e, SciDataError) or not too_big:
+            raise
+        raise TooLargeError(
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: planning "
+            "what is selected takes more than there is memory for; its metadata are damaged, or read less at once"
+        ) from e
 
 
-@within_memory
-def find_cut(layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
-    """Cut ``selection``, or find the same cut from another origin.
+_Place: TypeAlias = tuple[int, int]  # a chunk along a dimension, and a row in it
 
-    Raises
-    ------
-    ConfigError
-        The selection does not fit the layout.
+
+class Cuts:
+    """Cuts that were made, each of which serves all selections that differ from it in the rows at which they begin.
+
+    Thread-safe.
+
+    Parameters
+    ----------
+    dims
+        The dimensions along which selections move, where those of the others are always the same; None: along all.
     """
-    if len(selection) != len(layout.shape):
-        raise ConfigError(
-            f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
-            f"but the selection has {len(selection)}"
-        )
-    at_start = Origin(chunk=(0,) * len(selection), row=(0,) * len(selection))
-    extents = [_extent(*dim) for dim in zip(selection, layout.shape, strict=True)]
-    known = [e for e in extents if e is not None]
-    if len(known) < len(extents):
-        return _make_cut(layout, selection), at_start
-    ranges = [(low // c, high // c) for (low, high), c in zip(known, layout.chunks, strict=True)]
-    if math.prod(len(s) * (b - a + 1) for s, (a, b) in zip(selection, ranges, strict=True)) > MAX_BOXES:
-        return _make_cut(layout, selection), at_start
-    if layout.edge_chunks_clipped:  # the chunks' shapes depend on where they are
-        return _kept_cut(layout, tuple(map(tuple, selection))), at_start
-    moves = not layout.codecs and not layout.fallback
-    origin = Origin(
-        chunk=tuple(a for a, _ in ranges),
-        row=tuple(
-            low - a * c if moves and a == b else 0
-            for (low, _), (a, b), c in zip(known, ranges, layout.chunks, strict=True)
-        ),
-    )
-    shifts = [a * c + row for a, c, row in zip(origin.chunk, layout.chunks, origin.row, strict=True)]
-    return _kept_cut(layout, tuple(map(_moved_down, selection, shifts))), origin
 
+    def __init__(self, dims: tuple[int, ...] | None = None) -> None:
+        self._dims = dims
+        self._kept: Cache[tuple[Cut, tuple[_Place, ...]]] = Cache(_MAX_KEPT)
 
-def _extent(segments: Sequence[Segment], size: int) -> tuple[int, int] | None:
-    """Return the first and last row, or None where segments are none, many, empty or wrong."""
-    if not 0 < len(segments) <= _MAX_SEGMENTS:
-        return None
-    low, high = size, -1
-    for s in segments:
-        last = s.start + (s.count - 1) * s.step
-        low, high = min(low, s.start, last), max(high, s.start, last)
-        if s.count < 1 or s.step == 0 or s.offset < 0:
-            return None
-    return (low, high) if low >= 0 and high < size else None
+    def find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
+        """Cut ``selection``, or find the same cut from another origin.
 
-
-def _moved_down(segments: Segments, shift: int) -> tuple[Segment, ...]:
-    if shift == 0:
-        return tuple(segments)
-    return tuple(Segment(start=s.start - shift, count=s.count, step=s.step, offset=s.offset) for s in segments)
-
-
-_cuts: Cache[Cut] = Cache(_MAX_CUTS)
-
-
-def _kept_cut(layout: ArrayLayout, selection: Selection) -> Cut:
-    key = layout.geometry, selection
-    cut = _cuts.get(key)
-    if cut is not None:
-        return cut
-    cut = _make_cut(layout, selection)
-    for p in cut.pieces:
-        for name in p.__dataclass_fields__:
-            getattr(p, name).setflags(write=False)  # shared by many plans
-    for table in (cut.chunks, cut.boxes.piece, cut.boxes.chunk_row, cut.boxes.bounds):
-        table.setflags(write=False)
-    return _cuts.put(key, cut)
+        Raises
+        ------
+        ConfigError
+            The selection does not fit the layout.
+        """
+        # Of [10, 12) in chunks of 4 rows the place is (2, 2): chunk 2, row 2 in it. The cut that was made for it serves
+        # [18, 20), place (4, 2), with its origin 2 chunks on; in raw chunks also [17, 19), place (4, 1), 2 chunks on
+        # and 1 row back. Where chunks are decoded, a row further on is another row of a chunk: a cut of its own.
+        if len(selection) != len(layout.shape):
+            raise ConfigError(
+                f"{layout.store}: field {layout.name!r} has {len(layout.shape)} dimensions {layout.dims}, "
+                f"but the selection has {len(selection)}"
+            )
+        at_start = Origin(chunk=(0,) * len(selection), row=(0,) * len(selection))
+        dims = range(len(selection)) if self._dims is None else self._dims
+        key: list[Hashable] = [layout.geometry]
+        places: list[_Place] = []
+        for dim in dims:
+            segments, size = selection[dim], layout.chunks[dim]
+            if not segments or (self._dims is None and len(segments) > _MAX_SEGMENTS):
+                return _make_cut(layout, selection), at_start
+            first = segments[0].start
+            low = high = first
+            for s in segments:
+                last = s.start + (s.count - 1) * s.step
+                low, high = min(low, s.start, last), max(high, s.start, last)
+            if low < 0 or high >= layout.shape[dim]:
+                return _make_cut(layout, selection), at_start  # which raises
+            places.append(divmod(first, size))
+            moves = not layout.codecs and not layout.fallback and low // size == high // size
+            key.append(tuple([(s.start - first, s.count, s.step, s.offset) for s in segments]))
+            key.append(None if moves else places[-1][1])
+        found = self._kept.get(tuple(key))
+        if found is None:
+            cut = _make_cut(layout, selection)
+            found = self._kept.put(tuple(key), (cut, tuple(places)), max(_MIN_BOXES, len(cut.boxes.chunk_row)))
+        chunk, row = list(at_start.chunk), list(at_start.row)
+        for dim, now, then in zip(dims, places, found[1], strict=True):
+            chunk[dim], row[dim] = now[0] - then[0], now[1] - then[1]
+        return found[0], Origin(chunk=tuple(chunk), row=tuple(row))
 
 
 def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
-    _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
-    pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
-    _check_number(layout, math.prod(len(p.chunks) for p in pieces))
-    chunks = needed_chunks(pieces)
-    shapes = chunk_shapes(layout, chunks)
-    return Cut(
-        pieces=pieces,
-        boxes=make_boxes(pieces),
-        chunks=chunks,
-        shapes=shapes,
-        nbytes=np.broadcast_to(shapes.prod(axis=1) * layout.dtype.itemsize, (len(chunks),)),
-        num_wanted=math.prod(p.num_wanted for p in pieces),
-        dest_range=tuple(map(_dest_range, pieces)),
-    )
+    with within_memory(layout):
+        _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
+        pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
+        _check_number(layout, math.prod(len(p.chunks) for p in pieces))
+        return Cut(
+            pieces=pieces,
+            boxes=make_boxes(pieces),
+            chunks=needed_chunks(pieces),
+            num_wanted=math.prod(p.num_wanted for p in pieces),
+            dest_range=tuple(map(_dest_range, pieces)),
+        )
 
 
 def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:
-    """Return a number of chunks that are touched at least, found without a table of them; 0 where that takes one."""
-    if _extent(segments, size) is None:
-        return 0 if segments else 1
-    return max(min(s.count, (s.count - 1) * abs(s.step) // chunk + 1) for s in segments)
+    """Return a number of chunks that are touched at least, found without a table of them."""
+    few = segments[:_MAX_SEGMENTS]
+    return max([1, *(min(s.count, size, (s.count - 1) * abs(s.step) // max(chunk, 1) + 1) for s in few)])
 
 
 def _check_number(layout: ArrayLayout, num_chunks: int) -> None:

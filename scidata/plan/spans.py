@@ -95,21 +95,13 @@ class Reads:
     bounds: IntArray
 
 
-def chunk_shapes(layout: ArrayLayout, chunks: IntArray) -> IntArray:
-    """Return the shape of each chunk as stored, ``(num, ndim)``: or ``(1, ndim)`` where all are equal."""
-    full = np.array(layout.chunks, np.int64).reshape(1, -1)
-    if not layout.edge_chunks_clipped:
-        return full
-    return np.minimum(full, np.array(layout.shape, np.int64) - chunks * full)
-
-
-def element_strides(shapes: IntArray, axis_order: Sequence[int]) -> IntArray:
-    """Return strides in elements, by logical dimension, of chunks of those shapes ``(num, ndim)``."""
-    strides = np.ones_like(shapes)
-    step = np.ones(len(shapes), np.int64)
-    for dim in reversed(axis_order):
-        strides[:, dim] = step
-        step = step * shapes[:, dim]
+def element_strides(layout: ArrayLayout) -> IntArray:
+    """Return the strides of a chunk in elements, by logical dimension."""
+    strides = np.ones(len(layout.chunks), np.int64)
+    step = 1
+    for dim in reversed(layout.axis_order):
+        strides[dim] = step
+        step *= layout.chunks[dim]
     return strides
 
 
@@ -123,23 +115,16 @@ def make_spans(
     pieces: Sequence[DimPieces],
     boxes: Boxes,
     rows: IntArray,
-    shapes: IntArray,
     out_shape: Sequence[int],
     max_gap: int,
 ) -> Spans:
-    """Split the boxes ``rows`` into spans.
-
-    Parameters
-    ----------
-    shapes
-        ``(len(rows), ndim)`` or ``(1, ndim)`` stored shape of each box's chunk.
-    """
+    """Split the boxes ``rows`` into spans."""
     item = layout.dtype.itemsize
     ndim = len(layout.shape)
     start, count, step, dest, sign = (
         boxes.gather(pieces, name, rows) for name in ("start", "count", "step", "dest", "sign")
     )
-    strides = element_strides(shapes, layout.axis_order) * item
+    strides = element_strides(layout) * item
     pitch = strides * step
     origin = (start * strides).sum(axis=1)
     to = dest_strides(out_shape)
@@ -177,10 +162,7 @@ def make_spans(
         offset, nbytes, here = origin, extent, (dest * to).sum(axis=1)
         return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
     if 2 * np.count_nonzero(active) > num:  # a few are split: not all need the tables that follow
-        parts = [
-            make_spans(layout, pieces, boxes, rows[k], shapes if len(shapes) == 1 else shapes[k], out_shape, max_gap)
-            for k in (active, ~active)
-        ]
+        parts = [make_spans(layout, pieces, boxes, rows[k], out_shape, max_gap) for k in (active, ~active)]
         columns = {n: np.concatenate([getattr(part, n) for part in parts]) for n in Spans.__dataclass_fields__}
         return Spans(**columns).take(np.argsort(columns["box"], kind="stable"))
 

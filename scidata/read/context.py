@@ -17,7 +17,7 @@ from scidata.core.types import ChunkRefs, Decoding, IntArray, Source
 from scidata.core.urls import Url, url_of
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
-from scidata.plan.spans import Reads, chunk_shapes, dest_strides, element_strides
+from scidata.plan.spans import Reads, dest_strides, element_strides
 from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies, at_any_byte
@@ -178,9 +178,7 @@ class Context:
 
     def _make_box_strides(self) -> tuple[IntArray, IntArray]:
         plan = self.plan
-        strides = element_strides(chunk_shapes(self.layout, plan.chunks), self.layout.axis_order) * self.item
-        if len(strides) > 1:
-            strides = strides[plan.boxes.chunk_row]
+        strides = element_strides(self.layout) * self.item
         to = dest_strides(plan.out_shape) * self.out_item
         return strides * plan.boxes.gather(plan.pieces, "step"), to * plan.boxes.gather(plan.pieces, "sign")
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.errors import CorruptDataError, ShortReadError
-from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans, chunk_shapes
+from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans
 from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
@@ -103,15 +103,13 @@ class RawRun:
 
     def _check_sizes(self) -> None:
         """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
-        context, layout, plan = self._context, self._context.layout, self._context.plan
-        rows = np.unique(self._chunk)
-        expected = chunk_shapes(layout, plan.chunks[rows]).prod(axis=1) * context.item
+        context, rows = self._context, np.unique(self._chunk)
+        expected = context.layout.chunk_nbytes
         found = context.refs.nbytes[rows]
         for i in np.flatnonzero(found != expected)[:1].tolist():
-            wanted = expected[i if len(expected) > 1 else 0]
-            kind = ShortReadError if found[i] < wanted else CorruptDataError
+            kind = ShortReadError if found[i] < expected else CorruptDataError
             raise kind(
-                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {wanted} were expected; "
+                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {expected} were expected; "
                 "the file is damaged: copy or write it again"
             )
 

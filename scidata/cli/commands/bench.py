@@ -26,8 +26,7 @@ from scidata.core.types import ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, UnknownNameError, near_matches
-from scidata.plan.array import chunks_needed
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import PlanFamily, chunks_needed
 from scidata.read import read_plan
 from scidata.sources import open_source
 from scidata.sources.access.files import files

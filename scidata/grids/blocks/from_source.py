@@ -10,8 +10,7 @@ from scidata.core.types import Selection
 from scidata.grids.blocks.key import BlockKey, Rows, SampleRead
 from scidata.grids.blocks.layout import BlockLayout
 from scidata.grids.planner import Planner
-from scidata.plan.array import MAX_PLAN_BYTES
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import MAX_PLAN_BYTES, PlanFamily
 from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ, ReadStats
 from scidata.read.threads import ReaderThreads

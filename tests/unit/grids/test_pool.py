@@ -19,7 +19,7 @@ import zarr
 from scidata.core.options import ReadOptions
 from scidata.grids.blocks import pool
 from scidata.grids.reader import GridReader
-from scidata.plan.family import PlanFamily
+from scidata.plan.array import PlanFamily
 from tests.unit.grids._pool import BIG, OPTIONS, ROWS, STEPS, read
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Codec, Segment
 from scidata.errors import ConfigError, CorruptDataError, TooLargeError
-from scidata.plan import cut
-from scidata.plan.array import ArrayPlan, chunks_needed, plan_array
-from scidata.plan.family import PlanFamily
+from scidata.plan import array
+from scidata.plan.array import ArrayPlan, PlanFamily, chunks_needed, plan_array
 from scidata.plan.spans import MAX_READ, MAX_SPAN, group_reads
 from scidata.plan.totals import ReadPlan, summarize
 from scidata.read.copies import merge_copies
@@ -442,17 +441,14 @@ def test_merged_copies_are_the_same_copies(tiles, order, seed):
     steps=st.integers(1, 2),
     chunk=st.sampled_from([1, 2, 3, 12]),
     codecs=st.sampled_from([(), (Codec(name="zlib"),)]),
-    clipped=st.booleans(),
     gap=st.sampled_from([0, 64, 1 << 15]),
 )
-def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs, clipped, gap):
-    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs, edge_chunks_clipped=clipped)
-    item = layout.dtype.itemsize
+def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs, gap):
+    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs)
     for row in rows:
         selection = ((Segment(start=row, count=steps),), (Segment(start=1, count=4),), (Segment(start=0, count=8),))
         chunks = chunks_needed(layout, selection)
-        sizes = np.array([math.prod(min(c, n - i * c) if clipped else c for i, c, n in zip(
-            at, layout.chunks, layout.shape, strict=True)) * item for at in chunks.tolist()])  # fmt: skip
+        sizes = np.full(len(chunks), layout.chunk_nbytes)
         offset = row * 10**6 + np.cumsum(sizes + gap)
         refs = ChunkRefs(paths=("data",), path_index=np.zeros(len(chunks), np.int64), offset=offset, nbytes=sizes)
         shape = (steps, 4, 8)
@@ -475,21 +471,18 @@ def test_a_plan_does_not_depend_on_plans_made_before(rows, steps, chunk, codecs,
     relative=st.sampled_from([((0, 1, 1, 0),), ((0, 2, 1, 0),), ((0, 1, 1, 0), (2, 1, 1, 1)), ((2, 3, -1, 0),)]),
     chunk=st.sampled_from([1, 2, 5, 13]),
     codecs=st.sampled_from([(), (Codec(name="zlib"),), (Codec(name="crc32c"),)]),
-    clipped=st.booleans(),
     gap=st.sampled_from([0, 64, 1 << 15]),
     lost=st.sampled_from([None, 1]),
     lonely=st.booleans(),
 )
-def test_a_family_plans_what_plan_array_does(rows, relative, chunk, codecs, clipped, gap, lost, lonely):
-    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs, edge_chunks_clipped=clipped)
+def test_a_family_plans_what_plan_array_does(rows, relative, chunk, codecs, gap, lost, lonely):
+    layout = layout_of((13, 6, 8), (chunk, 4, 8), codecs=codecs)
     shape = (sum(count for _, count, _, _ in relative), 4, 8)
     family, located, of_pattern = PlanFamily((0,), shape), [], {}
 
     def locate(layout, chunks):
         located.append(chunks)
-        full = np.array(layout.chunks)
-        shapes = np.minimum(full, np.array(layout.shape) - chunks * full) if clipped else full + 0 * chunks
-        sizes = shapes.prod(axis=1) * layout.dtype.itemsize
+        sizes = np.full(len(chunks), layout.chunk_nbytes)
         path_index = np.arange(len(chunks)) if lonely else np.zeros(len(chunks), np.int64)
         path_index[lost:] = path_index[lost:] if lost is None else -1
         offset = chunks @ np.array([10**6, 10**4, 10**4]) + np.cumsum(sizes + gap)
@@ -535,7 +528,7 @@ def test_places_that_make_no_sense_are_refused_also_where_the_plan_is_known():
 
 
 def _forget_plans():
-    cut._cuts.clear()
+    array._cuts._kept.clear()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from scidata.errors import (
     ShortReadError,
     UnsupportedFormatError,
 )
-from scidata.plan import cut
+from scidata.plan import array
 from scidata.plan.array import chunks_needed, plan_array
 from scidata.read import Job, blosc, pattern_tables, read_plan, read_plans
 from scidata.read.context import ReadStats
@@ -78,23 +78,20 @@ class FileSource:
 
     format = "test"
 
-    def __init__(
-        self, folder, data, *, chunks, axis_order=None, codecs=(), clipped=False, one_file=False, pad=0, skip=()
-    ):
+    def __init__(self, folder, data, *, chunks, axis_order=None, codecs=(), one_file=False, pad=0, skip=()):
         self.path, self.attributes = str(folder), {}
         order = tuple(range(data.ndim)) if axis_order is None else axis_order
         self.layout = ArrayLayout(
             store=self.path, name="u", shape=data.shape, dims=tuple(f"dim_{i}" for i in range(data.ndim)),
-            dtype=data.dtype, chunks=chunks, axis_order=order, codecs=codecs, edge_chunks_clipped=clipped,
+            dtype=data.dtype, chunks=chunks, axis_order=order, codecs=codecs,
             fill_value=np.array(7, data.dtype),
         )  # fmt: skip
         self.places, stream = {}, bytearray(b"head")
         for at in np.ndindex(*self.layout.num_chunks):
             part = data[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, chunks, strict=True))]
-            if not clipped:
-                full = np.full(chunks, 99, data.dtype)
-                full[tuple(map(slice, part.shape))] = part
-                part = full
+            full = np.full(chunks, 99, data.dtype)
+            full[tuple(map(slice, part.shape))] = part
+            part = full
             mask = skip[sum(at) % len(skip)] if skip else 0
             used = [c for i, c in enumerate(codecs) if not mask >> i & 1]
             raw = encode(np.ascontiguousarray(part.transpose(order)).tobytes(), used)
@@ -222,7 +219,6 @@ def cases(draw):
         "dtype": np.dtype(dtype),
         "axis_order": tuple(draw(st.permutations(range(len(shape))))),
         "codecs": draw(st.sampled_from(CHAINS)),
-        "clipped": draw(st.booleans()),
         "one_file": draw(st.booleans()),
         "pad": draw(st.sampled_from([0, 1, 40])),
         "skip": draw(st.sampled_from([(), (0, 1), (0, 3, 7)])),
@@ -627,7 +623,7 @@ def test_what_is_derived_from_a_pattern_is_shared_by_its_plans_and_goes_with_it(
     ]
     pattern = weakref.ref(plans[0].pattern)
     assert all(plan.pattern is pattern() for plan in plans)
-    cut._cuts.clear()  # of other tests
+    array._cuts._kept.clear()  # of other tests
     gc.collect()
     before = len(pattern_tables._kept)
     for i, plan in enumerate(plans):
@@ -638,7 +634,7 @@ def test_what_is_derived_from_a_pattern_is_shared_by_its_plans_and_goes_with_it(
     assert len(pattern_tables._kept) == before + 1
     assert len(pattern_tables._kept[pattern()]) == 2
     del plan, plans
-    cut._cuts.clear()
+    array._cuts._kept.clear()
     gc.collect()
     assert pattern() is None
     assert len(pattern_tables._kept) == before

@@ -41,6 +41,13 @@ class RawCells:
             row = int(np.flatnonzero(np.diff(offsets) < 0)[0])
             raise ConfigError(f"offsets of cells must not decrease, but do after cell {row}")
 
+    @classmethod
+    def of_kind(cls, rows: IntArray, code: int) -> RawCells:
+        """Return ``(num_cells, size)`` nodes as cells of one of VTK's types."""
+        num_cells, size = rows.shape
+        offsets = np.arange(num_cells + 1, dtype=np.int64) * size
+        return cls(offsets=offsets, connectivity=rows.reshape(-1), cell_type=np.full(num_cells, code, np.uint8))
+
     @property
     def num_cells(self) -> int:
         """Number of cells."""

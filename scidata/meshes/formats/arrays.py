@@ -180,13 +180,6 @@ def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
     return types
 
 
-def cells_of_kind(rows: IntArray, code: int) -> RawCells:
-    """Return ``(num_cells, size)`` nodes as cells of one of VTK's types."""
-    num_cells, size = rows.shape
-    offsets = np.arange(num_cells + 1, dtype=np.int64) * size
-    return RawCells(offsets=offsets, connectivity=rows.reshape(-1), cell_type=np.full(num_cells, code, np.uint8))
-
-
 def join_cells(blocks: Sequence[RawCells]) -> RawCells:
     """Put blocks of cells of the same nodes one after the other."""
     sizes = [np.diff(block.offsets) for block in blocks]

@@ -274,8 +274,8 @@ class RawTopology:
     """
 
     source: Source
-    kind: str
-    on_sphere: bool
+    kind: str = "mesh"
+    on_sphere: bool = False
     sizes: Mapping[str, int]
     entity_of_dim: Mapping[str, str] = field(default_factory=dict)
     entity_of_location: Mapping[str, str] = field(default_factory=dict)

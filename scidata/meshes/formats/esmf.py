@@ -57,7 +57,6 @@ def open_topology(source: Source, options: Options) -> EsmfTopology:
     return EsmfTopology(
         source=source,
         options=options,
-        kind="mesh",
         on_sphere=points.shape[1] == 2 and is_angle(points),
         sizes={"node": points.shape[0], "cell": rows.shape[0]},
         entity_of_dim={points.dims[0]: "node", rows.dims[0]: "cell"},

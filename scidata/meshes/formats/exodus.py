@@ -7,6 +7,7 @@ fields over time; a block that a variable does not exist on gets NaN. Nodes of q
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import Source
+from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.meshes.formats.arrays import cells_of_kind, join_cells, polygon_types, read_indices
+from scidata.meshes.formats.arrays import join_cells, polygon_types, read_indices
 from scidata.meshes.formats.base import (
     ArrayReader,
     Box,
@@ -93,7 +94,7 @@ class ExodusTopology(RawTopology):
                 f"{self.source.path}: field {name!r} of shape {layout.shape} has elem_type {kind!r}, which is not "
                 "read; read are SPHERE, BAR, TRI, QUAD, SHELL, TETRA, PYRAMID, WEDGE, HEX and NSIDED of the usual sizes"
             )
-        return cells_of_kind(nodes[:, _ORDERS[code]] if code in _ORDERS else nodes, code)
+        return RawCells.of_kind(nodes[:, _ORDERS[code]] if code in _ORDERS else nodes, code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +135,6 @@ def open_topology(source: Source, options: Options) -> ExodusTopology:
     return ExodusTopology(
         source=source,
         options=options,
-        kind="mesh",
-        on_sphere=False,
         sizes={"node": num_nodes, "cell": sum(counts)},
         not_fields=frozenset(arrays),
         fields=fields,
@@ -148,17 +147,17 @@ def open_topology(source: Source, options: Options) -> ExodusTopology:
 def _fields(
     source: Source, options: Options, num_nodes: int, blocks: tuple[int, ...], counts: list[int]
 ) -> tuple[dict[str, RawField], dict[str, str]]:
-    nodal = {name: _nodal(source, options, k, num_nodes) for k, name in _variables(source, "nod", r"vals_nod_var(\d+)")}
-    element = {
-        name: _element(source, options, k, blocks, counts)
-        for k, name in _variables(source, "elem", r"vals_elem_var(\d+)eb\d+")
-    }
     fields: dict[str, RawField] = {}
-    for entity, group in (("node", nodal), ("cell", element)):
-        for name, (reader, shape, dtype) in group.items():
-            full = f"{entity}/{name}" if name in nodal and name in element else name
-            fields[full] = RawField(
-                name=full,
+    of_nodes = _variables(source, "nod", r"vals_nod_var(\d+)")
+    of_elements = _variables(source, "elem", r"vals_elem_var(\d+)eb\d+")
+    for entity, what, variables in (("node", "nodes", of_nodes), ("cell", "elements", of_elements)):
+        for k, name in variables:
+            parts = [(f"vals_nod_var{k}", num_nodes)]
+            if entity == "cell":
+                parts = [(f"vals_elem_var{k}eb{block}", count) for block, count in zip(blocks, counts, strict=True)]
+            reader, shape, dtype = _values(source, options, parts, k, what)
+            fields[f"{entity}/{name}"] = RawField(
+                name=f"{entity}/{name}",
                 entity=entity,
                 dims=("time_step", entity),
                 shape=shape,
@@ -181,39 +180,36 @@ def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]
     return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
 
 
-def _nodal(source: Source, options: Options, number: int, num_nodes: int) -> _Values:
-    name = f"vals_nod_var{number}"
-    joint = name not in source.arrays
-    layout = source.arrays["vals_nod_var" if joint else name]
-    if layout.shape[-1] != num_nodes or len(layout.shape) != (3 if joint else 2):
-        raise FieldMismatchError(
-            f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {num_nodes} nodes) "
-            "was expected"
-        )
-    array = ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
-    reader: Reader = Picked(part=array, index=number - 1) if joint else array
-    return reader, (layout.shape[0], num_nodes), array.dtype
-
-
-def _element(source: Source, options: Options, number: int, blocks: tuple[int, ...], counts: list[int]) -> _Values:
-    parts: list[ArrayReader | None] = []
-    for block, count in zip(blocks, counts, strict=True):
-        layout = source.arrays.get(f"vals_elem_var{number}eb{block}")
-        if layout is not None and (len(layout.shape) != 2 or layout.shape[1] != count):
+def _values(source: Source, options: Options, parts: Sequence[tuple[str, int]], number: int, what: str) -> _Values:
+    """Return a variable's reader: of the nodes, or of each block that has the variable; of others it is NaN."""
+    found: list[Reader | None] = []
+    layouts: list[ArrayLayout] = []
+    for name, count in parts:
+        joint = name not in source.arrays and what == "nodes"  # old files keep all variables of nodes in one array
+        layout = source.arrays.get("vals_nod_var" if joint else name)
+        if layout is None:
+            found.append(None)
+            continue
+        if layout.shape[-1:] != (count,) or len(layout.shape) != 2 + joint:
             raise FieldMismatchError(
-                f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {count} elements) "
-                "was expected"
+                f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {count} {what}) was "
+                "expected"
             )
-        parts.append(
-            None if layout is None else ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
-        )
-    present = [part for part in parts if part is not None]
-    if not present:
+        array = ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)
+        found.append(Picked(part=array, index=number - 1) if joint else array)
+        layouts.append(layout)
+    if not layouts:
         raise FieldMismatchError(
             f"{source.path}: element variable {number} has values only on blocks without a connectivity; "
-            f"blocks are {blocks}"
+            f"blocks have {[count for _, count in parts]} elements"
         )
-    dtype = np.result_type(*(part.dtype for part in present))
-    shape = (max(part.layout.shape[0] for part in present), sum(counts))
-    bounds = tuple(bounds_of(counts).tolist())
-    return Joined(parts=tuple(parts), dim=1, bounds=bounds, shape=shape, dtype=dtype), shape, dtype
+    dtype = np.result_type(*(ArrayReader(source=source, layout=layout).dtype for layout in layouts))
+    counts = [count for _, count in parts]
+    shape = (max(layout.shape[0] for layout in layouts), sum(counts))
+    if len(found) == 1 and found[0] is not None:
+        return found[0], shape, dtype
+    return (
+        Joined(parts=tuple(found), dim=1, bounds=tuple(bounds_of(counts).tolist()), shape=shape, dtype=dtype),
+        shape,
+        dtype,
+    )

@@ -31,9 +31,8 @@ from scidata.errors import (
     FieldMismatchError,
     RefusedError,
     UnsupportedFormatError,
-    near_matches,
 )
-from scidata.meshes.formats.arrays import GHOSTS, cells_of_kind, check_ghosts, join_cells, polygon_types
+from scidata.meshes.formats.arrays import GHOSTS, check_ghosts, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
@@ -223,7 +222,7 @@ def _block(path: str, kind: str, data: Any) -> RawCells:
         raise UnsupportedFormatError(
             f"{path}: has cells of type {kind!r}, which are not read; read are polygons and {', '.join(_CODES)}"
         )
-    return cells_of_kind(np.asarray(data, np.int64), _CODES[kind])
+    return RawCells.of_kind(np.asarray(data, np.int64), _CODES[kind])
 
 
 def _read(path: str, *, allow_external: bool) -> MeshData:
@@ -326,19 +325,12 @@ def open_topology(
     ------
     FieldMismatchError
         It is not of the kind that is asked for.
-    FileNotFoundError
-        It is not there.
     MissingDependencyError, UnsupportedFormatError
         meshio is not installed, or cannot read the file.
     RefusedError
         The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
     """
-    if not os.path.exists(path):
-        parent = os.path.dirname(path) or "."
-        hint = near_matches(os.path.basename(path), os.listdir(parent)) if os.path.isdir(parent) else ""
-        raise FileNotFoundError(f"{path}: there is no such file{hint}")
-    source: Source = MeshioSource(path, allow_external=allow_external)
-    assert isinstance(source, MeshioSource)
+    source = MeshioSource(path, allow_external=allow_external)
     if options.points is not None:
         raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
     is_cloud = source.format == "vtp points"
@@ -352,19 +344,15 @@ def open_topology(
         raise FieldMismatchError(f"{path}: has cells, which make it a mesh, not {kind!r}; say kind='mesh', or nothing")
     else:
         sizes = {"node": num_points, "cell": 0 if source.mesh.cells is None else source.mesh.cells.num_cells}
-    names = {name.partition("/")[2] for name in source.arrays}
-    twice = {n for n in names if {f"point/{n}", f"cell/{n}"} <= set(source.arrays)}
     fields = {}
     for full, layout in source.arrays.items():
         group, _, base = full.partition("/")
-        entity = entity_of[group]
-        name = f"{entity}/{base}" if base in twice else base
-        fields[name] = field_of(source, layout, entity, 0, options, name=name)
+        name = f"{entity_of[group]}/{base}"
+        fields[name] = field_of(source, layout, entity_of[group], 0, options, name=name)
     return MeshioTopology(
         source=source,
         options=options,
         kind="mesh" if not is_cloud else "graph" if made_into_graph(options) else "points",
-        on_sphere=False,
         sizes=sizes,
         fields=fields,
         left_out=source.mesh.left_out,

@@ -72,7 +72,6 @@ def open_topology(source: Source, options: Options) -> MPASTopology:
     return MPASTopology(
         source=source,
         options=options,
-        kind="mesh",
         on_sphere=on_sphere,
         sizes=sizes,
         entity_of_dim={

@@ -178,7 +178,6 @@ def open_topology(source: Source, options: Options) -> PlainTopology:
     return PlainTopology(
         source=source,
         options=options,
-        kind="mesh",
         on_sphere=on_sphere,
         sizes=sizes,
         entity_of_dim=entity_of_dim,

@@ -145,8 +145,6 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     return VTKHDFTopology(
         source=source,
         options=options,
-        kind="mesh",
-        on_sphere=False,
         sizes=sizes,
         not_fields=frozenset(name for name in arrays if name.startswith(f"{_ROOT}/")),
         fields=fields,
@@ -236,13 +234,11 @@ def _fields(
             left_out[parts[2]] = "lives on neither points nor cells"
             continue
         entity = "node" if parts[1] == "PointData" else "cell"
-        both = {f"{_ROOT}/PointData/{parts[2]}", f"{_ROOT}/CellData/{parts[2]}"} <= set(source.arrays)
-        name = f"{entity}/{parts[2]}" if both else parts[2]
-        field = _field(source, layout, entity, sizes[entity], steps, options, name)
+        field = _field(source, layout, entity, sizes[entity], steps, options, f"{entity}/{parts[2]}")
         if isinstance(field, str):
-            left_out[name] = field
+            left_out[parts[2]] = field
         else:
-            found[name] = field
+            found[field.name] = field
     return found, left_out
 
 

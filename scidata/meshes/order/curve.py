@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
+from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.positions import Box, finite_points
 
 #: Bits of each coordinate in a key, by the number of axes: 62 and 63 bits of a uint64.
@@ -65,8 +66,7 @@ def hilbert_keys(points: npt.ArrayLike, *, box: Box | None = None) -> npt.NDArra
     smallest = 2 * largest / np.finfo(np.float64).max  # the scale of a box still smaller would overflow
     scale = largest / max(float(np.max(upper - lower)), smallest)
     keys = np.empty(len(array), np.uint64)
-    for start in range(0, len(array), _BLOCK):
-        rows = slice(start, start + _BLOCK)
+    for rows in blocks(len(array), _BLOCK):
         # float64 whatever the input: a float32 with a large offset has no bits left for the scaling
         block = array[rows].T.astype(np.float64, order="C")
         block *= 0.5

@@ -167,9 +167,9 @@ def _by_lost_bits(keys: Keys, rows: IntArray, runs: IntArray, lost: int) -> IntA
     return rows[stable_sort(low, run_bits + lost)[1]]
 
 
-def blocks(num: int) -> Iterator[slice]:
-    """Cut rows into blocks whose temporaries stay in a second-level cache, and need no fresh pages each."""
-    return (slice(start, min(start + _BLOCK, num)) for start in range(0, num, _BLOCK))
+def blocks(num: int, size: int = _BLOCK) -> Iterator[slice]:
+    """Cut rows into blocks; by default their temporaries stay in a second-level cache, and need no fresh pages each."""
+    return (slice(start, min(start + size, num)) for start in range(0, num, size))
 
 
 def run_starts(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.ids import blocks
 
 #: Lower and upper corner, ``(dims,)`` each.
 Box: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -32,10 +33,10 @@ def finite_points(points: npt.ArrayLike) -> npt.NDArray[Any]:
         raise ConfigError(f"points must be (num, 2) or (num, 3) real numbers, not {array.dtype} of shape {array.shape}")
     bad: list[int] = []
     count = 0
-    for start in range(0, len(array), _BLOCK):
-        rows = np.flatnonzero(~np.isfinite(array[start : start + _BLOCK]).all(axis=1))
+    for block in blocks(len(array), _BLOCK):
+        rows = np.flatnonzero(~np.isfinite(array[block]).all(axis=1))
         count += len(rows)
-        bad += (start + rows[: 5 - len(bad)]).tolist()
+        bad += (block.start + rows[: 5 - len(bad)]).tolist()
     if count:
         raise ConfigError(
             f"{count} of {len(array)} points have a NaN or infinite coordinate (first rows: {bad}): drop or "

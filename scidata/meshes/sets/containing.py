@@ -13,6 +13,7 @@ from scipy.spatial import cKDTree
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.ids import blocks
 from scidata.meshes.sets import neighbours
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
@@ -55,8 +56,8 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
     assert source.cells is not None  # find_cells has seen to it
     offsets, nodes = source.cells.offsets, source.cells.connectivity
     found = []
-    for start in range(0, len(inside), neighbours.BLOCK_ROWS):
-        rows = inside[start : start + neighbours.BLOCK_ROWS]
+    for block in blocks(len(inside), neighbours.BLOCK_ROWS):
+        rows = inside[block]
         of_rows = cells[rows]
         sizes = offsets[of_rows + 1] - offsets[of_rows]
         for size in np.unique(sizes).tolist():
@@ -87,8 +88,7 @@ def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
     cells = _Cells.of(source.cells, start)
     found = np.full(len(end), cells.num_cells, np.int64)
     for near in _by_size(cells, on_sphere=source.on_sphere, tied=tied):
-        for first in range(0, len(end), neighbours.BLOCK_ROWS):
-            rows = slice(first, first + neighbours.BLOCK_ROWS)
+        for rows in blocks(len(end), neighbours.BLOCK_ROWS):
             np.minimum(found[rows], near.first_containing(end[rows]), out=found[rows])
     found[found == cells.num_cells] = -1
     return found
@@ -150,12 +150,11 @@ def _turns(places: Floats, corners: IntArray) -> Signs:
     num, width = corners.shape
     turn = np.empty(num, np.int8)
     bent: list[int] = []
-    for start in range(0, num, neighbours.BLOCK_ROWS):
-        rows = slice(start, start + neighbours.BLOCK_ROWS)
+    for rows in blocks(num, neighbours.BLOCK_ROWS):
         of_rows = [places[corners[rows, at]] for at in range(width)]
         signs = [orientations(of_rows[i], of_rows[(i + 1) % width], of_rows[(i + 2) % width]) for i in range(width)]
         left, right = (np.stack(signs) > 0).any(axis=0), (np.stack(signs) < 0).any(axis=0)
-        bent += (start + np.flatnonzero(left & right)).tolist()
+        bent += (rows.start + np.flatnonzero(left & right)).tolist()
         turn[rows] = left.astype(np.int8) - right.astype(np.int8)
     if bent:
         raise ConfigError(
@@ -181,8 +180,8 @@ class _SizeClass:
         while len(todo):
             width = min(width, self.tree.n)
             left, size = [], max(_MAX_PAIRS // width, 1)
-            for start in range(0, len(todo), size):
-                here = todo[start : start + size]
+            for part in blocks(len(todo), size):
+                here = todo[part]
                 near = self.tree.query(points[here], k=np.arange(1, width + 1), distance_upper_bound=self.reach)[1]
                 whole = (near[:, -1] == self.tree.n) | (width == self.tree.n)  # there may be more than were asked for
                 left.append(here[~whole])
@@ -201,8 +200,7 @@ def _by_size(cells: _Cells, *, on_sphere: bool, tied: float) -> Iterator[_SizeCl
     """
     rows = np.flatnonzero(cells.turn)
     centres, reach = np.empty((len(rows), 3)), np.empty(len(rows))
-    for start in range(0, len(rows), neighbours.BLOCK_ROWS):
-        here = slice(start, start + neighbours.BLOCK_ROWS)
+    for here in blocks(len(rows), neighbours.BLOCK_ROWS):
         corners = cells.places[cells.corners[rows[here]]]
         centre = corners.mean(axis=1)
         if on_sphere:  # the cap round it that reaches the corners contains the cell, if it is less than half
@@ -245,8 +243,8 @@ def orientations(one: Floats, two: Floats, points: Floats) -> Signs:
     ends |= (one[open_rows] == two[open_rows]).all(axis=1)
     signs[open_rows[ends]] = 0
     rest = open_rows[~ends]
-    for start in range(0, len(rest), _BLOCK):
-        rows = rest[start : start + _BLOCK]
+    for part in blocks(len(rest), _BLOCK):
+        rows = rest[part]
         signs[rows] = _exact_signs(one[rows], two[rows], points[rows])
     return signs
 

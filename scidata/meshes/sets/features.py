@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.order.ids import blocks
 from scidata.meshes.sets.neighbours import longest_edge
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats, sin_cos
@@ -44,7 +43,7 @@ def edge_features(source: NodeSet, target: NodeSet, edge_index: IntArray) -> Flo
     _check_edges(source, target, edge_index)
     longest = longest_edge(source, edge_index, target) or 1.0
     out = np.empty((edge_index.shape[1], 1 + start.shape[1]))
-    for rows in _blocks(len(out)):
+    for rows in blocks(len(out), _BLOCK):
         source_rows, target_rows = edge_index[:, rows]
         away = start[source_rows] - end[target_rows]
         ways = _local(target.points[target_rows], away) if target.on_sphere else list(away.T)
@@ -70,7 +69,3 @@ def _check_edges(source: NodeSet, target: NodeSet, edge_index: IntArray) -> None
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= nodes.num_nodes):
             num = int(((rows < 0) | (rows >= nodes.num_nodes)).sum())
             raise ConfigError(f"{num} edge {what} are outside the {nodes.num_nodes} nodes")
-
-
-def _blocks(num: int) -> Iterator[slice]:
-    return (slice(start, start + _BLOCK) for start in range(0, num, _BLOCK))

@@ -28,12 +28,12 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
     name
         ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
     pl
-        Points on each latitude: all ``2 * N``, or the ``N`` from the north pole to the equator.
+        Points on each of the ``2 * N`` latitudes, from north to south.
 
     Raises
     ------
     ConfigError
-        A name of another form, an N grid without ``pl``, or a ``pl`` that is not the grid's.
+        A name of another form, an N grid without ``pl``, or a ``pl`` of another length.
     """
     found = re.fullmatch(r"([ONF])([1-9]\d{0,4})", str(name), re.IGNORECASE)
     if found is None:
@@ -51,34 +51,22 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
 
 def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
     """Return the points of each latitude, from north to south."""
-    if kind == "N":
-        if pl is None:
+    if pl is not None:
+        counts = np.asarray(pl, np.int64)
+        if len(counts) != 2 * number or int(counts.min()) < 1:
             raise ConfigError(
-                f"how many points N{number} has on each latitude is a table of ECMWF's: give pl=, GRIB's key of that "
-                f"name (gaussian:FILE where it is built around a file), or take O{number} (octahedral) or F{number} "
-                "(full), which need none"
+                f"{kind}{number} has {2 * number} latitudes; pl must have as many positive numbers, not {len(counts)} "
+                f"from {int(counts.min(initial=0))} on"
             )
-        own = None
-    else:
-        half = 4 * np.arange(1, number + 1) + 16 if kind == "O" else np.full(number, 4 * number)
-        own = np.concatenate([half, half[::-1]]).astype(np.int64)
-    if pl is None:
-        assert own is not None
-        return own
-    given = np.asarray(pl)
-    if given.ndim != 1 or given.dtype.kind not in "iu" or (len(given) and int(given.min()) < 1):
-        raise ConfigError(f"pl must be positive whole numbers in one dimension, not {given.dtype} {given.shape}")
-    if len(given) not in (number, 2 * number):
+        return counts
+    if kind == "N":
         raise ConfigError(
-            f"{kind}{number} has {2 * number} latitudes; pl must have as many numbers, or {number} for one hemisphere, "
-            f"not {len(given)}"
+            f"how many points N{number} has on each latitude is a table of ECMWF's: give pl=, GRIB's key of that "
+            f"name (gaussian:FILE where it is built around a file), or take O{number} (octahedral) or F{number} "
+            "(full), which need none"
         )
-    counts = given.astype(np.int64)
-    counts = counts if len(counts) == 2 * number else np.concatenate([counts, counts[::-1]])
-    if own is not None and not np.array_equal(counts, own):
-        row = int(np.flatnonzero(counts != own)[0])
-        raise ConfigError(f"{kind}{number} has {own[row]} points on latitude {row}, but pl has {counts[row]}")
-    return counts
+    half = 4 * np.arange(1, number + 1, dtype=np.int64) + 16 if kind == "O" else np.full(number, 4 * number)
+    return np.concatenate([half, half[::-1]])
 
 
 def gaussian_latitudes(num: int) -> Floats:

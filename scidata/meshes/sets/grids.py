@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.sets.node_set import NodeSet
@@ -97,7 +96,4 @@ def _quads(lats: Floats, lons: Floats, closed: bool) -> RawCells:
     corners = [row + west, row + num_lon + west, row + num_lon + east, row + east]
     if (lats[-1] > lats[0]) != (lons[-1] < lons[0]):  # rows go north, or columns west, but not both
         corners.reverse()
-    nodes: IntArray = np.stack(corners, axis=-1).reshape(-1)
-    num = len(nodes) // 4
-    offsets = np.arange(0, 4 * num + 1, 4, dtype=np.int64)
-    return RawCells(offsets=offsets, connectivity=nodes, cell_type=np.full(num, _QUAD, np.uint8))
+    return RawCells.of_kind(np.stack(corners, axis=-1).reshape(-1, 4), _QUAD)

@@ -52,12 +52,7 @@ def icosahedral(level: int) -> NodeSet:
         middles = points[parents[0]] + points[parents[1]]
         middles /= np.sqrt((middles * middles).sum(axis=1, keepdims=True))
         points = np.concatenate([points, middles])
-    cells = RawCells(
-        offsets=np.arange(0, 3 * len(faces) + 1, 3, dtype=np.int64),
-        connectivity=faces.reshape(-1),
-        cell_type=np.full(len(faces), _TRIANGLE, np.uint8),
-    )
-    return NodeSet(points=degrees_of(points), on_sphere=True, cells=cells)
+    return NodeSet(points=degrees_of(points), on_sphere=True, cells=RawCells.of_kind(faces, _TRIANGLE))
 
 
 def multi_mesh_edges(levels: Iterable[int] | int) -> IntArray:

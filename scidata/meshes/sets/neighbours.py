@@ -9,6 +9,7 @@ from scipy.spatial import cKDTree
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.order.ids import blocks
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
 
@@ -51,7 +52,7 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
     edge_index = np.empty((2, len(end) * num_neighbours), np.int64)
     by_target = edge_index.reshape(2, len(end), num_neighbours)
     by_target[1] = np.arange(len(end))[:, None]
-    for rows in _blocks(len(end), BLOCK_ROWS):
+    for rows in blocks(len(end), BLOCK_ROWS):
         by_target[0, rows] = _nearest(tree, end[rows], num_neighbours, tied)
     return edge_index
 
@@ -63,7 +64,7 @@ def _nearest(tree: cKDTree, points: Floats, num: int, tied: float) -> IntArray:
     while len(todo):
         width = min(width, tree.n)
         left = []
-        for part in _blocks(len(todo), max(_MAX_PAIRS // width, 1)):
+        for part in blocks(len(todo), max(_MAX_PAIRS // width, 1)):
             rows = todo[part]
             far, near = tree.query(points[rows], k=np.arange(1, width + 1))
             distance = _distances(tree.data[near], points[rows, None])
@@ -109,7 +110,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     if not len(start) or not len(end):
         return join_edges([], num_targets=len(end), why="there are no sources")
     tree = cKDTree(start)
-    found = [each for rows in _blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
+    found = [each for rows in blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
     return join_edges(
         found,
         num_targets=len(end),
@@ -182,7 +183,7 @@ def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = 
     """
     start, end, _ = positions_of(nodes, nodes if target is None else target)
     longest = 0.0
-    for rows in _blocks(edge_index.shape[1], 1 << 17):
+    for rows in blocks(edge_index.shape[1], 1 << 17):
         source_rows, target_rows = edge_index[:, rows]
         longest = max(longest, float(_distances(start[source_rows], end[target_rows]).max()))
     return longest
@@ -194,7 +195,3 @@ def _distances(one: Floats, other: Floats) -> Floats:
     for column in range(1, one.shape[-1]):
         total += (one[..., column] - other[..., column]) ** 2
     return np.sqrt(total, out=total)
-
-
-def _blocks(num: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, num)) for start in range(0, num, size))

@@ -7,6 +7,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from scidata.meshes.order.ids import blocks
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK = 1 << 16
@@ -34,8 +36,7 @@ def sin_cos(degrees: Floats) -> tuple[Floats, Floats]:
 def unit_vectors(points: Floats) -> Floats:
     """Return ``(num, 3)`` points of the unit sphere for ``(num, 2)`` longitude and latitude in degrees."""
     out = np.empty((len(points), 3))
-    for start in range(0, len(points), _BLOCK):
-        rows = slice(start, start + _BLOCK)
+    for rows in blocks(len(points), _BLOCK):
         (sin_lon, cos_lon), (sin_lat, cos_lat) = sin_cos(points[rows, 0]), sin_cos(points[rows, 1])
         out[rows, 0] = cos_lat * cos_lon
         out[rows, 1] = cos_lat * sin_lon

@@ -163,9 +163,7 @@ def test_latitudes_of_n32_are_those_that_ecmwf_publishes():
 
 
 def test_a_classical_grid_through_its_list():
-    half, whole = reduced_gaussian("N32", pl=N32), reduced_gaussian("n32", pl=N32 + N32[::-1])
-    assert half.num_nodes == 6114
-    assert np.array_equal(half.points, whole.points)
+    assert reduced_gaussian("n32", pl=N32 + N32[::-1]).num_nodes == 6114
 
 
 @pytest.mark.parametrize(
@@ -173,9 +171,7 @@ def test_a_classical_grid_through_its_list():
     [
         ("N32", None, "give pl="),
         ("N32", N32[:-1], "64 latitudes"),
-        ("N32", [0, *N32[1:]], "positive"),
-        ("N32", [20.5] * 32, "positive"),
-        ("O4", [20, 24, 28, 33], "32 points on latitude 3, but pl has 33"),
+        ("N32", [0, *N32[1:], *N32], "positive"),
         ("96", None, "no Gaussian grid"),
         ("O0", None, "no Gaussian grid"),
         ("X12", None, "no Gaussian grid"),

@@ -18,7 +18,7 @@ from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
-from scidata.meshes.formats.base import Options, RawField, RawTopology, damage_named, find_graph_values
+from scidata.meshes.formats.base import Options, RawField, RawTopology, base_name, damage_named, find_graph_values
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.hetero import has_relations, open_hetero
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
@@ -157,7 +157,8 @@ class _Reading:
         if topology.leading_only:
             values, too_large = find_graph_values(topology.source, self.fields)
             left_out |= too_large
-        self._check_names(combined, left_out, sources, every, values)
+        known = every if topology.fields is None else set(map(base_name, every))
+        self._check_names(combined, left_out, sources, known, values)
         return SampleHeader(
             name=name,
             topology=topology,

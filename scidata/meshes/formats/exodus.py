@@ -208,8 +208,5 @@ def _values(source: Source, options: Options, parts: Sequence[tuple[str, int]], 
     shape = (max(layout.shape[0] for layout in layouts), sum(counts))
     if len(found) == 1 and found[0] is not None:
         return found[0], shape, dtype
-    return (
-        Joined(parts=tuple(found), dim=1, bounds=tuple(bounds_of(counts).tolist()), shape=shape, dtype=dtype),
-        shape,
-        dtype,
-    )
+    bounds = tuple(bounds_of(counts).tolist())
+    return Joined(parts=tuple(found), dim=1, bounds=bounds, shape=shape, dtype=dtype), shape, dtype

@@ -55,7 +55,7 @@ def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
         counts = np.asarray(pl, np.int64)
         if len(counts) != 2 * number or int(counts.min()) < 1:
             raise ConfigError(
-                f"{kind}{number} has {2 * number} latitudes; pl must have as many positive numbers; it has {len(counts)}"
+                f"{kind}{number} has {2 * number} latitudes; pl must be as many positive numbers, not {len(counts)}"
             )
         return counts
     if kind == "N":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from scidata.errors import ConfigError
 
-#: The entity whose rows are those of all sets together: what is ordered, and cut, at once.
+#: The entity whose rows are those of all sets together, which are ordered and cut at once.
 JOINT = "joint"
 SEPARATOR = "__"
 _RESERVED = frozenset([JOINT, "blocks", "csr", "checksums", "edge", "cell"])

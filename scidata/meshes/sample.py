@@ -171,7 +171,7 @@ class SampleHeader:
         Raises
         ------
         CorruptDataError, FieldMismatchError, UnsupportedFormatError
-            Arrays of the topology do not fit together, or have what is not read.
+            Arrays of the topology do not fit together, or hold something that is not read.
         """
         on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
         with damage_named(self.topology.source.path):
@@ -234,7 +234,7 @@ class HeteroHeader:
         Raises
         ------
         CorruptDataError, FieldMismatchError, UnsupportedFormatError
-            Arrays of the topology do not fit together, or have what is not read.
+            Arrays of the topology do not fit together, or hold something that is not read.
         """
         with damage_named(", ".join(self.paths)):
             sets, relations = self.load()

@@ -96,7 +96,7 @@ class RawSamples(Sequence[RawSample]):
         Raises
         ------
         FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
-            The file, what was expected of it and what was found are named.
+            They name the file, the arrays that it should have, and those that it has.
         """
         with damage_named(", ".join(self.inputs(index))):
             return self._reading.header(self.names[index], self._paths[index])
@@ -317,12 +317,12 @@ def read_samples(
     Parameters
     ----------
     inputs
-        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: what
-        several have is put together in their order, along time where they have it, else along a new dimension
+        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: fields that
+        several have are put together in their order, along time where they have it, else along a new dimension
         ``sample``.
     kind
-        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); None: what the file
-        looks like, the last one first, then in this order.
+        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); None: as the file
+        looks, the last one first, then in this order.
     mesh
         File of the topology, where the fields are in others.
     points

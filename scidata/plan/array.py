@@ -55,11 +55,11 @@ class ArrayPlan:
     bytes_wanted
         Bytes selected, in the stored dtype.
     bytes_fetched
-        Bytes read from files: exactly what the reader reads, or an estimate by decoded size where not ``exact``. Of
+        Bytes read from files, as the reader counts them; an estimate by decoded size where not ``exact``. Of
         large Blosc chunks of which little is wanted the reader reads less: where their blocks lie only they know.
     bytes_decoded
-        Bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers what
-        the reader reports.
+        Bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers the
+        count that the reader reports.
     exact
         True where every range is known.
     remote
@@ -169,7 +169,7 @@ def plan_array(
     layout, selection
         What the array is, and the segments wanted of each dimension.
     refs
-        Places of the chunks, a row for each row of :func:`chunks_needed`; or what finds them, a source's ``locate``.
+        Places of the chunks, a row for each row of :func:`chunks_needed`; or a source's ``locate``, which finds them.
         None: bytes are estimated from decoded sizes, and the plan is not ``exact``.
     out_shape
         Shape of the destination, one dimension for each of the array's; the segments' offsets are relative to it.

@@ -91,7 +91,7 @@ def within_memory(layout: ArrayLayout) -> Iterator[None]:
             raise
         raise TooLargeError(
             f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: planning "
-            "what is selected takes more than there is memory for; its metadata are damaged, or read less at once"
+            "the selection takes more than there is memory for; its metadata are damaged, or read less at once"
         ) from e
 
 
@@ -181,8 +181,8 @@ def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:
 def _check_number(layout: ArrayLayout, num_chunks: int) -> None:
     if num_chunks > _MAX_CHUNKS:
         raise TooLargeError(
-            f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: what is "
-            f"selected lies in {num_chunks} of them or more, and one read takes at most {_MAX_CHUNKS}; its metadata "
+            f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: the "
+            f"selection lies in {num_chunks} of them or more, and one read takes at most {_MAX_CHUNKS}; its metadata "
             "are damaged, or write it with larger chunks, or read less at once"
         )
 

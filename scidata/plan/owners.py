@@ -1,8 +1,8 @@
 """Which rank writes which rows: every chunk by one rank, whole, wherever the bounds of the parts lie. Pure arithmetic.
 
 Ranks hold contiguous rows of each dimension; a file's chunks, or shards, begin elsewhere. Each is written by the rank
-that holds most of its rows, so what must change hands is a strip along each bound that is no chunk's edge, and nothing
-where bounds lie on edges. Along each dimension that gives bounds again: who writes is as contiguous as who holds.
+that holds most of its rows. So ranks exchange a strip along each bound that is no chunk's edge, and nothing where
+bounds lie on edges. The rows that a rank writes are contiguous along each dimension, as are those that it holds.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def exchange_of(
     Parameters
     ----------
     shape, units
-        Of the array, and of what is written whole.
+        Of the array, and of the units that are written whole.
     parts
         Number of parts along each axis of the domain.
     splits

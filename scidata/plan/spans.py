@@ -135,7 +135,7 @@ def make_spans(
     # whose rows follow each other: 8,000 bytes. Along the first the next bytes lie 400,000 further on, a gap of
     # 392,000 that is not read: merging stops there, at level 0. Second, below, the axes up to that level are
     # enumerated: 4 spans of 8,000 bytes each.
-    extent = np.full(num, item, np.int64)  # bytes from first to last of what is merged so far
+    extent = np.full(num, item, np.int64)  # bytes from first to last of the axes merged so far
     wanted = np.ones(num, np.int64)  # elements of it
     direct = np.ones(num, np.bool_)
     active = np.ones(num, np.bool_)

@@ -39,8 +39,8 @@ def read_indices(source: Source, name: str, options: Options) -> IntArray:
     return as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
 
 
-def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, num: int, what: str) -> None:
-    """Check that the first of two arrays has pointers into the second, ``num`` long, one for each ``what`` and the end.
+def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, num: int, item: str) -> None:
+    """Check that the first of two arrays has pointers into the second, ``num`` long, one for each ``item`` and the end.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, n
         raise CorruptDataError(
             f"{source.path}: field {names[0]!r} must rise from 0 to {num}, the length of {names[1]!r}; it runs from "
             f"{int(pointers[0])} to {int(pointers[-1])}"
-            + (f" and falls after {what} {int(falls[0])}" if len(falls) else "")
+            + (f" and falls after {item} {int(falls[0])}" if len(falls) else "")
         )
 
 
@@ -147,7 +147,7 @@ def read_counted_rows(
     Raises
     ------
     FieldMismatchError
-        There is not one size for each row, or one that a row cannot hold; ``what`` names what is counted.
+        There is not one size for each row, or one that a row cannot hold; ``what`` names the things that are counted.
     """
     rows, sizes = read_indices(source, name, options), read_indices(source, sizes_name, options)
     if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
@@ -236,10 +236,10 @@ def check_ghosts(path: str, name: str, values: npt.NDArray[Any], *, of_cells: bo
         hidden = int((bits & (_HIDDEN_CELL | _REFINED_CELL if of_cells else _HIDDEN_POINT) != 0).sum())
     if duplicate or hidden:
         rows = "cells" if of_cells else "points"
-        what = "hidden, or replaced by finer ones"
+        marked_as = "hidden, or replaced by finer ones"
         if duplicate:
-            what = "ghosts, copies that pieces hold of each other's rows"
+            marked_as = "ghosts, copies that pieces hold of each other's rows"
         raise UnsupportedFormatError(
-            f"{path}: {name!r} marks {duplicate or hidden} of {values.size} {rows} as {what}; write the file without "
-            "them (ParaView's filter Remove Ghost Information)"
+            f"{path}: {name!r} marks {duplicate or hidden} of {values.size} {rows} as {marked_as}; write the file "
+            "without them (ParaView's filter Remove Ghost Information)"
         )

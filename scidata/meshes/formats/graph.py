@@ -1,7 +1,7 @@
 """Graphs: ``edge_index`` or CSR, positions and fields of nodes and edges, in Zarr, HDF5 or NetCDF.
 
 ========================= ==================== ================================================================
-array                     shape                what
+array                     shape                meaning
 ========================= ==================== ================================================================
 ``edge_index``            (2, E) integer       source and destination of each edge, 0-based (``start_index``: an
                                                attribute, for others)

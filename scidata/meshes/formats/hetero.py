@@ -1,7 +1,7 @@
 """Graphs between several node sets, in groups of Zarr, HDF5 or NetCDF, or a ``HeteroData`` of ``torch.save``.
 
 =============================================== =================== ==================================================
-array                                           shape               what
+array                                           shape               meaning
 =============================================== =================== ==================================================
 ``nodes/<set>/pos``                             (N, 2 or 3)         positions, optional; with units of angle,
                                                                     longitude and latitude. Or ``lon`` and ``lat``,
@@ -121,7 +121,7 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
                 continue
             place = _place(layout, counts[group], rows)
             if isinstance(place, str):
-                if wanted is not None or layout.shape:  # a group says what its arrays are of
+                if wanted is not None or layout.shape:  # arrays of a group have its rows
                     raise FieldMismatchError(
                         f"{source.path}: field {layout.name!r} of {group} {place}; mend it, or choose others, --fields"
                     )

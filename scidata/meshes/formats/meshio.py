@@ -114,7 +114,7 @@ class MeshioSource:
     path
         A local file. Read at the first use, once per process; a pickle holds the path and options alone.
     allow_external
-        Also read what lies outside the folder of the file (XDMF's data items, external links, included files).
+        Also read other files outside the folder of this one (XDMF's data items, external links, included files).
     """
 
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
@@ -241,7 +241,7 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     apart = os.path.splitext(path)[1].lower() in _COUNTED
     try:
         printed = io.StringIO()  # its reasons, before it ends the program
-        # meshio takes text for a count, before it sees what it is
+        # meshio may take text for a count at first
         with np.errstate(over="ignore"), contextlib.redirect_stdout(printed):
             mesh = _read_apart(path) if apart else meshio.read(path)
     except (UnsupportedFormatError, CorruptDataError):

@@ -1,7 +1,7 @@
 """The plain layout: points and cells as arrays of a Zarr, HDF5 or NetCDF store. The one to write when in doubt.
 
 ======================== ==================== ================================================================
-array                    shape                what
+array                    shape                meaning
 ======================== ==================== ================================================================
 ``points``               (N, 2 or 3) float    positions of the nodes. Attribute ``units`` "degrees" or "radians":
                                               longitude and latitude on a sphere. Attribute ``period``: width of

@@ -166,7 +166,7 @@ class _Raw:
     def peek(self, num: int) -> bytes:
         found = self._data[self._at : self._at + num]
         if len(found) < num:
-            raise ValueError(f"it ends {num - len(found)} bytes behind what the file has")
+            raise ValueError(f"it ends {num - len(found)} bytes behind the end of the file")
         return found
 
     def take(self, num: int) -> bytes:
@@ -225,7 +225,7 @@ def _block(packed: bytes, size: int, compressor: str) -> bytes:
 def _of_text(text: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if not text.strip():  # of which NumPy makes one value
         return np.empty(0, dtype)
-    with warnings.catch_warnings():  # NumPy takes what it can of text that holds other things than numbers
+    with warnings.catch_warnings():  # NumPy reads numbers up to the first other word
         warnings.simplefilter("error", DeprecationWarning)
         values: npt.NDArray[Any] = np.fromstring(text, dtype.newbyteorder("="), sep=" ")
     return values

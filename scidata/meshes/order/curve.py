@@ -1,7 +1,7 @@
 """The Hilbert curve: from points and grid cells to their position along it.
 
 The curve is that of J. Skilling, "Programming the Hilbert curve", AIP Conf. Proc. 707 (2004). His transform treats one
-bit of the coordinates at a time; what it does to the bits below is a signed permutation of the axes, one of a few. So
+bit of the coordinates at a time, and permutes (and flips) the axes for the bits below in one of a few ways. So
 it is a small automaton, and a table of it takes several bits of every axis in one look-up: 0.13 µs a point in NumPy
 where the transform itself takes 1 µs (measured on 2 M points, one core of a 2.5 GHz Xeon).
 """
@@ -90,7 +90,7 @@ def keys_of_cells(cells: IntArray, num_bits: int) -> npt.NDArray[np.uint64]:
     entry = np.zeros(num, np.int64)
     remaining = num_bits
     while remaining:
-        # what does not fill a look-up comes first, so that one table serves all the others
+        # the levels that do not fill a look-up come first, so that one table serves all others
         levels = remaining % _LEVELS[num_axes] or _LEVELS[num_axes]
         remaining -= levels
         width = num_axes * levels

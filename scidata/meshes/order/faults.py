@@ -1,6 +1,6 @@
 """Faults of a raw mesh, cloud or graph: found all at once, named with the first rows, and repaired.
 
-Repairs never guess: they leave out what cannot be used, and return which rows were kept so that fields can follow.
+Repairs never guess: they leave out unusable rows, and return the rows that were kept, so that fields can follow.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def stable_sort(keys: Keys, num_bits: int, *, overwrite: bool = False) -> tuple[
     ``overwrite``: the caller's keys are not needed any more, so that the work may be done in their memory.
 
     NumPy sorts plain integers with vector instructions, 7 times faster than it argsorts them. So the row goes into the
-    low bits of the key, and what that pushes out of the word is put right afterwards, among the rows it concerns only.
+    low bits of the key. Rows whose order depends on the bits that this pushes out of the word are sorted again.
     """
     # Keys of 3 bits 101, 001, 101 with rows of 2 bits become 10100, 00101, 10110; sorted 00101, 10100, 10110: the low
     # bits say that rows 1, 0, 2 come in this order. Where key and row take more than 64 bits, the lowest bits of the

@@ -14,7 +14,7 @@ from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
 
 BLOCK_ROWS = 1 << 14  # of targets at once
-_MAX_PAIRS = 1 << 21  # found at once: 100 MB of what SciPy returns and is made of it
+_MAX_PAIRS = 1 << 21  # found at once: 100 MB in SciPy's result and the edges made of it
 
 
 def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntArray:

@@ -12,7 +12,7 @@ from scidata.meshes.order.positions import finite_points
 from scidata.meshes.sets.sphere import Floats, unit_vectors
 
 #: Distances that differ by less are taken for equal, as a share of the unit sphere's radius or of the largest
-#: coordinate: rounding makes 1e-15 of it, and what is equally far by symmetry must not be told apart by that.
+#: coordinate: rounding makes 1e-15 of it, and must not tell nodes apart that are equally far by symmetry.
 TIED = 1e-12
 # Latitudes may be beyond the poles by that many degrees: 90 in radians of float32 is 90.0000025.
 _BEYOND = 1e-5

@@ -317,8 +317,8 @@ def read_samples(
     Parameters
     ----------
     inputs
-        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: fields that
-        several have are put together in their order, along time where they have it, else along a new dimension
+        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: those
+        of one name are put together in their order, along time where they have it, else along a new dimension
         ``sample``.
     kind
         ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); None: as the file

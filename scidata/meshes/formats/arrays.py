@@ -18,16 +18,16 @@ from scidata.sources.cf import array_of
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
 
 
-def as_indices(values: npt.NDArray[Any], what: str) -> IntArray:
+def as_indices(values: npt.NDArray[Any], where: str) -> IntArray:
     """Return integers as int64; floats are taken where they are whole numbers, NaN becoming the smallest int64."""
     if values.dtype.kind == "f":
         missing = np.isnan(values)
         whole = np.where(missing, 0, values)
         if (whole != np.rint(whole)).any() or (np.abs(whole) > 2**53).any():
-            raise CorruptDataError(f"{what}: holds values that are no integers; rows of nodes were expected")
+            raise CorruptDataError(f"{where}: holds values that are no integers; rows of nodes were expected")
         return np.where(missing, np.iinfo(np.int64).min, whole.astype(np.int64))
     if values.dtype.kind not in "iu":
-        raise CorruptDataError(f"{what}: has dtype {values.dtype}, but integers were expected")
+        raise CorruptDataError(f"{where}: has dtype {values.dtype}, but integers were expected")
     if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
         # a padding value such as 2**64 - 1 has no int64; any other value as large is out of range in any case
         values = np.where(values > np.iinfo(np.int64).max, np.iinfo(np.int64).max, values)
@@ -140,20 +140,20 @@ def read_padded_rows(
 
 
 def read_counted_rows(
-    source: Source, name: str, sizes_name: str, options: Options, *, what: str
+    source: Source, name: str, sizes_name: str, options: Options, *, counted: str
 ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
     """Read padded rows whose sizes are in another array; return them, and their padding.
 
     Raises
     ------
     FieldMismatchError
-        There is not one size for each row, or one that a row cannot hold; ``what`` names the things that are counted.
+        There is not one size for each row, or one that a row cannot hold; ``counted`` names the things.
     """
     rows, sizes = read_indices(source, name, options), read_indices(source, sizes_name, options)
     if sizes.shape != rows.shape[:1] or (sizes.size and (sizes.min() < 0 or sizes.max() > rows.shape[1])):
         raise FieldMismatchError(
             f"{source.path}: field {sizes_name!r} of shape {sizes.shape} has values that {name!r} of shape "
-            f"{rows.shape} cannot hold; the number of {what} was expected"
+            f"{rows.shape} cannot hold; the number of {counted} was expected"
         )
     return rows, np.arange(rows.shape[1]) >= sizes[:, None]
 

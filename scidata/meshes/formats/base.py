@@ -54,7 +54,7 @@ def damage_named(path: str) -> Iterator[None]:
         ) from e
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as e:
         raise CorruptDataError(
-            f"{path}: its arrays or attributes are not what its format has ({type(e).__name__}: {e}); it is damaged: "
+            f"{path}: its arrays or attributes are not those of its format ({type(e).__name__}: {e}); it is damaged: "
             "copy or write it again, or say kind= if it is of another kind"
         ) from e
 

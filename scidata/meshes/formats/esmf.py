@@ -29,7 +29,7 @@ class EsmfTopology(RawTopology):
         layout = self.source.arrays["elementConn"]
         start = start_of(layout) if "start_index" in layout.attributes else 1
         rows, padding = read_counted_rows(
-            self.source, "elementConn", "numElementConn", self.options, what="nodes of each element"
+            self.source, "elementConn", "numElementConn", self.options, counted="nodes of each element"
         )
         return Geometry(points=points, cells=cells_of_rows(rows, padding=padding, start_index=start))
 

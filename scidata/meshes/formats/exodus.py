@@ -150,12 +150,12 @@ def _fields(
     fields: dict[str, RawField] = {}
     of_nodes = _variables(source, "nod", r"vals_nod_var(\d+)")
     of_elements = _variables(source, "elem", r"vals_elem_var(\d+)eb\d+")
-    for entity, what, variables in (("node", "nodes", of_nodes), ("cell", "elements", of_elements)):
+    for entity, kind, variables in (("node", "nodes", of_nodes), ("cell", "elements", of_elements)):
         for k, name in variables:
             parts = [(f"vals_nod_var{k}", num_nodes)]
             if entity == "cell":
                 parts = [(f"vals_elem_var{k}eb{block}", count) for block, count in zip(blocks, counts, strict=True)]
-            reader, shape, dtype = _values(source, options, parts, k, what)
+            reader, shape, dtype = _values(source, options, parts, k, kind)
             fields[f"{entity}/{name}"] = RawField(
                 name=f"{entity}/{name}",
                 entity=entity,
@@ -169,30 +169,30 @@ def _fields(
     return fields, dict.fromkeys(others, "lives on neither nodes nor elements")
 
 
-def _variables(source: Source, what: str, pattern: str) -> list[tuple[int, str]]:
+def _variables(source: Source, kind: str, pattern: str) -> list[tuple[int, str]]:
     """Return number and name of each variable that has values; unnamed ones get Exodus' own."""
     numbers = {int(m[1]) for m in (re.fullmatch(pattern, name) for name in source.arrays) if m}
-    if what == "nod" and "vals_nod_var" in source.arrays:
+    if kind == "nod" and "vals_nod_var" in source.arrays:
         numbers |= set(range(1, source.arrays["vals_nod_var"].shape[1] + 1))
     if not numbers:
         return []
-    names = read_names(source, f"name_{what}_var")
-    return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{what}_var{k}") for k in sorted(numbers)]
+    names = read_names(source, f"name_{kind}_var")
+    return [(k, names[k - 1] if k <= len(names) and names[k - 1] else f"{kind}_var{k}") for k in sorted(numbers)]
 
 
-def _values(source: Source, options: Options, parts: Sequence[tuple[str, int]], number: int, what: str) -> _Values:
+def _values(source: Source, options: Options, parts: Sequence[tuple[str, int]], number: int, kind: str) -> _Values:
     """Return a variable's reader: of the nodes, or of each block that has the variable; of others it is NaN."""
     found: list[Reader | None] = []
     layouts: list[ArrayLayout] = []
     for name, count in parts:
-        joint = name not in source.arrays and what == "nodes"  # old files keep all variables of nodes in one array
+        joint = name not in source.arrays and kind == "nodes"  # old files keep all variables of nodes in one array
         layout = source.arrays.get("vals_nod_var" if joint else name)
         if layout is None:
             found.append(None)
             continue
         if layout.shape[-1:] != (count,) or len(layout.shape) != 2 + joint:
             raise FieldMismatchError(
-                f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {count} {what}) was "
+                f"{source.path}: field {layout.name!r} has shape {layout.shape}, but (time steps, {count} {kind}) was "
                 "expected"
             )
         array = ArrayReader(source=source, layout=layout, allow_missing=options.allow_missing)

@@ -38,7 +38,7 @@ class MPASTopology(RawTopology):
         columns = [read_values(self.source, name, self.options).astype(np.float64) for name in names]
         points = np.stack(columns, axis=1)
         rows, padding = read_counted_rows(
-            self.source, "verticesOnCell", "nEdgesOnCell", self.options, what="vertices of each cell"
+            self.source, "verticesOnCell", "nEdgesOnCell", self.options, counted="vertices of each cell"
         )
         cells = cells_of_rows(rows, padding=padding, start_index=1)
         edges = self.load_mesh_edges() if "edge" in self.sizes and not self.mesh_edges else None

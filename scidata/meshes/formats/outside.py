@@ -148,7 +148,7 @@ def _check_hdf5(path: str, *, allow_external: bool) -> None:
             if not foreign and nbytes > max(_SMALL_BYTES, _MAX_RATIO * stored):
                 raise UnsupportedFormatError(
                     f"{path}: data set {name!r} of shape {node.shape} claims {nbytes} bytes, but {stored} are stored; "
-                    "the file is damaged, or write what it holds"
+                    "the file is damaged, or write its values"
                 )
     for name, reason in skipped.items():
         if "external" in reason.split(";")[0]:

@@ -171,29 +171,30 @@ def _dimension(attributes: Mapping[str, object]) -> int:
     first = "".join(map(str, array_of(said).reshape(-1)[:1].tolist()))
     if first in ("1", "2", "3"):
         return int(first)
-    return max((d for d, what in _CELLS.items() if f"{what}_node_connectivity" in attributes), default=2)
+    return max((d for d, location in _CELLS.items() if f"{location}_node_connectivity" in attributes), default=2)
 
 
 def _describe(source: Source, options: Options, mesh: str, attributes: Mapping[str, object]) -> UGridTopology:
     dimension = _dimension(attributes)
-    what = _CELLS[dimension]
-    connectivity = _named(source, mesh, attributes, f"{what}_node_connectivity")
+    location = _CELLS[dimension]
+    connectivity = _named(source, mesh, attributes, f"{location}_node_connectivity")
     layout = source.arrays[connectivity]
     if len(layout.shape) != 2:
         raise FieldMismatchError(
-            f"{source.path}: field {connectivity!r} has shape {layout.shape}, but ({what}s, nodes of each) was expected"
+            f"{source.path}: field {connectivity!r} has shape {layout.shape}, but ({location}s, nodes of each) was "
+            "expected"
         )
     coordinates = _coordinates(source, mesh, attributes, options)
     layouts, on_sphere = coordinate_columns([source.arrays[name] for name in coordinates])
-    rows_first = _rows_first(layout, attributes.get(f"{what}_dimension"))
+    rows_first = _rows_first(layout, attributes.get(f"{location}_dimension"))
     own_edges = dimension > 1 and options.edges == "edge_index"
     edges = _edge_connectivity(source, mesh, attributes, wanted=own_edges) if dimension > 1 else None
     edge_rows = True if edges is None else _rows_first(source.arrays[edges], attributes.get("edge_dimension"))
     entity_of_dim = _entity_dims(source, attributes, dimension)
     sizes = {"node": layouts[0].shape[0]}
     entity_of_dim[layouts[0].dims[0]] = "node"
-    entity_of_dim[layout.dims[0 if rows_first else 1]] = _entities(dimension)[what]
-    sizes[_entities(dimension)[what]] = layout.shape[0 if rows_first else 1]
+    entity_of_dim[layout.dims[0 if rows_first else 1]] = _entities(dimension)[location]
+    sizes[_entities(dimension)[location]] = layout.shape[0 if rows_first else 1]
     if edges is not None:
         sizes["edge"] = source.arrays[edges].shape[0 if edge_rows else 1]
         entity_of_dim[source.arrays[edges].dims[0 if edge_rows else 1]] = "edge"
@@ -298,9 +299,9 @@ def _coordinates(source: Source, mesh: str, attributes: Mapping[str, object], op
 def _entity_dims(source: Source, attributes: Mapping[str, object], dimension: int) -> dict[str, str]:
     """Return the entity of each dimension that the mesh variable names or that its connectivities have."""
     entity_of_dim: dict[str, str] = {}
-    for what, entity in _entities(dimension).items():
-        said = attributes.get(f"{what}_dimension")
-        connectivity = source.arrays.get(str(attributes.get(f"{what}_node_connectivity")))
+    for location, entity in _entities(dimension).items():
+        said = attributes.get(f"{location}_dimension")
+        connectivity = source.arrays.get(str(attributes.get(f"{location}_node_connectivity")))
         if said is not None:
             entity_of_dim[str(said)] = entity
         elif connectivity is not None:

@@ -129,7 +129,7 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     steps, pieces = _steps(source, options, counts)
     points, cells, ids = (tuple(c[pieces].tolist()) for c in counts)
     num_offsets = sum(cells) + len(cells)  # each piece has one more than cells
-    for what, total, name in (
+    for counted, total, name in (
         ("points", sum(points), "Points"),
         ("cells", sum(cells), "Types"),
         ("connectivity ids", sum(ids), "Connectivity"),
@@ -138,7 +138,7 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
         if arrays[f"{_ROOT}/{name}"].shape[0] < total:
             raise CorruptDataError(
                 f"{source.path}: field '{_ROOT}/{name}' has {arrays[f'{_ROOT}/{name}'].shape[0]} rows, but the pieces "
-                f"have {total} {what}"
+                f"have {total} {counted}"
             )
     sizes = {"node": sum(points), "cell": sum(cells)}
     fields, left_out = _fields(source, options, sizes, steps)

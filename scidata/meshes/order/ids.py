@@ -15,18 +15,18 @@ from scidata.errors import ConfigError
 NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
-def node_ids(ids: npt.ArrayLike, num_nodes: int, what: str) -> NodeIds:
+def node_ids(ids: npt.ArrayLike, num_nodes: int, ends: str) -> NodeIds:
     """Check node ids and return them as an integer array of one dimension."""
     array = np.asarray(ids)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
-        raise ConfigError(f"edge {what} must be one dimension of integers, not {array.dtype} of shape {array.shape}")
+        raise ConfigError(f"edge {ends} must be one dimension of integers, not {array.dtype} of shape {array.shape}")
     if num_nodes > 1 << 32:
         raise ConfigError(f"a graph of {num_nodes} nodes: at most 2**32 are supported; split the sample")
     # seen as unsigned, a negative id is a large one: one pass finds both
     if len(array) and int(array.view(array.dtype.str.replace("i", "u")).max()) >= num_nodes:
         bad = np.flatnonzero((array < 0) | (array >= num_nodes))
         raise ConfigError(
-            f"{len(bad)} edge {what} are outside the {num_nodes} nodes (first edges: {bad[:5].tolist()}, "
+            f"{len(bad)} edge {ends} are outside the {num_nodes} nodes (first edges: {bad[:5].tolist()}, "
             f"values: {array[bad[:5]].tolist()})"
         )
     return array if array.dtype in (np.int32, np.int64) else array.astype(np.int64)

@@ -65,7 +65,7 @@ def _local(points: Floats, away: Floats) -> list[Floats]:
 def _check_edges(source: NodeSet, target: NodeSet, edge_index: IntArray) -> None:
     if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
         raise ConfigError(f"edges are (2, num_edges) integers, not {edge_index.dtype} of shape {edge_index.shape}")
-    for rows, nodes, what in ((edge_index[0], source, "sources"), (edge_index[1], target, "targets")):
+    for rows, nodes, ends in ((edge_index[0], source, "sources"), (edge_index[1], target, "targets")):
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= nodes.num_nodes):
             num = int(((rows < 0) | (rows >= nodes.num_nodes)).sum())
-            raise ConfigError(f"{num} edge {what} are outside the {nodes.num_nodes} nodes")
+            raise ConfigError(f"{num} edge {ends} are outside the {nodes.num_nodes} nodes")

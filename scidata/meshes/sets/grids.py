@@ -72,19 +72,19 @@ def latitude_longitude(latitudes: npt.ArrayLike, longitudes: npt.ArrayLike) -> N
     return NodeSet(points=points.reshape(-1, 2), on_sphere=True, cells=cells)
 
 
-def _axis(values: npt.ArrayLike, what: str, reach: float) -> Floats:
+def _axis(values: npt.ArrayLike, name: str, reach: float) -> Floats:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
-        raise ConfigError(f"{what} of a grid are one dimension of finite numbers, not shape {array.shape} or NaN")
+        raise ConfigError(f"{name} of a grid are one dimension of finite numbers, not shape {array.shape} or NaN")
     steps = np.diff(array)
     if len(steps) and not ((steps > 0).all() or (steps < 0).all()):
         wrong = np.flatnonzero(steps * np.sign(array[-1] - array[0]) <= 0)
         raise ConfigError(
-            f"{what} of a grid must increase or decrease throughout, but {len(wrong)} steps do not (first after "
+            f"{name} of a grid must increase or decrease throughout, but {len(wrong)} steps do not (first after "
             f"position {wrong[:1].tolist()}); begin where they jump by 360"
         )
     if abs(array[-1] - array[0]) > reach:
-        raise ConfigError(f"{what} of a grid reach over {abs(array[-1] - array[0])} degrees, more than {reach:g}")
+        raise ConfigError(f"{name} of a grid reach over {abs(array[-1] - array[0])} degrees, more than {reach:g}")
     return array
 
 

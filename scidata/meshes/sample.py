@@ -15,7 +15,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.formats.base import RawField, RawTopology, damage_named, read_graph_values
 from scidata.meshes.geometry import Geometry
-from scidata.meshes.hetero import JOINT, RawSet, check_set_name, relation_ends
+from scidata.meshes.hetero import JOINT, RawSet, relation_ends
 
 KINDS = ("mesh", "points", "graph")
 _EDGE_RULES = ("edge_index", "cells", "faces", "knn", "radius")
@@ -85,7 +85,14 @@ class RawSample(Geometry):
     def __post_init__(self) -> None:
         if self.kind == "hetero":
             object.__setattr__(self, "entity", JOINT)
-            self._check_sets()
+            for relation in self.relations:
+                source, target = relation_ends(relation)
+                for end in (source, target):
+                    if end not in self.sets:
+                        raise CorruptDataError(
+                            f"sample {self.name}: relation {relation!r} joins {source!r} and {target!r}, but there is "
+                            f"no node set {end!r}; there are {', '.join(self.sets)}"
+                        )
             return
         if self.kind not in KINDS:
             raise ConfigError(f"sample {self.name!r}: kind must be one of {KINDS}, not {self.kind!r}")
@@ -98,25 +105,6 @@ class RawSample(Geometry):
             raise ConfigError(
                 f"sample {self.name!r}: has {found} and num_nodes {self.num_nodes}; say the number of nodes"
             )
-
-    def _check_sets(self) -> None:
-        if not self.sets:
-            raise ConfigError(f"sample {self.name!r}: has no node set")
-        for name in self.sets:
-            check_set_name(name, f"sample {self.name!r}")
-        for relation, pairs in self.relations.items():
-            source, target = relation_ends(relation)
-            for end in (source, target):
-                if end not in self.sets:
-                    raise CorruptDataError(
-                        f"sample {self.name}: relation {relation!r} joins {source!r} and {target!r}, but there is no "
-                        f"node set {end!r}; there are {', '.join(self.sets)}"
-                    )
-            if pairs.ndim != 2 or pairs.shape[0] != 2:
-                raise CorruptDataError(
-                    f"sample {self.name}: edge_index of {relation!r} has shape {pairs.shape}, but (2, num_edges) was "
-                    "expected"
-                )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -229,13 +217,7 @@ class HeteroHeader:
     entity = JOINT
 
     def read(self) -> RawSample:
-        """Read points and edges.
-
-        Raises
-        ------
-        CorruptDataError, FieldMismatchError, UnsupportedFormatError
-            Arrays of the topology do not fit together, or hold something that is not read.
-        """
+        """Read points and edges. Raises the errors of :meth:`SampleHeader.read`."""
         with damage_named(", ".join(self.paths)):
             sets, relations = self.load()
             fields = self.fields if self.finish is None else self.finish(self.fields)

@@ -33,7 +33,6 @@ from scidata.sources.kinds import ugrid_connectivity, ugrid_meshes
 _CELLS = {1: "edge", 2: "face", 3: "volume"}
 #: VTK's code and number of nodes of each of UGRID's volume shapes, in the order of its flag meanings
 _SHAPES = {"tetrahedron": (10, 4), "pyramid": (14, 5), "wedge": (13, 6), "hexahedron": (12, 8)}
-_BY_SIZE = {4: 10, 5: 14, 6: 13, 8: 12}
 
 
 def _entities(dimension: int) -> dict[str, str]:
@@ -78,10 +77,8 @@ class UGridTopology(RawTopology):
     def _volume_types(self, sizes: IntArray) -> npt.NDArray[np.uint8]:
         """Return VTK's codes: by ``volume_shape_type``, else by the number of nodes."""
         where = f"{self.source.path}: field {self.connectivity!r}"
-        if self.shapes is None:
-            types, expected = np.array([_BY_SIZE.get(int(n), 0) for n in np.arange(9)], np.uint8), None
-            codes = types[np.clip(sizes, 0, 8)] * (sizes <= 8)
-        else:
+        table, flags = {size: (code, size) for code, size in _SHAPES.values()}, sizes
+        if self.shapes is not None:
             table = _shape_table(self.source.arrays[self.shapes])
             flags = read_indices(self.source, self.shapes, self.options)
             if flags.shape != sizes.shape:
@@ -89,17 +86,17 @@ class UGridTopology(RawTopology):
                     f"{self.source.path}: field {self.shapes!r} has shape {flags.shape}, but there are {len(sizes)} "
                     "volumes; one value per volume was expected"
                 )
-            codes, expected = np.zeros(len(sizes), np.uint8), np.zeros(len(sizes), np.int64)
-            for flag, (code, size) in table.items():
-                codes[flags == flag], expected[flags == flag] = code, size
-        wrong = (codes == 0) | (expected is not None and sizes != expected)
+        codes, expected = np.zeros(len(sizes), np.uint8), np.zeros(len(sizes), np.int64)
+        for flag, (code, size) in table.items():
+            codes[flags == flag], expected[flags == flag] = code, size
+        wrong = (codes == 0) | (sizes != expected)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise UnsupportedFormatError(
                 f"{where}: volume {row} has {int(sizes[row])} nodes, which is not one of the shapes that "
                 f"{self.shapes or 'UGRID'} allows: tetrahedron 4, pyramid 5, wedge 6, hexahedron 8"
             )
-        return codes.astype(np.uint8)
+        return codes
 
     def _edges(self, name: str, rows_first: bool) -> IntArray:
         rows, padding, start = read_padded_rows(

@@ -20,15 +20,13 @@ from scidata.core.bounds import bounds_of
 from scidata.core.types import IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
-from scidata.meshes.formats.vtk_xml import VTKFile, parse
+from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import FOR_POLYHEDRA
+from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
 
 Array = npt.NDArray[Any]
 #: The lists of cells in the order of cell data, and the kind of cell in each.
 _LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
-_AGAIN = "copy or write it again"
-_POLYHEDRON = 42
 _KINDS = {".vtp": "PolyData", ".vtu": "UnstructuredGrid"}
 #: Suffixes of the files that :func:`read_vtk` reads.
 SUFFIXES = tuple(_KINDS)
@@ -75,7 +73,7 @@ def read_vtk(path: str, data: bytes) -> MeshData:
         )
     elements = file.root.findall(f"{file.kind}/Piece")
     if not elements:
-        raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {_AGAIN}")
+        raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {AGAIN}")
     is_surface = suffix == ".vtp" and _is_surface(path, elements)
     pieces = [_Piece(file, element) for element in elements]
     first = np.cumsum([0, *(len(piece.points) for piece in pieces)])
@@ -132,7 +130,7 @@ def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
 def _count(path: str, piece: ElementTree.Element, name: str, default: int | None) -> int:
     text = piece.get(name, "" if default is None else str(default)).strip()
     if not text.isdecimal() or len(text) > 18:
-        raise CorruptDataError(f"{path}: a Piece says {name}={text!r}, but a number was expected; {_AGAIN}")
+        raise CorruptDataError(f"{path}: a Piece says {name}={text!r}, but a number was expected; {AGAIN}")
     return int(text)
 
 
@@ -146,12 +144,12 @@ class _Piece:
         self.num_cells = sum(self._counts.values())
         array = element.find("Points/DataArray")
         if array is None and num_points:
-            raise CorruptDataError(f"{file.path}: a Piece has {num_points} points, but no array of them; {_AGAIN}")
+            raise CorruptDataError(f"{file.path}: a Piece has {num_points} points, but no array of them; {AGAIN}")
         self.points = np.empty((0, 3), np.float32) if array is None else self._rows(array, num_points)
         if self.points.ndim != 2 or self.points.shape[1] != 3:
             if len(self.points):
                 raise CorruptDataError(
-                    f"{file.path}: has points of shape {self.points.shape}, but (N, 3) was expected; {_AGAIN}"
+                    f"{file.path}: has points of shape {self.points.shape}, but (N, 3) was expected; {AGAIN}"
                 )
             self.points = np.empty((0, 3), self.points.dtype)
 
@@ -176,7 +174,7 @@ class _Piece:
             return np.empty(0, np.uint8)
         path = self._file.path
         types = as_indices(self._rows(self._array("Cells", "types"), self.num_cells), f"{path}: Cells: array 'types'")
-        wrong = np.flatnonzero((types == _POLYHEDRON) | (types < 0) | (types > 255))
+        wrong = np.flatnonzero((types == POLYHEDRON) | (types < 0) | (types > 255))
         if len(wrong):
             raise UnsupportedFormatError(
                 f"{path}: cell {int(wrong[0])} is of VTK type {int(types[wrong[0]])}, as are {len(wrong)} of "
@@ -195,7 +193,7 @@ class _Piece:
         if sizes.min() < 0 or int(ends[-1]) != len(nodes):
             raise CorruptDataError(
                 f"{path}: {name}: array 'offsets' must rise to {len(nodes)}, the length of 'connectivity'; it ends at "
-                f"{int(ends[-1])}; {_AGAIN}"
+                f"{int(ends[-1])}; {AGAIN}"
             )
         return sizes, nodes
 
@@ -205,7 +203,7 @@ class _Piece:
         if nodes.size and (nodes.min() < 0 or nodes.max() >= len(self.points)):
             raise CorruptDataError(
                 f"{self._file.path}: {name}: array 'connectivity' has points {int(nodes.min())} to {int(nodes.max())}, "
-                f"but the piece has {len(self.points)}; {_AGAIN}"
+                f"but the piece has {len(self.points)}; {AGAIN}"
             )
         return sizes, nodes
 
@@ -213,14 +211,14 @@ class _Piece:
         for array in self._element.findall(f"{group}/DataArray"):
             if array.get("Name", "") == name:
                 return array
-        raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {_AGAIN}")
+        raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {AGAIN}")
 
     def _rows(self, array: ElementTree.Element, num_rows: int) -> Array:
         values = self._file.read(array, num_rows)
         if len(values) != num_rows:
             raise CorruptDataError(
                 f"{self._file.path}: array {array.get('Name', '')!r} has {len(values)} rows, but the piece says "
-                f"{num_rows}; {_AGAIN}"
+                f"{num_rows}; {AGAIN}"
             )
         return values
 
@@ -244,7 +242,7 @@ def _joined(path: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
             )
     for name in pieces[0]:
         if len({piece[name].shape[1:] for piece in pieces}) > 1:
-            raise CorruptDataError(f"{path}: field {name!r} has other components in other pieces; {_AGAIN}")
+            raise CorruptDataError(f"{path}: field {name!r} has other components in other pieces; {AGAIN}")
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 

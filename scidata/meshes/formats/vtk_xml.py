@@ -35,7 +35,7 @@ _TYPES = {
     **{f"Int{8 * n}": f"i{n}" for n in (1, 2, 4, 8)},
     **{f"UInt{8 * n}": f"u{n}" for n in (1, 2, 4, 8)},
 }
-_AGAIN = "copy or write it again"
+AGAIN = "copy or write it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class VTKFile:
                 raise ValueError(f"it has {len(values)} values, which are no tuples of {num}")
             return values.reshape(-1, num) if num > 1 else values
         except (ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, DeprecationWarning) as e:
-            raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {_AGAIN}") from e
+            raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {AGAIN}") from e
 
     @property
     def _order(self) -> str:
@@ -250,7 +250,7 @@ def parse(path: str, data: bytes) -> VTKFile:
     try:
         root = ElementTree.fromstring(head)
     except (ElementTree.ParseError, ValueError, LookupError) as e:
-        raise CorruptDataError(f"{path}: is not well-formed XML: {e}; {_AGAIN}") from e
+        raise CorruptDataError(f"{path}: is not well-formed XML: {e}; {AGAIN}") from e
     file = VTKFile(path=path, root=root, appended=appended, is_raw=is_raw)
     if file.compressor not in ("", *_COMPRESSORS):
         raise UnsupportedFormatError(

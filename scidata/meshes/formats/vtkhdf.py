@@ -25,12 +25,11 @@ from scidata.meshes.formats.base import (
     read_values,
 )
 from scidata.meshes.geometry import Geometry, RawCells
-from scidata.meshes.order.cells import FOR_POLYHEDRA
+from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
 
 _NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
-_POLYHEDRON = 42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +44,10 @@ class VTKHDFTopology(RawTopology):
         """Read points and cells, joining pieces."""
         points = self._read("Points")[: sum(self.piece_points)].astype(np.float64)
         types = self._read("Types")[: sum(self.piece_cells)].astype(np.uint8)
-        if (types == _POLYHEDRON).any():
-            row = int(np.flatnonzero(types == _POLYHEDRON)[0])
+        if (types == POLYHEDRON).any():
+            row = int(np.flatnonzero(types == POLYHEDRON)[0])
             raise UnsupportedFormatError(
-                f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == _POLYHEDRON).sum())} of "
+                f"{self.source.path}: cell {row} is a polyhedron, as are {int((types == POLYHEDRON).sum())} of "
                 f"{len(types)} cells, which are not read; {FOR_POLYHEDRA}"
             )
         for group in ("CellData", "PointData"):

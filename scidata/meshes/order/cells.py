@@ -18,7 +18,7 @@ CELL_NAMES = {
     25: "quadratic hexahedron", 26: "quadratic wedge", 27: "quadratic pyramid", 42: "polyhedron",
 }  # fmt: skip
 
-POLYGON = 7
+POLYGON, POLYHEDRON = 7, 42
 
 #: What to do about polyhedra.
 FOR_POLYHEDRA = (
@@ -120,7 +120,7 @@ def _edges_of_type(kind: int, cells: RawCells) -> list[tuple[NodeIds, NodeIds]]:
         num, name = int((cells.cell_type == kind).sum()), CELL_NAMES.get(kind, "unknown")
         raise UnsupportedFormatError(
             f"{num} cells are of VTK type {kind} ({name}), whose edges scidata does not know; "
-            f"{FOR_POLYHEDRA if kind == 42 else 'convert them to linear cells'}"
+            f"{FOR_POLYHEDRA if kind == POLYHEDRON else 'convert them to linear cells'}"
         )
     corners = _corners(kind, cells)
     columns = _EDGES.get(kind, ())

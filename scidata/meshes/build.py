@@ -40,7 +40,7 @@ from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import RawSet, check_set_name, relation_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
-from scidata.meshes.sample import HeteroHeader, SampleHeader
+from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
@@ -190,7 +190,6 @@ def build_header(
         left_out=of_file.left_out,
         paths=paths,
         load=making,
-        finish=with_sizes,
     )  # fmt: skip
 
 
@@ -246,9 +245,21 @@ class _Making:
             raise ConfigError(f"edges: {relation!r}, {rule!r}: {e}") from None
         return found if of != to else found[:, found[0] != found[1]]
 
-    def __call__(self) -> tuple[dict[str, RawSet], dict[str, IntArray]]:
-        sets = {name: RawSet(num_nodes=each.num_nodes, points=each.points) for name, each in self.sets.items()}
-        return sets, self.relations
+    def __call__(self, header: HeteroHeader) -> RawSample:
+        fields = dict(header.fields)
+        for name, each in fields.items():
+            if isinstance(each.reader, _Feature):  # now that the edges are made
+                values = each.reader.values()
+                fields[name] = replace(each, shape=values.shape, reader=values.__getitem__)
+        return RawSample(
+            name=header.name,
+            kind=header.kind,
+            sets={name: RawSet(num_nodes=each.num_nodes, points=each.points) for name, each in self.sets.items()},
+            relations=self.relations,
+            on_sphere=header.on_sphere,
+            fields=fields,
+            left_out=header.left_out,
+        )
 
 
 def _reach(source: NodeSet, target: NodeSet, kind: str, number: float) -> float:
@@ -277,16 +288,6 @@ class _Feature:
 
     def __call__(self, box: Box) -> npt.NDArray[Any]:
         return self.values()[box]
-
-
-def with_sizes(fields: Mapping[str, RawField]) -> dict[str, RawField]:
-    """Return the fields, those that are made of edges read, now that these are made."""
-    found = dict(fields)
-    for name, each in fields.items():
-        if isinstance(each.reader, _Feature):
-            values = each.reader.values()
-            found[name] = replace(each, shape=values.shape, reader=values.__getitem__)
-    return found
 
 
 # -- sets of files -----------------------------------------------------------------------------------------------------

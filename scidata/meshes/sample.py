@@ -193,11 +193,7 @@ class HeteroHeader:
     sizes
         Rows of each entity; None where edges are made, and not counted yet.
     load
-        Reads, or makes, the sets and relations.
-    finish
-        Makes the fields of edges that are made, when they are; None where there are none.
-    values, load_values
-        Names of the values of the whole, or of one set or relation, and how they are read.
+        Reads, or makes, the sets and relations, and the fields that are made of these.
     fields, left_out, paths
         As in :class:`SampleHeader`.
     """
@@ -208,10 +204,7 @@ class HeteroHeader:
     fields: Mapping[str, RawField]
     left_out: Mapping[str, str]
     paths: tuple[str, ...]
-    load: Callable[[], tuple[Mapping[str, RawSet], Mapping[str, IntArray]]]
-    finish: Callable[[Mapping[str, RawField]], Mapping[str, RawField]] | None = None
-    values: tuple[str, ...] = ()
-    load_values: Callable[[], Mapping[str, Any]] = dict
+    load: Callable[[HeteroHeader], RawSample]
 
     kind = "hetero"
     entity = JOINT
@@ -219,13 +212,7 @@ class HeteroHeader:
     def read(self) -> RawSample:
         """Read points and edges. Raises the errors of :meth:`SampleHeader.read`."""
         with damage_named(", ".join(self.paths)):
-            sets, relations = self.load()
-            fields = self.fields if self.finish is None else self.finish(self.fields)
-            values = self.load_values()
-        return RawSample(
-            name=self.name, kind=self.kind, sets=sets, relations=relations, on_sphere=self.on_sphere, fields=fields,
-            left_out=self.left_out, values=values,
-        )  # fmt: skip
+            return self.load(self)
 
 
 def row_entity(kind: str) -> str:

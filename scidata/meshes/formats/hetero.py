@@ -21,8 +21,8 @@ dimension that its fields share.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
@@ -37,13 +37,15 @@ from scidata.meshes.formats.base import (
     read_graph_values,
 )
 from scidata.meshes.formats.coordinates import as_coordinates, read_columns
-from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
-from scidata.meshes.sample import HeteroHeader
+from scidata.meshes.hetero import JOINT, RawSet, check_set_name, relation_parts
+from scidata.meshes.sample import HeteroHeader, RawSample
 from scidata.sources.kinds import RELATION
 from scidata.sources.torch_files import ENTITY_DIMS
 
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
+#: Names of the arrays of positions, by node set.
+_Positions: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 def has_relations(source: Source) -> bool:
@@ -51,25 +53,27 @@ def has_relations(source: Source) -> bool:
     return any(map(RELATION.fullmatch, source.arrays))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Loading:
-    """Reads sets and relations of a file."""
-
-    source: Source
-    options: Options
-    counts: Mapping[str, int]
-    positions: Mapping[str, tuple[str, ...]]
-    relations: tuple[str, ...]
-    on_sphere: bool
-
-    def __call__(self) -> tuple[dict[str, RawSet], dict[str, IntArray]]:
-        points = {
-            name: read_columns(self.source, names, self.options, on_sphere=self.on_sphere)
-            for name, names in self.positions.items()
-        }
-        sets = {name: RawSet(num_nodes=num, points=points.get(name)) for name, num in self.counts.items()}
-        pairs = {name: read_pairs(self.source, f"edges/{name}/edge_index", self.options) for name in self.relations}
-        return sets, pairs
+def _load(
+    source: Source,
+    options: Options,
+    positions: _Positions,
+    values: Sequence[str],
+    header: HeteroHeader,
+) -> RawSample:
+    """Read sets and relations of a file."""
+    sets: dict[str, RawSet] = {}
+    relations: dict[str, IntArray] = {}
+    for name, num in header.sizes.items():
+        if relation_parts(name) is not None:
+            relations[name] = read_pairs(source, f"edges/{name}/edge_index", options)
+        elif name != JOINT:
+            names = positions.get(name)
+            points = None if names is None else read_columns(source, names, options, on_sphere=header.on_sphere)
+            sets[name] = RawSet(num_nodes=num or 0, points=points)
+    return RawSample(
+        name=header.name, kind=header.kind, sets=sets, relations=relations, on_sphere=header.on_sphere,
+        fields=header.fields, left_out=header.left_out, values=read_graph_values(source, values, options),
+    )  # fmt: skip
 
 
 def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[str] | None) -> HeteroHeader:
@@ -135,18 +139,13 @@ def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[st
             raise UnknownNameError(f"{source.path}: no field {each!r}{near_matches(each, fields)}")
     return HeteroHeader(
         name=name,
-        sizes={"joint": sum(counts[each] for each in sets), **counts},
+        sizes={JOINT: sum(counts[each] for each in sets), **counts},
         on_sphere=on_sphere,
         fields=fields,
         left_out=left_out,
         paths=(source.path,),
-        values=values,
-        load_values=partial(read_graph_values, source, values, options),
-        load=_Loading(
-            source=source, options=options, counts={each: counts[each] for each in sets}, positions=positions,
-            relations=tuple(relations), on_sphere=on_sphere,
-        ),
-    )  # fmt: skip
+        load=partial(_load, source, options, positions, values),
+    )
 
 
 def _is_wanted(short: str, wanted: Sequence[str] | None) -> bool:
@@ -164,7 +163,7 @@ def _positions(name: str, arrays: list[ArrayLayout]) -> tuple[str, ...] | None:
     return None
 
 
-def _on_sphere(source: Source, positions: Mapping[str, tuple[str, ...]]) -> bool:
+def _on_sphere(source: Source, positions: _Positions) -> bool:
     found = {}
     for name, paths in positions.items():
         _, angles = as_coordinates(source, [source.arrays[path] for path in paths])
@@ -179,9 +178,7 @@ def _on_sphere(source: Source, positions: Mapping[str, tuple[str, ...]]) -> bool
     return any(found.values())
 
 
-def _count(
-    source: Source, name: str, arrays: list[ArrayLayout], positions: Mapping[str, tuple[str, ...]], options: Options
-) -> int:
+def _count(source: Source, name: str, arrays: list[ArrayLayout], positions: _Positions, options: Options) -> int:
     if name in positions:
         return source.arrays[positions[name][0]].shape[0]
     said = next((layout for layout in arrays if layout.name == f"nodes/{name}/{_NUM_NODES}"), None)

@@ -140,7 +140,7 @@ class ArrayPlan:
         ]
         return paths, np.concatenate([np.empty((0, 3), np.int64), *tables])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the plan as plain values: the inputs, the sums and the byte ranges."""
         return {
             **as_json.inputs_to_json(self.layout, self.selection, self.refs, self.out_shape),

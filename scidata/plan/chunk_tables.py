@@ -82,12 +82,7 @@ class Pattern:
 
     def reads_from(self, offset: int) -> Reads | None:
         """Return the reads of raw chunks, the first of which begins at ``offset``."""
-        reads = self.reads
-        if reads is None:
-            return None
-        return Reads(
-            path_index=reads.path_index, offset=reads.offset + offset, nbytes=reads.nbytes, bounds=reads.bounds
-        )
+        return None if self.reads is None else replace(self.reads, offset=self.reads.offset + offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,15 +48,7 @@ class DimPieces:
 
     def moved(self, chunk: int, row: int) -> DimPieces:
         """Return the same pieces ``chunk`` chunks and, inside each, ``row`` rows further on."""
-        return DimPieces(
-            start=self.start + row if row else self.start,
-            count=self.count,
-            step=self.step,
-            dest=self.dest,
-            sign=self.sign,
-            chunk_row=self.chunk_row,
-            chunks=self.chunks + chunk if chunk else self.chunks,
-        )
+        return replace(self, start=self.start + row, chunks=self.chunks + chunk)
 
 
 def slice_of(first: int, count: int, sign: int) -> slice:

@@ -82,7 +82,7 @@ class ReadPlan:
         facts = {"sample": self.index, "rank": self.rank, "reads": self.num_reads}
         return card("ReadPlan" if self.exact else "ReadPlan, estimated", facts, columns, [*rows, _row("all", every)])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the plan as plain values."""
         return {
             "index": self.index,

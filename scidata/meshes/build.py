@@ -37,7 +37,7 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
-from scidata.meshes.hetero import RawSet, check_set_name, relation_name, relation_parts
+from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
@@ -105,8 +105,7 @@ def as_build(nodes: Any, edges: Any) -> Build | None:
             "nodes and edges are given together, by set and by relation: nodes={'grid': 'file', 'mesh': "
             "'icosahedral:4'}, edges={'grid__to__mesh': 'spacing:0.6'}"
         )
-    named = {relation_name(*key) if isinstance(key, tuple) else str(key): rule for key, rule in edges.items()}
-    return Build(nodes=resolved_nodes(nodes), edges=named)
+    return Build(nodes=resolved_nodes(nodes), edges={str(key): rule for key, rule in edges.items()})
 
 
 def _check_rule(relation: str, rule: str, parts: tuple[str, str, str], nodes: Mapping[str, str]) -> None:

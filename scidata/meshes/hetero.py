@@ -21,23 +21,6 @@ _RESERVED = frozenset([JOINT, "blocks", "csr", "checksums", "edge", "cell"])
 _NAME = re.compile(r"[^/\\\0]+")
 
 
-def relation_name(source: str, name: str, target: str) -> str:
-    """Return the name of a relation, ``source__name__target``.
-
-    Raises
-    ------
-    ConfigError
-        A part of it has two underscores in a row, or begins or ends with one where another part does.
-    """
-    whole = SEPARATOR.join((source, name, target))
-    if relation_parts(whole) != (source, name, target):
-        raise ConfigError(
-            f"relation ({source!r}, {name!r}, {target!r}): the parts are joined by {SEPARATOR!r}, so none may have "
-            "that in it, or an underscore at its ends; call them otherwise"
-        )
-    return whole
-
-
 def relation_parts(relation: str) -> tuple[str, str, str] | None:
     """Return source set, name and target set of a relation; None for other names."""
     parts = relation.split(SEPARATOR)

@@ -227,13 +227,9 @@ def check_ghosts(path: str, name: str, values: npt.NDArray[Any], *, of_cells: bo
     ------
     UnsupportedFormatError
     """
-    if values.dtype.kind not in "iu":
-        marked = values != 0
-        duplicate = hidden = int(marked.sum())
-    else:
-        bits = values.astype(np.int64)
-        duplicate = int((bits & _DUPLICATE != 0).sum())
-        hidden = int((bits & (_HIDDEN_CELL | _REFINED_CELL if of_cells else _HIDDEN_POINT) != 0).sum())
+    bits = values.astype(np.int64)
+    duplicate = int((bits & _DUPLICATE != 0).sum())
+    hidden = int((bits & (_HIDDEN_CELL | _REFINED_CELL if of_cells else _HIDDEN_POINT) != 0).sum())
     if duplicate or hidden:
         rows = "cells" if of_cells else "points"
         marked_as = "hidden, or replaced by finer ones"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TypeAlias, overload
+from typing import TypeAlias
 
 from scidata.core.checks import names_of
 from scidata.core.types import Source
@@ -54,7 +54,7 @@ _MESHES: tuple[_Format, ...] = (
 _OWN_COORDINATES = (vtkhdf, mpas, exodus, esmf)
 
 
-class RawSamples(Sequence[RawSample]):
+class RawSamples:
     """Samples whose topology is read at ``samples[i]``, each time anew; it pickles.
 
     :meth:`header` reads metadata alone.
@@ -68,15 +68,7 @@ class RawSamples(Sequence[RawSample]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> RawSample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[RawSample]: ...
-
-    def __getitem__(self, index: int | slice) -> RawSample | Sequence[RawSample]:
-        if isinstance(index, slice):
-            return RawSamples(self.names[index], self._paths[index], self._reading)
+    def __getitem__(self, index: int) -> RawSample:
         return self.header(index).read()
 
     @property

@@ -32,7 +32,7 @@ def test_one_sample_per_file(tmp_path):
     assert samples.names == ("wing_0", "wing_1", "wing_2")
     assert [s.fields["p"].read()[0] for s in samples] == [0, 1, 2]
     assert samples[-1].name == "wing_2"
-    assert samples[1:].names == ("wing_1", "wing_2")
+    assert samples.names[1:] == ("wing_1", "wing_2")
     assert read_samples(paths).names == ("wing_2", "wing_0", "wing_1")
     with pytest.raises(IndexError):
         samples[3]

@@ -161,11 +161,6 @@ def make_spans(
         box, first, part = rows, np.zeros_like(count), count
         offset, nbytes, here = origin, extent, (dest * to).sum(axis=1)
         return Spans(box=box, first=first, count=part, offset=offset, nbytes=nbytes, direct=direct, dest=here)
-    if 2 * np.count_nonzero(active) > num:  # a few are split: not all need the tables that follow
-        parts = [make_spans(layout, pieces, boxes, rows[k], out_shape, max_gap) for k in (active, ~active)]
-        columns = {n: np.concatenate([getattr(part, n) for part in parts]) for n in Spans.__dataclass_fields__}
-        return Spans(**columns).take(np.argsort(columns["box"], kind="stable"))
-
     # Number the spans of each box like the digits of a clock, the fastest axis first: with 3 blocks along axis 1 and 4
     # indices along axis 0, span 7 of a box is block 7 % 3 = 1 and index 7 // 3 = 2.
     per_axis = np.ones_like(count)  # how many spans each axis is enumerated into, slowest axis first

@@ -14,7 +14,7 @@ from scidata.core.moments import RoundedMoments
 from scidata.core.types import IntArray
 from scidata.data.field_statistics import FieldStatistics, Labels
 from scidata.grids.labels import labels_of
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 
 if TYPE_CHECKING:
     from scidata.grids.reader import GridReader

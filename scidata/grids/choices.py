@@ -22,7 +22,7 @@ from scidata.errors import (
     near_matches,
 )
 from scidata.grids.partition import resolve_dim, selected_rows
-from scidata.read.whole import array_of, read_array
+from scidata.read.arrays import array_of, read_array
 from scidata.sources.cf import decoding_of, named_as, role_of
 from scidata.sources.kinds import TENSOR_KINDS, data_fields, dim_roles, numbers_cells
 

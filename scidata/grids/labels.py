@@ -18,7 +18,7 @@ from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources.cf import decoding_of, is_time
 from scidata.sources.text import read_text_along
 

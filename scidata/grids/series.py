@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
-from scidata.read.whole import array_of, read_array
+from scidata.read.arrays import array_of, read_array
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources.cf import decoding_of
 
 _FACES = "_stag"  # how WRF ends the names of their dimensions

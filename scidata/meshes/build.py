@@ -48,7 +48,7 @@ from scidata.meshes.sets.healpix import healpix
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges
 from scidata.meshes.sets.node_set import NodeSet
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources.cf import role_of
 from scidata.sources.kinds import data_fields, dim_roles
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scidata.errors import ConfigError
 from scidata.meshes.sets.gaussian import reduced_gaussian
 from scidata.meshes.sets.node_set import NodeSet
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources import open_source
 
 _RULE = re.compile(r"gaussian:(?:(N[1-9]\d*):)?(.+)", re.IGNORECASE | re.DOTALL)

@@ -16,7 +16,7 @@ from scidata.data.output.packing import Packing, packing_given, packing_of
 from scidata.data.output.steps import copied_variable, given_steps, kept_attributes, stored_attributes
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.reader import GridReader
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 
 _NAMING = ("coordinates", "grid_mapping", "bounds", "cell_measures", "ancillary_variables")
 _OPTIONS = ("like", "dims", "sizes", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes")

@@ -18,7 +18,7 @@ from scidata.data.output.steps import copied_variable, given_steps, kept_attribu
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.samples import read_samples
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources import open_source
 
 _NUMBERED = re.compile(r"dim_\d+")  # dims of files that do not name them

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.meshes.geometry import Geometry
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources.cf import array_of, decoding_of
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import SciDataError
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of

@@ -378,7 +378,7 @@ import h5py, numpy as np, os, zarr
 from scidata.sources.access.files import files
 from scidata.sources.access.url_file import UrlFile
 from scidata.grids.series import Series
-from scidata.read.whole import read_array
+from scidata.read.arrays import read_array
 from scidata.sources import open_source
 source = open_source(sys.argv[1] + "/z")
 values = read_array(source, source.arrays["u"])

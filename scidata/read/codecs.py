@@ -42,7 +42,7 @@ class Scratch:
         """Return ``nbytes`` bytes, as last written under ``name``, or uninitialised."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
-            buffer = allocate("chunks and what is read beside them", (max(nbytes, 4096),), np.uint8)
+            buffer = allocate("chunks and the bytes read beside them", (max(nbytes, 4096),), np.uint8)
             if buffer.size <= self.max_kept:
                 self._buffers[name] = buffer
             else:
@@ -204,7 +204,7 @@ class _Shuffle(_Step):
         return dest
 
 
-class _Checksum(_Step):
+class _CRC32C(_Step):
     """Four bytes beside the data that must agree with it."""
 
     def encoded_size(self) -> int | None:
@@ -213,14 +213,9 @@ class _Checksum(_Step):
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         if data.size < _CHECKSUM_NBYTES:
             raise CorruptDataError(f"{data.size} bytes are too few for a checksum")
-        return self.verify(data)
+        return self._verified(data)
 
-    def verify(self, data: Bytes) -> Bytes:
-        raise NotImplementedError
-
-
-class _CRC32C(_Checksum):
-    def verify(self, data: Bytes) -> Bytes:
+    def _verified(self, data: Bytes) -> Bytes:
         if self.config.get("location", "end") == "start":
             stored, body = data[:_CHECKSUM_NBYTES], data[_CHECKSUM_NBYTES:]
         else:
@@ -229,8 +224,8 @@ class _CRC32C(_Checksum):
         return body
 
 
-class _Fletcher32(_Checksum):
-    def verify(self, data: Bytes) -> Bytes:
+class _Fletcher32(_CRC32C):
+    def _verified(self, data: Bytes) -> Bytes:
         if data.size > _CHECKSUM_NBYTES:
             try:
                 Fletcher32().decode(np.ascontiguousarray(data))
@@ -303,9 +298,7 @@ class Pipeline:
             size = step.encoded_size()
         self.nbytes = nbytes
         self.is_blosc = len(steps) == 1 and isinstance(steps[0], _Blosc)
-        self.is_crc32c = (
-            len(steps) == 1 and isinstance(steps[0], _CRC32C) and steps[0].config.get("location", "end") == "end"
-        )
+        self.is_crc32c = [step.name for step in steps] == ["crc32c"] and steps[0].config.get("location", "end") == "end"
         self._steps = tuple(reversed(steps))
 
     def decode(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:

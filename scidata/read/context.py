@@ -62,14 +62,7 @@ class ReadStats:
     def __add__(self, other: ReadStats) -> ReadStats:
         if self is NO_READ or other is NO_READ:  # of most sums one term is: making one takes as long as a small read
             return other if self is NO_READ else self
-        return ReadStats(
-            bytes_fetched=self.bytes_fetched + other.bytes_fetched,
-            bytes_decoded=self.bytes_decoded + other.bytes_decoded,
-            num_reads=self.num_reads + other.num_reads,
-            read_ns=self.read_ns + other.read_ns,
-            decode_ns=self.decode_ns + other.decode_ns,
-            copy_ns=self.copy_ns + other.copy_ns,
-        )
+        return ReadStats(**{name: count + getattr(other, name) for name, count in vars(self).items()})
 
 
 #: Statistics of rows that are in memory already.

@@ -46,7 +46,8 @@ class Converter:
         self._swapped = native != self.stored
         self._scale = decoding.scale if decoding is not None else None
         self._offset = decoding.offset if decoding is not None else None
-        self._fills = _fills(decoding, native)
+        fills = () if decoding is None else decoding.fill_values
+        self._fills = [fill for fill in fills if fill == fill]  # NaN stays NaN
         arithmetic = self._scale is not None or self._offset is not None or bool(self._fills)
         # Arithmetic happens in the decoding's dtype; another destination dtype gets the result by one cast.
         self._work = decoding.dtype if decoding is not None and arithmetic else dtype
@@ -93,18 +94,3 @@ class Converter:
             np.add(piece, self._offset, out=piece)
         if mask is not None:
             np.copyto(piece, np.nan, where=mask)
-
-
-def _fills(decoding: Decoding | None, native: np.dtype[np.generic]) -> tuple[np.generic, ...]:
-    """Return the fill values as raw values, without NaN (which stays NaN) and without those that no value can equal."""
-    fills: list[np.generic] = []
-    for value in decoding.fill_values if decoding is not None else ():
-        given = np.asarray(value)
-        with np.errstate(all="ignore"):
-            raw = given.astype(native)
-        if native.kind in "fc":
-            if not np.isnan(raw):
-                fills.append(raw.reshape(1)[0])
-        elif raw == given:
-            fills.append(raw.reshape(1)[0])
-    return tuple(dict.fromkeys(fills))

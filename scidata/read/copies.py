@@ -86,7 +86,6 @@ _MIN_GATHER = 8
 #: Rounds of joining: tiles to rows of tiles, rows to blocks; the sharding codec writes in Morton order, which takes a
 #: round for every doubling.
 _MAX_ROUNDS = 10
-_MAX_KINDS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +182,11 @@ def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
     read, gathers = table.read, dict[int, list[Gather]]()
     if len(read) < _MIN_GATHER * (1 + np.count_nonzero(read[1:] != read[:-1])):
         return table, gathers
-    kind = _kinds(table.form)
-    order = np.lexsort((kind, read))
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(read[order]) != 0) | (np.diff(kind[order]) != 0)]))
+    columns = [read, *(column for column in table.form.T if (column != column[0]).any())]
+    order = np.lexsort(columns[::-1])
+    starts = np.ones(len(read), np.bool_)
+    starts[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+    first = np.flatnonzero(starts)
     kept = np.ones(len(read), np.bool_)
     for a, b in zip(first.tolist(), np.append(first[1:], len(read)).tolist(), strict=True):
         if b - a < _MIN_GATHER:
@@ -202,20 +203,6 @@ def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
             )
         )
     return table.rows(kept), gathers
-
-
-def _kinds(table: IntArray) -> IntArray:
-    """Number the rows of a table, ``(num,)`` int64: equal ones alike, others not."""
-    kind, num_kinds = np.zeros(len(table), np.int64), 1
-    for column in table.T:
-        low, high = int(column.min()), int(column.max())
-        if low == high:
-            continue
-        if num_kinds * (high - low + 1) > _MAX_KINDS:
-            return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)  # much slower
-        kind = kind * (high - low + 1) + (column - low)
-        num_kinds *= high - low + 1
-    return kind
 
 
 def _is_commonest(step: IntArray, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """Rows of bytes by key, kept on local disk: for other epochs, runs and processes, within so many bytes.
 
 An entry is a file that is written under another name and renamed, so that nobody ever sees a part of one, and never
-changes afterwards. Whoever reads holds no lock: an entry that is evicted meanwhile stays whole for those who have it
-open. What goes wrong here only means that an entry is not there. Entries are not synced to disk: after a loss of power
+changes afterwards. Readers hold no lock: an entry that is evicted meanwhile stays whole for those that have it open.
+Errors here only mean that an entry is not there. Entries are not synced to disk: after a loss of power
 some may hold garbage, which their checksums tell.
 """
 
@@ -132,7 +132,7 @@ class DiskCache:
 
     def put(self, key: bytes, rows: npt.NDArray[np.uint8]) -> bool:
         """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; say whether they are there now."""
-        path, nbytes = self._path(key), _entry_nbytes(*rows.shape)
+        path, nbytes = self._path(key), self.entry_nbytes(*rows.shape)
         if os.path.lexists(path):
             return True
         if time.monotonic() < self._quiet_until:
@@ -210,7 +210,7 @@ class DiskCache:
             os.close(descriptor)
 
     def _evict(self, target: int) -> int:
-        """Delete the entries used longest ago until the others fit into ``target`` bytes; return what they take."""
+        """Delete the entries used longest ago until the others fit into ``target`` bytes; return their bytes."""
         entries = sorted(self._entries())
         total = sum(nbytes for _, nbytes, _ in entries)
         for _, nbytes, path in entries:
@@ -251,9 +251,10 @@ class DiskCache:
         """Return the bytes that all entries take; looks at each."""
         return sum(nbytes for _, nbytes, _ in self._entries())
 
-    def entry_nbytes(self, num_rows: int, row_nbytes: int) -> int:
+    @staticmethod
+    def entry_nbytes(num_rows: int, row_nbytes: int) -> int:
         """Return the bytes on disk of an entry."""
-        return _entry_nbytes(num_rows, row_nbytes)
+        return _on_disk(_header_nbytes(num_rows) + num_rows * row_nbytes)
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
@@ -307,10 +308,6 @@ def _header_nbytes(num_rows: int) -> int:
     return -(-(_HEAD.size + _CRC.size * (num_rows + 1)) // _ALIGNED) * _ALIGNED
 
 
-def _entry_nbytes(num_rows: int, row_nbytes: int) -> int:
-    return _on_disk(_header_nbytes(num_rows) + num_rows * row_nbytes)
-
-
 def _header(key: bytes, rows: npt.NDArray[np.uint8]) -> bytes:
     """Return the header: key and sizes, a checksum of each row, and at the end one of all this."""
     nbytes = _header_nbytes(len(rows))
@@ -323,8 +320,8 @@ def _header(key: bytes, rows: npt.NDArray[np.uint8]) -> bytes:
 def _read_rows(descriptor: int, key: bytes, shape: tuple[int, int], wanted: Sequence[tuple[int, memoryview]]) -> None:
     num_rows, row_nbytes = shape
     status, begin = os.fstat(descriptor), _header_nbytes(num_rows)
-    if status.st_size != _entry_nbytes(num_rows, row_nbytes):
-        raise _DamagedError(f"has {status.st_size} bytes, not {_entry_nbytes(num_rows, row_nbytes)}")
+    if status.st_size != (nbytes := DiskCache.entry_nbytes(num_rows, row_nbytes)):
+        raise _DamagedError(f"has {status.st_size} bytes, not {nbytes}")
     header = bytearray(begin)
     _fill(descriptor, memoryview(header), 0)
     if crc32c(memoryview(header)[: -_CRC.size]) != _CRC.unpack_from(header, begin - _CRC.size)[0]:

@@ -24,7 +24,7 @@ class RawTables:
 
     Attributes
     ----------
-    path_index, nbytes
+    path_index
         Of each read.
     direct
         Which reads go straight to the destination; the spans of a read agree about it.
@@ -43,7 +43,6 @@ class RawTables:
     """
 
     path_index: list[int]
-    nbytes: list[int]
     direct: list[bool]
     single: list[slice | None]
     bounds: list[int]

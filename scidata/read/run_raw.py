@@ -136,7 +136,6 @@ class RawRun:
         begins, ends = begin[first].tolist(), end[last].tolist()
         return RawTables(
             path_index=reads.path_index.tolist(),
-            nbytes=reads.nbytes.tolist(),
             direct=direct.tolist(),
             single=[
                 slice(begins[a], ends[a]) if is_direct and b == a + 1 else None

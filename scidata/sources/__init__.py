@@ -34,14 +34,14 @@ def open_source(
         A file, a folder, a group of an HDF5 or NetCDF-4 file (``a.h5/group``), or a URL that fsspec knows; of an
         Icechunk repository with ``@branch=``, ``@tag=`` or ``@snapshot=`` behind it.
     allow_external
-        Also read what lies outside the store (HDF5 external storage, external links, virtual datasets, references).
+        Also read values outside the store (HDF5 external storage, external links, virtual datasets, references).
     storage_options
-        Of a URL: what fsspec's file system is made with (``endpoint_url``, ``key``, ``secret``, ``anon``, …).
+        Arguments of the file system that opens a URL (``endpoint_url``, ``key``, ``secret``, ``anon``, …).
 
     Raises
     ------
     FileNotFoundError
-        Nothing is there; the message names what is nearby.
+        Nothing is there; the message names files nearby.
     UnsupportedFormatError
         It is of no format that scidata reads.
     """
@@ -82,14 +82,14 @@ def _zarr_marks(path: str) -> set[str]:
         return {name for name in ZARR_NAMES if os.path.isfile(os.path.join(path, name))}
     found = dict(zip(ZARR_NAMES, each([path.at(name) for name in ZARR_NAMES], "info"), strict=True))
     marks = {n for n, i in found.items() if not isinstance(i, Exception) and i.get("type") != "directory"}
-    for error in found.values():  # some servers forbid what is not there
+    for error in found.values():  # some servers forbid files that are not there
         if not marks and isinstance(error, Exception) and not isinstance(error, (*_GONE, PermissionError)):
             raise error
     return marks
 
 
 def _check_local(path: str) -> None:
-    """Raise if ``path`` is not a file, saying what to do instead."""
+    """Raise if ``path`` is not a file, with a remedy."""
     if not path:
         raise FileNotFoundError("the path is empty: name a file, a folder or a URL")
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, STORE_MARK)):
@@ -104,7 +104,7 @@ def _check_local(path: str) -> None:
             "name a file in it, or use a glob such as '*.nc' for a series of files"
         )
     if os.path.islink(path) and not os.path.exists(path):
-        os.stat(path)  # says what is wrong with the link
+        os.stat(path)  # raises the fault of the link
     if not os.path.exists(path):
         parent = os.path.dirname(path) or "."
         if not os.path.isdir(parent):

@@ -195,16 +195,12 @@ def _as_stored(
         return value.reshape(1)[0] if same else None
     if not np.isfinite(exact) or exact != int(exact):
         return None
-    stored: np.generic
-    limits = np.iinfo(raw.str)
-    if viewed is not None and limits.min <= exact <= limits.max:
-        stored = np.array(int(exact), raw).view(viewed).reshape(1)[0]
-        return stored
-    limits = np.iinfo(seen.str)
-    if not limits.min <= exact <= limits.max:
-        return None
-    stored = np.array(int(exact), seen).reshape(1)[0]
-    return stored
+    for dtype in (seen,) if viewed is None else (raw, seen):
+        limits = np.iinfo(dtype.str)
+        if limits.min <= exact <= limits.max:
+            stored: np.generic = np.array(int(exact), dtype).view(seen).reshape(1)[0]
+            return stored
+    return None
 
 
 def role_of(layout: ArrayLayout) -> str | None:

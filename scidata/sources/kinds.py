@@ -39,10 +39,10 @@ ELSEWHERE = "the topology is in another file"
 
 
 def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
-    """Return ``"mesh"``, ``"graph"``, ``"hetero"``, ``"points"`` or ``"grid"``, and in words what it was recognised by.
+    """Return ``"mesh"``, ``"graph"``, ``"hetero"``, ``"points"`` or ``"grid"``, and the reason in words.
 
-    What opens, plans, partitions and describes a file all go by this. ``like_grid`` says that it is opened as grids
-    are: what is a cloud, or a mesh, by common names or dimensions alone is a grid then.
+    Opening, planning, partitioning and describing a file all use this. ``like_grid`` says that it is opened as grids
+    are: a cloud or mesh recognised by common names or dimensions alone is a grid then.
 
     Raises
     ------

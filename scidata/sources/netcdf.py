@@ -5,20 +5,18 @@ netCDF4-python is not used: it crashes when threads read. It is the oracle of th
 
 from __future__ import annotations
 
-import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
-from scidata.core.urls import is_url, url_of
-from scidata.errors import UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.sources.access.files import files
+from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside
 from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header
@@ -96,46 +94,24 @@ class NetCDF4Source(HDF5Source):
     Variables in groups are ``group/name``. Dimensions without a variable are not arrays; text is left out and named
     in ``skipped``; attributes come without HDF5's and netCDF's bookkeeping. A variable that is shorter than its
     unlimited dimension has the dimension's length, and the rest are chunks that were never written.
-
-    Parameters
-    ----------
-    path
-        File or URL. Opened at the first use, once per process.
-    allow_external
-        Also read what lies in other files, through HDF5.
     """
 
     format = "netcdf4"
     naming = _NetCDF4Naming
 
 
-class NetCDF3Source:
+#: Of a NetCDF-3 file: its header, the layouts of its arrays, and all variables.
+_Contents: TypeAlias = tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]
+
+
+class NetCDF3Source(FileSource[_Contents]):
     """One NetCDF-3 file: classic, 64-bit offset or 64-bit data.
 
     A variable without the record dimension is one contiguous chunk; a record variable has one chunk per record,
     which lie ``record_nbytes`` apart. Bytes are big-endian. Text variables are left out and named in ``skipped``.
-
-    Parameters
-    ----------
-    path
-        File or URL. The header is read at the first use.
-    allow_external
-        Nothing in this format is outside the file; taken so that sources are made alike.
     """
 
     format = "netcdf3"
-
-    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = url_of(os.fspath(path))
-        self.allow_external = allow_external
-        self._versions = Versions()
-        self._parsed: tuple[Header, dict[str, ArrayLayout], dict[str, Variable]] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_parsed": None}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -156,26 +132,26 @@ class NetCDF3Source:
     @property
     def skipped(self) -> Mapping[str, str]:
         """Why some variables are not among the arrays, by name."""
-        header, arrays, _ = self._read()
-        return {v.name: "text is not read" for v in header.variables if v.name not in arrays}
+        _, arrays, variables = self._read()
+        return {name: "text is not read" for name in variables if name not in arrays}
 
-    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where the file that was just read is not the one whose header was."""
-        if not is_url(self.path):
-            self._versions.check((self.path,))
+    @property
+    def variables(self) -> Mapping[str, Variable]:
+        """Every variable, text included."""
+        return self._read()[2]
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
-        """Name the file."""
-        return Files((self.path,))
-
-    def close(self) -> None:
-        """Forget the header; the next use reads it again."""
-        self._parsed = None
+    def read_characters(self, name: str) -> npt.NDArray[np.bytes_]:
+        """Read all of a text variable."""
+        header, _, variables = self._read()
+        layout = self._layout(header, variables[name])
+        text = np.empty(layout.shape, "S1")
+        self.read_box(layout, tuple(slice(None) for _ in layout.shape), text)
+        return text
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates. Pure arithmetic."""
-        header, _, _ = self._read()
-        variable = self._variable(layout)
+        header, _, variables = self._read()
+        variable = self._item(layout, variables)
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
         check_inside(layout, chunks)
         records: IntArray = chunks[:, 0] if chunks.shape[1] else np.zeros(len(chunks), np.int64)
@@ -192,8 +168,8 @@ class NetCDF3Source:
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out``, by the span of bytes that it lies in."""
-        header, _, _ = self._read()
-        variable = self._variable(layout)
+        header, _, variables = self._read()
+        variable = self._item(layout, variables)
         if 0 in out.shape:
             return
         row = np.dtype((layout.dtype, layout.shape[1:]))
@@ -205,16 +181,10 @@ class NetCDF3Source:
         span: npt.NDArray[np.generic] = np.ndarray((rows[-1] - rows[0] + 1,), row, buffer=raw, strides=(step,))
         out[...] = span[(slice(None, None, rows.step), *box[1:])] if box else span[0]
 
-    def _read(self) -> tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]:
-        parsed = self._parsed
-        if parsed is None:  # two threads may both read it: they get the same
-            header = read_header(self.path)
-            if not is_url(self.path):
-                self._versions.check((self.path,))
-            numeric = {v.name: v for v in header.variables if v.dtype.kind != "S"}
-            parsed = header, {name: self._layout(header, v) for name, v in numeric.items()}, numeric
-            self._parsed = parsed
-        return parsed
+    def _parse(self) -> _Contents:
+        header = read_header(self.path)
+        numeric = {v.name: self._layout(header, v) for v in header.variables if v.dtype.kind != "S"}
+        return header, numeric, {v.name: v for v in header.variables}
 
     def _layout(self, header: Header, variable: Variable) -> ArrayLayout:
         shape = variable.shape
@@ -230,9 +200,3 @@ class NetCDF3Source:
             axis_order=tuple(range(len(shape))),
             attributes=variable.attributes,
         )
-
-    def _variable(self, layout: ArrayLayout) -> Variable:
-        _, arrays, variables = self._read()
-        if layout.name not in variables:
-            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, arrays)}")
-        return variables[layout.name]

@@ -7,7 +7,7 @@ big-endian and padded to four bytes. Sizes are checked against the file before a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,12 @@ class _Cursor:
         self._bytes = bytearray(files().read(path, 0, min(_FIRST_READ, self.file_size)))
         self.wide = False  # CDF-5: counts are 64-bit
 
-    def take(self, nbytes: int, what: str) -> bytes:
+    def take(self, nbytes: int, part: str) -> bytes:
         """Return the next bytes, after checking that the file has them."""
         end = self.position + nbytes
         if nbytes < 0 or end > self.file_size:
             raise ShortReadError(
-                f"{self.path}: the header's {what} needs {nbytes} bytes at byte {self.position}, but the file ends at "
+                f"{self.path}: the header's {part} needs {nbytes} bytes at byte {self.position}, but the file ends at "
                 f"{self.file_size}; it is truncated or damaged: copy or write it again"
             )
         while end > len(self._bytes):
@@ -85,63 +85,63 @@ class _Cursor:
         self.position = end
         return data
 
-    def integer(self, nbytes: int, what: str) -> int:
+    def integer(self, nbytes: int, part: str) -> int:
         """Return an unsigned big-endian integer."""
-        return int.from_bytes(self.take(nbytes, what), "big")
+        return int.from_bytes(self.take(nbytes, part), "big")
 
-    def count(self, what: str) -> int:
+    def count(self, part: str) -> int:
         """Return a NON_NEG of the format: a count, length or dimension id."""
         width = 8 if self.wide else 4
-        value = self.integer(width, what)
+        value = self.integer(width, part)
         if value >> (8 * width - 1):
-            raise CorruptDataError(f"{self.path}: the header's {what} is negative; the file is damaged")
+            raise CorruptDataError(f"{self.path}: the header's {part} is negative; the file is damaged")
         return value
 
-    def name(self, what: str) -> str:
+    def name(self, part: str) -> str:
         """Return a padded UTF-8 name."""
-        length = self.count(f"{what} name length")
-        raw = self.take(_padded(length), f"{what} name")[:length]
+        length = self.count(f"{part} name length")
+        raw = self.take(_padded(length), f"{part} name")[:length]
         try:
             name = raw.decode("utf-8")
         except UnicodeDecodeError as e:
             raise CorruptDataError(
-                f"{self.path}: the header's {what} name {raw[:_SHOWN]!r} is not UTF-8; the file is damaged"
+                f"{self.path}: the header's {part} name {raw[:_SHOWN]!r} is not UTF-8; the file is damaged"
             ) from e
         if "\0" in name:
-            raise CorruptDataError(f"{self.path}: the header's {what} name {raw[:_SHOWN]!r} holds a NUL; it is damaged")
+            raise CorruptDataError(f"{self.path}: the header's {part} name {raw[:_SHOWN]!r} holds a NUL; it is damaged")
         return name
 
-    def list_length(self, tag: int, what: str, item_nbytes: int) -> int:
+    def list_length(self, tag: int, part: str, item_nbytes: int) -> int:
         """Return the number of items of a list; none where it is absent."""
-        found = self.integer(4, f"{what} list tag")
-        length = self.count(f"{what} list length")
+        found = self.integer(4, f"{part} list tag")
+        length = self.count(f"{part} list length")
         if found == 0 and length == 0:
             return 0
         if found != tag:
-            raise CorruptDataError(f"{self.path}: the header has tag {found} where the {what} list ({tag}) should be")
+            raise CorruptDataError(f"{self.path}: the header has tag {found} where the {part} list ({tag}) should be")
         if length * item_nbytes > self.file_size - self.position:
             raise ShortReadError(
-                f"{self.path}: the header promises {length} {what}s, which do not fit into the file's "
+                f"{self.path}: the header promises {length} {part}s, which do not fit into the file's "
                 f"{self.file_size} bytes; it is truncated or damaged"
             )
         return length
 
-    def type(self, what: str) -> int:
+    def type(self, part: str) -> int:
         """Return a known type number."""
-        number = self.integer(4, f"type of {what}")
+        number = self.integer(4, f"type of {part}")
         if number not in _TYPES or (number >= _CDF5_FIRST and not self.wide):
-            raise CorruptDataError(f"{self.path}: {what} has type number {number}, which this format does not have")
+            raise CorruptDataError(f"{self.path}: {part} has type number {number}, which this format does not have")
         return number
 
-    def attributes(self, what: str) -> dict[str, Any]:
+    def attributes(self, part: str) -> dict[str, Any]:
         """Return an attribute list: text as str, one value as a NumPy scalar, several as an array."""
         values: dict[str, Any] = {}
-        for _ in range(self.list_length(_ATTRIBUTE, f"{what} attribute", 12)):
-            name = self.name(f"{what} attribute")
-            number = self.type(f"attribute {name!r} of {what}")
+        for _ in range(self.list_length(_ATTRIBUTE, f"{part} attribute", 12)):
+            name = self.name(f"{part} attribute")
+            number = self.type(f"attribute {name!r} of {part}")
             length = self.count(f"attribute {name!r} length")
             dtype = _TYPES[number]
-            raw = self.take(_padded(length * dtype.itemsize), f"attribute {name!r} of {what}")
+            raw = self.take(_padded(length * dtype.itemsize), f"attribute {name!r} of {part}")
             raw = raw[: length * dtype.itemsize]
             if number == _CHAR:
                 values[name] = _text(raw)
@@ -191,7 +191,7 @@ def read_header(path: str) -> Header:
         num_records=num_records,
         record_nbytes=record_nbytes,
         attributes=attributes,
-        variables=tuple(_with_records(v, num_records) for v in raw),
+        variables=tuple(replace(v, shape=(num_records, *v.shape[1:])) if v.is_record else v for v in raw),
         file_size=cursor.file_size,
     )
     for variable in header.variables:
@@ -201,8 +201,8 @@ def read_header(path: str) -> Header:
 
 
 def _each(cursor: _Cursor, tag: int) -> range:
-    what, least = ("dimension", 8) if tag == _DIMENSION else ("variable", 28)
-    return range(cursor.list_length(tag, what, least))
+    part, least = ("dimension", 8) if tag == _DIMENSION else ("variable", 28)
+    return range(cursor.list_length(tag, part, least))
 
 
 def _variable(cursor: _Cursor, dims: list[tuple[str, int]], version: int) -> Variable:
@@ -215,7 +215,7 @@ def _variable(cursor: _Cursor, dims: list[tuple[str, int]], version: int) -> Var
         raise CorruptDataError(f"{cursor.path}: variable {name!r} names dimension {max(ids)} of {len(dims)}")
     attributes = cursor.attributes(f"variable {name!r}")
     number = cursor.type(f"variable {name!r}")
-    cursor.count(f"size of {name!r}")  # vsize overflows for large variables: the shape is what counts
+    cursor.count(f"size of {name!r}")  # vsize overflows for large variables: the shape counts
     begin = cursor.integer(4 if version == 1 else 8, f"begin of {name!r}")
     lengths = [dims[i][1] for i in ids]
     if any(n == 0 for n in lengths[1:]):
@@ -235,7 +235,7 @@ def _check_order(path: str, version: int, header_nbytes: int, variables: list[Va
     """Check that variables follow the header and each other as they are listed, those with records last.
 
     netCDF's C library refuses other files (``NC_check_voffs``, ``NC_check_vlens``), so no writer leaves any. Sizes
-    are computed from the shapes: what the header says of them is wrong for large variables.
+    are computed from the shapes: the header's own are wrong for large variables.
     """
     groups = [v for v in variables if not v.is_record], [v for v in variables if v.is_record]
     end, before = header_nbytes, "the header"
@@ -281,12 +281,6 @@ def _streamed_records(variables: list[Variable], record_nbytes: int, file_size: 
     if not begins or not record_nbytes:
         return 0
     return max(0, (file_size - min(begins)) // record_nbytes)
-
-
-def _with_records(variable: Variable, num_records: int) -> Variable:
-    if not variable.is_record:
-        return variable
-    return Variable(**{**vars(variable), "shape": (num_records, *variable.shape[1:])})
 
 
 def _check_end(path: str, header: Header, variable: Variable) -> None:

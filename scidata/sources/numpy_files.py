@@ -7,8 +7,6 @@ Formats: ``numpy.lib.format``, and APPNOTE.TXT of PKWARE for the local headers o
 
 from __future__ import annotations
 
-import errno
-import io
 import math
 import os
 import posixpath
@@ -16,22 +14,20 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
-from scidata.core.urls import is_url, url_of
-from scidata.errors import CorruptDataError, ShortReadError, UnknownNameError, near_matches
-from scidata.sources.access.files import Versions, files
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.errors import CorruptDataError, ShortReadError
+from scidata.sources.access.files import files
+from scidata.sources.access.url_file import BeforeFileError, UrlFile
+from scidata.sources.file_source import FileSource
 
 MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 1 << 16  # bytes: NumPy's own limit is 10,000
@@ -51,34 +47,18 @@ class _Member:
     header: int  # bytes of its header
 
 
-class NumpySource:
+class NumpySource(FileSource[dict[str, _Member]]):
     """One ``.npy`` or ``.npz`` file. Arrays of the second are named as they were saved.
 
     That of the first is ``points`` where it can be a cloud, two or three columns of floating numbers; else ``data``.
-
-    Parameters
-    ----------
-    path
-        File or URL. Headers are read at the first use.
-    allow_external
-        Nothing in these formats is outside the file; taken so that sources are made alike.
     """
 
     attributes: Mapping[str, Any] = {}
 
-    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = url_of(os.fspath(path))
-        self.allow_external = allow_external
-        self._versions = Versions()
-        self._members: dict[str, _Member] | None = None
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
         self._whole: Cache[npt.NDArray[np.generic]] = Cache(_KEPT, "lru")
         self.skipped: dict[str, str] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_members": None, "_whole": Cache(_KEPT, "lru")}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
 
     @cached_property
     def format(self) -> str:
@@ -98,7 +78,7 @@ class NumpySource:
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates: all are the whole array."""
-        member = self._member(layout)
+        member = self._item(layout, self._read())
         begin, nbytes = np.int64(member.begin), np.int64(member.end - member.begin)
         places = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(str(self.path),), path_index=places, offset=places + begin, nbytes=places + nbytes)
@@ -107,7 +87,7 @@ class NumpySource:
         """Read a box (positive steps) with NumPy into ``out``."""
 
         def load() -> npt.NDArray[np.generic]:
-            with _Stream(self.path) as stream:
+            with UrlFile(self.path) as stream:
                 found = np.load(stream, allow_pickle=False)
                 values: npt.NDArray[np.generic] = found if isinstance(found, np.ndarray) else found[layout.name]
                 return values
@@ -129,11 +109,11 @@ class NumpySource:
         target, row_nbytes = out.transpose(order), math.prod(shape[1:]) * layout.dtype.itemsize
         step = max(1, _PIECE // max(row_nbytes, 1))
         with (
-            _Stream(self.path) as stream,
+            UrlFile(self.path) as stream,
             zipfile.ZipFile(stream) as archive,
             archive.open(f"{layout.name}.npy") as file,
         ):
-            begin = self._member(layout).header
+            begin = self._item(layout, self._read()).header
             for first in range(wanted.start, wanted.stop, step) if row_nbytes else ():
                 rows = np.arange(first, min(first + step, wanted.stop))
                 file.seek(begin + first * row_nbytes)
@@ -144,39 +124,20 @@ class NumpySource:
             while file.read(_PIECE):
                 pass
 
-    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where the file that was just read is not the one whose headers were."""
-        if not is_url(self.path):
-            self._versions.check((self.path,))
-
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
-        """Name the file."""
-        return Files((self.path,))
-
     def close(self) -> None:
-        """Forget the headers; the next use reads them again."""
-        self._members = None
+        """Forget headers and values; the next use reads them again."""
+        super().close()
         self._whole.clear()
 
-    def _member(self, layout: ArrayLayout) -> _Member:
-        members = self._read()
-        if layout.name not in members:
-            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, members)}")
-        return members[layout.name]
+    def _parse(self) -> dict[str, _Member]:
+        with UrlFile(self.path) as stream:
+            if self.format == "npy":
+                found = [self._array("", stream, 0, files().size(self.path), packed=False)]
+            else:
+                found = self._archive(stream)
+        return {member.layout.name: member for member in found if member is not None}
 
-    def _read(self) -> dict[str, _Member]:
-        if self._members is None:  # two threads may both read it: they get the same
-            with _Stream(self.path) as stream:
-                if stream.read(len(MAGIC)) == MAGIC:
-                    found = [self._array("", stream, 0, stream.size, packed=False)]
-                else:
-                    found = self._archive(stream)
-            if not is_url(self.path):
-                self._versions.check((self.path,))
-            self._members = {member.layout.name: member for member in found if member is not None}
-        return self._members
-
-    def _archive(self, stream: _Stream) -> list[_Member | None]:
+    def _archive(self, stream: UrlFile) -> list[_Member | None]:
         found = []
         try:
             with zipfile.ZipFile(stream) as archive:
@@ -233,18 +194,17 @@ class NumpySource:
         return _Member(layout=layout, begin=begin + header, end=begin + header + layout.nbytes, header=header)
 
 
-def is_archive(path: str) -> bool:
-    """Whether a zip archive holds arrays of NumPy's and nothing else."""
-    with _Stream(path) as stream:
+def names_in_archive(path: str) -> list[str]:
+    """Return the names of the members of a zip archive; none where it is damaged."""
+    with UrlFile(path) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
-                names = archive.namelist()
+                return archive.namelist()
         except _DAMAGED:
-            return False
-    return bool(names) and all(name.endswith(".npy") for name in names)
+            return []
 
 
-def _begin_of(stream: _Stream, info: zipfile.ZipInfo) -> int:
+def _begin_of(stream: UrlFile, info: zipfile.ZipInfo) -> int:
     """Return where the bytes of a member begin: behind its local header, whose names may be longer than the index's."""
     stream.seek(info.header_offset)
     mark, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
@@ -254,42 +214,8 @@ def _begin_of(stream: _Stream, info: zipfile.ZipInfo) -> int:
     return begin
 
 
-class _BeforeTheFileError(OSError):
-    """What a damaged archive leads to."""
-
-
-class _Stream(io.RawIOBase):
-    """A file or URL as Python's libraries read one."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self.size, self._at = path, files().size(path), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
-        if at < 0:
-            raise _BeforeTheFileError(errno.EINVAL, "a place before the file")  # as of files, which zipfile expects
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self.size - self._at))
-        view[:count] = files().read(self._path, self._at, count)
-        self._at += count
-        return count
-
-
 #: What Python's zipfile raises of archives that are damaged, encrypted, or compressed in a way that it does not know.
 _DAMAGED = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, struct.error, UnicodeDecodeError,
-    _BeforeTheFileError,
+    BeforeFileError,
 )  # fmt: skip

@@ -50,7 +50,7 @@ def expand_paths(
     FileNotFoundError
         A glob matches nothing, or the list is empty.
     ConfigError
-        Two URLs differ only in what is not shown of them.
+        Two URLs differ only in their query or user, which are not shown.
     """
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)

@@ -9,9 +9,9 @@ from scidata.core.types import Source
 from scidata.core.urls import is_url
 from scidata.errors import UnsupportedFormatError
 from scidata.sources.access.files import files
-from scidata.sources.numpy_files import MAGIC, NumpySource, is_archive
+from scidata.sources.numpy_files import MAGIC, NumpySource, names_in_archive
 from scidata.sources.pointers import check_pointer
-from scidata.sources.torch_files import OLD_TORCH, TorchSource, is_torch_file
+from scidata.sources.torch_files import OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
@@ -31,7 +31,7 @@ def open_file(path: str, *, allow_external: bool) -> Source:
     if head[:4] in _CLASSIC_MAGICS:
         from scidata.sources.netcdf import NetCDF3Source
 
-        return NetCDF3Source(path, allow_external=allow_external)
+        return NetCDF3Source(path)
     if _has_hdf5_signature(path, size):
         # the suffix settles the plain cases without opening the file a second time
         from scidata.sources.hdf5.walk import has_netcdf_marks
@@ -43,10 +43,11 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
-    if head[:6] == MAGIC or (head[:2] == b"PK" and is_archive(path)):
-        return NumpySource(path, allow_external=allow_external)
-    if head[:8] == OLD_TORCH or (head[:2] == b"PK" and not is_url(path) and is_torch_file(path)):
-        return TorchSource(path, allow_external=allow_external)
+    names = names_in_archive(path) if head[:2] == b"PK" else []
+    if head[:6] == MAGIC or (names and all(name.endswith(".npy") for name in names)):
+        return NumpySource(path)
+    if head[:8] == OLD_TORCH or (not is_url(path) and any(name.endswith("/data.pkl") for name in names)):
+        return TorchSource(path)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*ZARR_NAMES, STORE_MARK):
         return reference_source(path, "kerchunk", allow_external)
@@ -54,7 +55,7 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         check_pointer(bytes(files().read(path, 0, min(64, size))), path)
     begins = f"begins with {head!r}" if head else "is empty"
     if head[:2] == b"PK":
-        raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open what was in it")
+        raise UnsupportedFormatError(f"{path}: a zip archive; unpack it (unzip), and open its files")
     if posixpath.basename(path) in (*ZARR_NAMES, STORE_MARK):
         folder = os.path.dirname(path) or "."
         raise UnsupportedFormatError(f"{path}: describes the store in its folder; open that, {folder}")

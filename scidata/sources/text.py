@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import h5py
@@ -14,10 +14,9 @@ import numpy.typing as npt
 from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
 from scidata.errors import CorruptDataError
-from scidata.sources.access.files import files
 from scidata.sources.groups import GroupSource
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
-from scidata.sources.netcdf3 import Variable, read_header
+from scidata.sources.netcdf import NetCDF3Source
 
 _MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
 _MOST_CHUNKS = 1 << 16  # usually one; along an unlimited dimension, one a row
@@ -28,8 +27,8 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
     skipped: Mapping[str, str] = getattr(source, "skipped", {})
     if not skipped:
         return {}
-    if source.format == "netcdf3":
-        return {name: variable.attributes for name, variable in _variables(source).items() if name in skipped}
+    if isinstance(source, NetCDF3Source):
+        return {name: source.variables[name].attributes for name in skipped}
     if source.format not in ("netcdf4", "hdf5") or isinstance(source, GroupSource):
         return {}
     found: dict[str, Mapping[str, Any]] = {}
@@ -45,8 +44,8 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
 
 def read_names(source: Source, name: str) -> list[str]:
     """Read a ``(num, length)`` array of characters as text; empty where there is none."""
-    if source.format == "netcdf3":
-        variable = _variables(source).get(name)
+    if isinstance(source, NetCDF3Source):
+        variable = source.variables.get(name)
         if variable is None or len(variable.shape) != 2:
             return []
         if math.prod(variable.shape) > _MOST_TEXT:
@@ -54,7 +53,7 @@ def read_names(source: Source, name: str) -> list[str]:
                 f"{source.path}: field {name!r} has shape {variable.shape}, which is too much for names; the header is "
                 "damaged"
             )
-        text = np.frombuffer(b"".join(_rows_of(source.path, variable)), "S1").reshape(variable.shape)
+        text = source.read_characters(name)
     else:
         with open_h5(source.path) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
             if not _is_local(h5, name) or h5[name].is_virtual or h5[name].external:
@@ -75,8 +74,8 @@ def read_text_along(source: Source, name: str, dim: str) -> list[str]:
         return []
     if name not in getattr(source, "skipped", {}):
         return []
-    if source.format == "netcdf3":
-        variable = _variables(source).get(name)
+    if isinstance(source, NetCDF3Source):
+        variable = source.variables.get(name)
         known = variable is not None and variable.dims[:1] == (dim,)
     else:
         with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: field {name!r}"):
@@ -84,16 +83,6 @@ def read_text_along(source: Source, name: str, dim: str) -> list[str]:
             scales = h5[name].dims[0].values() if known else []
             known = [posixpath.basename(scale.name) for scale in scales] == [dim]
     return read_names(source, name) if known else []
-
-
-def _rows_of(path: str, variable: Variable) -> Iterator[bytes | bytearray]:
-    """Read a variable; records lie apart, one of each variable after the other."""
-    if not variable.is_record:
-        yield files().read(path, variable.begin, variable.row_nbytes)
-        return
-    header = read_header(path)
-    for record in range(header.num_records):
-        yield files().read(path, variable.begin + record * header.record_nbytes, variable.row_nbytes)
 
 
 def _joined(text: npt.NDArray[np.bytes_]) -> list[str]:
@@ -120,7 +109,3 @@ def _is_local(h5: h5py.File, name: str) -> bool:
     """Say whether a name is a dataset of this file itself: links may lead to files that nobody asked for."""
     link = h5.get(name, getlink=True)
     return isinstance(link, h5py.HardLink) and isinstance(h5[name], h5py.Dataset)
-
-
-def _variables(source: Source) -> dict[str, Variable]:
-    return {variable.name: variable for variable in read_header(source.path).variables}

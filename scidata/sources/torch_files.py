@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
-from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
-from scidata.sources.access.files import Versions, version_at
+from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.errors import CorruptDataError, UnsupportedFormatError
+from scidata.sources.access.files import version_at
+from scidata.sources.file_source import FileSource
 
 _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker.py")
 
-OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF"  # a pickle of torch's magic number: what torch.save wrote before 1.6
+OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF"  # a pickle of torch's magic number, as torch.save wrote before 1.6
 
 #: Entity of each dim that PyTorch Geometric says counts nodes or edges.
 ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
@@ -50,35 +49,21 @@ def _nbytes(contents: _Contents) -> int:
     return sum(array.nbytes for array in contents.values.values())
 
 
-class TorchSource:
+class TorchSource(FileSource[_Contents]):
     """One file of ``torch.save``. Fields of nodes and edges are ``node/<name>`` and ``edge/<name>``.
 
-    Of a ``Data`` PyTorch Geometric's own rules say which are fields (``is_node_attr``, ``__cat_dim__``); what it has
-    beside them is ``graph/<name>``.
+    Of a ``Data`` PyTorch Geometric's own rules say which are fields (``is_node_attr``, ``__cat_dim__``); its other
+    values are ``graph/<name>``.
     Several samples are groups: ``0/node/x``, ``1/node/x``, ….
 
     Parameters
     ----------
     path
         A local file. Read at the first use, once per process.
-    allow_external
-        Nothing in this format is outside the file; taken so that sources are made alike.
     """
 
     format = "torch"
     attributes: Mapping[str, Any] = {}
-
-    def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = os.fspath(path)
-        self.allow_external = allow_external
-        self._versions = Versions()
-        self._contents: _Contents | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_contents": None}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
@@ -116,37 +101,14 @@ class TorchSource:
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Copy a box into ``out``."""
-        values = self._read().values
-        if layout.name not in values:
-            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, values)}")
-        out[...] = values[layout.name][box]
+        out[...] = self._item(layout, self._read().values)[box]
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Nothing to check: the file is read whole, once."""
 
-    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
-        """Name the file."""
-        return Files((self.path,))
-
-    def close(self) -> None:
-        """Forget the file's values; the next use reads it again."""
-        self._contents = None
-
-    def _read(self) -> _Contents:
-        if self._contents is None:  # two threads may both read it: they get the same
-            self._versions.check((self.path,))
-            key = os.path.abspath(self.path), version_at(self.path)
-            self._contents = _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
-        return self._contents
-
-
-def is_torch_file(path: str) -> bool:
-    """Whether a zip archive is one of ``torch.save``; those of before version 1.6 begin with ``OLD_TORCH``."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeDecodeError, struct.error):
-        return False
+    def _parse(self) -> _Contents:
+        key = os.path.abspath(self.path), version_at(self.path)
+        return _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
 
 
 def _load(path: str) -> _Contents:

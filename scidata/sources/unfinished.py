@@ -1,4 +1,4 @@
-"""Outputs of ``scidata.create`` that have not come to their end: what is missing in them would be fill values."""
+"""Outputs of ``scidata.create`` that have not come to their end: missing steps would be read as fill values."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import current
-from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.access.kept_urls import KeptUrl, RequestOptions
 from scidata.sources.access.remote import start
 
@@ -24,7 +23,7 @@ Range: TypeAlias = tuple[Url, int, int]
 
 
 class _Window:
-    """Requests of which only so many, and so many bytes, are in flight. Threads take what has arrived, in any order."""
+    """Requests of which only so many, and so many bytes, are in flight. Threads take arrived ones, in any order."""
 
     def __init__(self, jobs: Sequence[tuple[Url, str, RequestOptions]], nbytes: Sequence[int]) -> None:
         self._jobs, self._nbytes = jobs, nbytes
@@ -68,7 +67,7 @@ class _Window:
         if closed or future.cancelled():  # of others' failure: an error from here would stand in front of that
             return
         error = future.exception()
-        if error is None and not isinstance(self._jobs[i][0], InMemoryUrl | KeptUrl):
+        if error is None and not isinstance(self._jobs[i][0], KeptUrl):
             self._load.answered(self._nbytes[i], time.monotonic() - began)
         self._arrived.put((i, error or future.result()))
 

@@ -138,12 +138,12 @@ class FileCache:
         return _Handle(path)
 
     def version(self, path: str) -> Version:
-        """Return the version of a local file: of what reads get."""
+        """Return the version of a local file, as reads get it."""
         status = self.status(path)
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def status(self, path: str) -> os.stat_result:
-        """Return the status of a local file: of what reads get, if it is open, not of what has its name since."""
+        """Return the status of a local file: of the open one, if it is open, not of a file that took its name since."""
         handle = self._handles.get(path)  # one step, which needs no lock
         return os.stat(path) if handle is None else handle.status()
 
@@ -286,7 +286,7 @@ class Versions:
             )
 
     def check(self, paths: Iterable[str], before_new: Callable[[], None] = lambda: None) -> None:
-        """Look at files that were just read, as they are open: what came is of the known version, or this raises.
+        """Raise if files that were just read, as they are open, are not of the known versions.
 
         Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
         once, before the first that was not known is taken in.

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scidata.core.cache import Cache
 from scidata.core.install import install_hint
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, MissingDependencyError, near_matches
 from scidata.sources.access.load import MAX_REQUESTS, Load
 from scidata.sources.access.object_stores import Bucket, find, is_available
-from scidata.sources.access.web import with_redirects
+from scidata.sources.access.web import keep_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -36,6 +39,24 @@ class Place(NamedTuple):
     is_async: bool
     is_web: bool = False
 
+    def run(self, call: str | Callable[..., object], *arguments: object, until: float, **options: object) -> Any:
+        """Call a method of the file system, or a coroutine; until a time, where that is asynchronous.
+
+        Raises
+        ------
+        TimeoutError
+        """
+        if not self.is_async:
+            return getattr(self.fs, str(call))(*arguments, **options)
+        from fsspec.asyn import sync
+        from fsspec.exceptions import FSTimeoutError
+
+        function = getattr(self.fs, f"_{call}") if isinstance(call, str) else call
+        try:
+            return sync(self.fs.loop, function, *arguments, timeout=max(0.01, until - time.monotonic()), **options)
+        except FSTimeoutError:
+            raise TimeoutError from None
+
 
 class FileSystems:
     """Clients of this process for objects, shared by its threads: file systems of fsspec, and obstore's buckets.
@@ -47,7 +68,7 @@ class FileSystems:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
-        self._made: dict[str, AbstractFileSystem] = {}
+        self._made: Cache[AbstractFileSystem] = Cache(_MAX_FILESYSTEMS)
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._buckets: dict[str, Bucket] = {}
         self.load = Load()
@@ -80,7 +101,7 @@ class FileSystems:
 
         url.check()
         options = copy.deepcopy(dict(url.options))  # fsspec changes nested ones
-        options.pop("targets", None)  # of what a set refers to (scidata.sources.references), not of the set itself
+        options.pop("targets", None)  # for targets of a reference set, not for the set
         if "::" in url.target:
             fs, path = fsspec.core.url_to_fs(url.target, **options)
             return Place(fs, str(path), False)
@@ -92,14 +113,7 @@ class FileSystems:
         if not fsspec.get_filesystem_class(protocol).async_impl:
             return Place(fsspec.filesystem(protocol, **kwargs), str(path), False)
         key = f"{protocol} {fsspec.utils.tokenize(kwargs)}"
-        made = self._made.get(key)
-        if made is None:
-            with self._lock:
-                made = self._made.get(key)
-                if made is None:
-                    if len(self._made) >= _MAX_FILESYSTEMS:
-                        self._made.clear()
-                    made = self._made[key] = _make_filesystem(fsspec, protocol, kwargs)
+        made = self._made.get_or_make(key, lambda: _make_filesystem(fsspec, protocol, kwargs), once=True)
         return Place(made, str(path), True, protocol in ("http", "https"))
 
     def pool(self, name: str) -> ThreadPoolExecutor:
@@ -126,8 +140,9 @@ def _make_filesystem(fsspec: ModuleType, protocol: str, kwargs: dict[str, Any]) 
         # listings are asked for once; a kept one would show an object's old size after it was replaced
         kwargs = {"use_listings_cache": False} | kwargs | {"config_kwargs": config}
     if protocol in ("http", "https"):
-        get_client = kwargs.get("get_client", fsspec.implementations.http.get_client)
-        kwargs = kwargs | {"get_client": with_redirects(get_client)}
+        client = dict(kwargs.get("client_kwargs") or {})
+        client["middlewares"] = (*client.get("middlewares", ()), *kwargs.get("middlewares", ()), keep_secrets)
+        kwargs = {name: value for name, value in kwargs.items() if name != "middlewares"} | {"client_kwargs": client}
     fs = fsspec.filesystem(protocol, skip_instance_cache=True, **kwargs)
     if hasattr(fs, "retries"):
         fs.retries = 1

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypedDict
 
 from scidata.core.urls import Url
+from scidata.sources.access.filesystems import current
 
 
 class RequestOptions(TypedDict, total=False):
@@ -31,6 +32,19 @@ class Keeper(Protocol):
 
     def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
         """Begin a request as :func:`scidata.sources.access.remote.start` does; a range comes as a :class:`Came`."""
+
+
+class Reader(NamedTuple):
+    """Keeper of bytes that this process has, or computes: they can be read together with URLs of servers.
+
+    ``read`` takes the first byte and the number of bytes, on any thread; it raises ShortReadError past the end.
+    """
+
+    read: Callable[[int, int], bytes]
+
+    def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
+        """Read a range."""
+        return current().pool("request").submit(self.read, options["offset"], options["nbytes"])
 
 
 class KeptUrl(Url):

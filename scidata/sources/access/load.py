@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-#: Bytes that requests in flight, and what has arrived but is not used yet, may take; but one of each read always may.
+#: Bytes that requests in flight and unused answers may take together; one request of each read always may.
 MAX_BYTES = 64 << 20
 #: Requests in flight at first, at least, and at most.
 FIRST_REQUESTS, MIN_REQUESTS, MAX_REQUESTS = 64, 4, 256
@@ -20,7 +20,7 @@ _ONE_CUT = 1.0  # seconds, in which refusals are of one and the same crowd
 class Load:
     """Requests in flight, and bytes in memory, of all reads.
 
-    The number of requests goes by what servers answer: half as many where one asks to slow down (HTTP 429, 503), one
+    The number of requests follows the answers of servers: half as many where one asks to slow down (HTTP 429, 503), one
     more for each round of them that was answered, up to those of the beginning; beyond those where requests were held
     back and small ones were answered about as quickly as the quickest. (Additive increase, multiplicative decrease:
     Chiu and Jain, 1989; the times of answers as a sign of queues: Brakmo and Peterson's TCP Vegas, 1995.)

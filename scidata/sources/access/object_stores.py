@@ -15,10 +15,10 @@ import json
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from scidata.core.cache import Cache
 from scidata.core.urls import Url, Version
 from scidata.sources.access.answers import Info, check_document
 
@@ -93,37 +93,29 @@ class Bucket:
     """A bucket, with one store of obstore for each limit of time: a store's limits are fixed."""
 
     def __init__(self, settle: Callable[[], _Make]) -> None:
-        self._settle, self._lock = settle, threading.Lock()
-        self._make: _Make | None = None
-        self._made: dict[tuple[float, float], ObjectStore] = {}
+        self._settle = settle
+        self._settled: Cache[_Make] = Cache(1)
+        self._made: Cache[ObjectStore] = Cache(_MAX_STORES)
         self.is_served = True
 
-    def prepare(self) -> None:
+    def prepare(self) -> _Make:
         """Find out, once, how the bucket's server is asked: credentials, region, address.
 
         Raises
         ------
         UnservedError
         """
-        if self._make is None:
-            with self._lock:
-                self._make = self._make or self._settle()
+        return self._settled.get_or_make("settled", self._settle, once=True)
 
     def store(self, seconds: float, to_connect: float) -> ObjectStore:
         """Return the store in which a request, and a connection, may take so long."""
-        assert self._make is not None
-        key = seconds, to_connect
-        found = self._made.get(key)
-        if found is None:
-            with self._lock:
-                found = self._made.get(key)
-                if found is None:
-                    if len(self._made) >= _MAX_STORES:
-                        self._made.clear()
-                    times = [datetime.timedelta(seconds=each) for each in (seconds, to_connect, _SILENCE)]
-                    client = dict(zip(("timeout", "connect_timeout", "read_timeout"), times, strict=True))
-                    found = self._made[key] = self._make({"allow_http": True, **client})  # type: ignore[typeddict-item]
-        return found
+
+        def make() -> ObjectStore:
+            times = [datetime.timedelta(seconds=each) for each in (seconds, to_connect, _SILENCE)]
+            client = dict(zip(("timeout", "connect_timeout", "read_timeout"), times, strict=True))
+            return self.prepare()({"allow_http": True, **client})  # type: ignore[typeddict-item]
+
+        return self._made.get_or_make((seconds, to_connect), make, once=True)
 
 
 def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
@@ -307,7 +299,7 @@ def read(
     ------
     AnswerError, OSError, UnsupportedFormatError
     UnservedError
-        fsspec may do better, and will say what is wrong.
+        fsspec may succeed, or raise the reason.
     """
     options: dict[str, Any] = {} if span is None else {"range": span}
     if version is not None:

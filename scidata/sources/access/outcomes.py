@@ -15,6 +15,7 @@ from scidata.sources.access.answers import is_beyond_end
 from scidata.sources.access.filesystems import current
 from scidata.sources.access.kept_urls import RequestOptions
 from scidata.sources.access.retry import Attempts, asks_to_slow_down, causes, is_transient, status_of
+from scidata.sources.access.web import redirect_error
 
 _T = TypeVar("_T")
 #: Bytes a second that a server gives at the least; and bytes in flight that need no time of their own.
@@ -28,9 +29,8 @@ def clean_error(url: Url, error: BaseException) -> Exception:
     Raise it after the ``except`` block: inside, the original would be its context.
     """
     status, kinds = status_of(error), list(causes(error))
-    own = next(
-        (e for e in kinds if isinstance(e, SciDataError)), None
-    )  # fsspec says of any that an object is not there
+    # fsspec says of any error that an object is not there
+    own = next((e for e in kinds if isinstance(e, SciDataError)), None) or redirect_error(url, kinds)
     if own is not None:
         return type(own)(url.public(str(own)))
     text = _line(url.public(str(error))) or type(error).__name__
@@ -47,7 +47,7 @@ def clean_error(url: Url, error: BaseException) -> Exception:
     for kind in (NotADirectoryError, IsADirectoryError, NotImplementedError, ImportError, KeyError):
         if isinstance(error, kind):
             return kind(f"{url}: {text}")
-    if isinstance(error, FileNotFoundError):  # so fsspec says of an outage, too: the reason is what caused it
+    if isinstance(error, FileNotFoundError):  # so fsspec says of an outage, too: its cause is the reason
         error, text = kinds[-1], _line(url.public(str(kinds[-1])))
     said = f"{type(error).__name__}: {text}" if str(url) in text else f"{url}: {type(error).__name__}: {text}"
     number = next((n for n in numbers if n), None)
@@ -60,21 +60,21 @@ def _line(text: str) -> str:
     return text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + " ..."
 
 
-class Outcome:
+class Outcome(Attempts):
     """Decides after each failure of one request: wait so long, or give up with this error."""
 
     def __init__(self, url: Url, method: str, options: RequestOptions) -> None:
         known = url.seen.get(str(url)) if method == "document" else None
         own = options.get("nbytes") or (known.size if known is not None else None) or 0
-        more = max(own, current().load.nbytes) - _SMALL  # what is in flight shares the line
+        more = max(own, current().load.nbytes) - _SMALL  # requests in flight share the line
         limit = max(1.0, retry.RETRY.total_wait) + max(0, more) / _SLOWEST
-        self._url = url
-        self._attempts = Attempts(retry.RETRY, str(url), limit=limit)
-        self.seconds = 0.0
+        super().__init__(retry.RETRY, str(url), limit=limit)
+        self._url, self.seconds = url, 0.0
 
     def time_left(self) -> float:
-        """Return how long the attempt that begins now may take."""
-        self.seconds = self._attempts.time_left()
+        """Return how long the next attempt may take: half of all, so that a lost connection leaves another."""
+        share = self._limit / 2 if self._retry.attempts > 1 else self._limit
+        self.seconds = max(0.01, min(share, self._limit - self._elapsed()))
         return self.seconds
 
     def late(self) -> TimeoutError:
@@ -89,11 +89,11 @@ class Outcome:
             current().load.refused()
         clean = clean_error(self._url, error)
         said = (clean.strerror if isinstance(clean, OSError) else None) or str(clean)
-        wait = self._attempts.wait_after(error, said)
+        wait = self.wait_after(error, said)
         if wait is not None:
             return wait, None
-        if self._attempts.number > 1 and is_transient(error):
-            clean = self._attempts.exhausted(clean, said)
+        if self.number > 1 and is_transient(error):
+            clean = self.exhausted(clean, said)
         return 0, clean
 
 

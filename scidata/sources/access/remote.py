@@ -1,14 +1,14 @@
 """Requests for objects: made again where they fail for a passing reason, checked, no credentials in errors.
 
-An attempt is made by one of three: obstore (on a thread, which waits), an asynchronous file system of fsspec (on
-fsspec's event loop), or another file system of fsspec (on a thread of its own, since nothing ends a call that hangs).
+A thread makes each request and waits for it: by obstore, by an asynchronous file system of fsspec, or by another file
+system of fsspec (on one more thread, since nothing ends a call that hangs).
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,21 +30,19 @@ from scidata.sources.access.answers import (
     whole,
 )
 from scidata.sources.access.filesystems import Place, current
-from scidata.sources.access.in_memory import InMemoryUrl
 from scidata.sources.access.kept_urls import Came, KeptUrl, RequestOptions
 from scidata.sources.access.object_stores import AnswerError, Bucket, UnservedError
 from scidata.sources.access.outcomes import Outcome, clean_error, in_time
 from scidata.sources.access.retry import is_transient
 
 if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
     from obstore.store import ObjectStore
 
 
-def _request_here(
+def _request(
     url: Url, method: str, options: RequestOptions, once: Callable[[Outcome], Any], wanted: Callable[[], bool]
 ) -> Any:
-    """Make a request on this thread, by ``once`` for each attempt."""
+    """Make a request, by ``once`` for each attempt."""
     outcome = Outcome(url, method, options)
     while True:
         try:
@@ -60,68 +58,54 @@ def _request_here(
         time.sleep(pause)
 
 
-async def _request_async(url: Url, method: str, options: RequestOptions, place: Place) -> Any:
-    """Do as :func:`_request_here` on fsspec's event loop."""
-    outcome = Outcome(url, method, options)
-    while True:
-        try:
-            async with asyncio.timeout(outcome.time_left()) as limit:
-                return await _once_async(url, method, options, place)
-        except Exception as e:
-            pause, error = outcome.after(outcome.late() if limit.expired() else e)
-        if error is not None:
-            raise error
-        await asyncio.sleep(pause)
-
-
 # -- by fsspec ---------------------------------------------------------------------------------------------------------
 
 
-async def _once_async(url: Url, method: str, options: RequestOptions, place: Place) -> Any:
-    fs, path = place.fs, place.path
-    if method == "range":
-        offset, nbytes = options["offset"], options["nbytes"]
-        try:
-            if place.is_web:
-                data, size = await web.read(url, fs, path, (offset, nbytes))
-            else:
-                data = await fs._cat_file(path, start=offset, end=offset + nbytes)
-                size = await _note_version(url, place)
-                if len(data) == size != nbytes:  # of a server that ignores ranges
-                    data = data[offset : offset + nbytes]
-        except Exception as e:
-            if is_beyond_end(e):
-                await _note_version(url, place)  # raises where it is shorter since it was replaced
-            raise
-        return checked(data, url, offset, nbytes, size)
-    if method == "document":
-        most = options["most"]
-        if place.is_web:
-            return whole(*await web.read(url, fs, path, None, most), url)
-        check_document(url, (await fs._info(path)).get("size"), most)
-        return whole(await fs._cat_file(path), None, url)
+def _by_fsspec(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Any:
+    place = _find(url)
+
+    def once(outcome: Outcome) -> Any:
+        if place.is_async:
+            return _ask(url, method, options, place, time.monotonic() + outcome.time_left())
+        return in_time(outcome, lambda: _ask(url, method, options, place, math.inf))
+
+    return _request(url, method, options, once, wanted)
+
+
+def _ask(url: Url, method: str, options: RequestOptions, place: Place, until: float) -> Any:
+    """Ask a file system of fsspec, an asynchronous one until a time."""
+    fs, path, run = place.fs, place.path, functools.partial(place.run, until=until)
+    if method == "ls":
+        return run("ls", path, detail=True)
     if method == "info":
-        return noted(url, await web.info(url, fs, path) if place.is_web else await fs._info(path))
-    return await fs._ls(path, detail=True)
-
-
-async def _note_version(url: Url, place: Place) -> int | None:
-    """Ask which version was read, since fsspec does not say it of a range; return the object's size."""
-    version = version_of(await place.fs._info(place.path))
-    check_version(url, version)
-    return version.size
-
-
-def _ask_here(url: Url, method: str, options: RequestOptions, fs: AbstractFileSystem, path: str) -> Any:
-    if method == "range":
-        offset, nbytes = options["offset"], options["nbytes"]
-        data = fs.cat_file(path, start=offset, end=offset + nbytes)
-        size = fs.info(path).get("size") if len(data) != nbytes else None
-        return checked(data, url, offset, nbytes, size)
+        return noted(url, run(web.info, url, fs, path) if place.is_web else run("info", path))
     if method == "document":
-        check_document(url, fs.info(path).get("size"), options["most"])
-        return whole(fs.cat_file(path), None, url)
-    return noted(url, fs.info(path)) if method == "info" else fs.ls(path, detail=True)
+        if place.is_web:
+            data, size = run(web.read, url, fs, path, None, options["most"])
+            return whole(data, size, url)
+        check_document(url, run("info", path).get("size"), options["most"])
+        return whole(run("cat_file", path), None, url)
+    offset, nbytes = options["offset"], options["nbytes"]
+
+    def note_version() -> int | None:
+        """Ask which version was read, since fsspec does not say it of a range; return the object's size."""
+        version = version_of(run("info", path))
+        check_version(url, version)
+        return version.size
+
+    try:
+        if place.is_web:
+            data, size = run(web.read, url, fs, path, (offset, nbytes))
+        else:
+            data = run("cat_file", path, start=offset, end=offset + nbytes)
+            size = note_version() if place.is_async or len(data) != nbytes else None
+            if len(data) == size != nbytes:  # of a server that ignores ranges
+                data = data[offset : offset + nbytes]
+    except Exception as e:
+        if place.is_async and is_beyond_end(e):
+            note_version()  # raises where it is shorter since it was replaced
+        raise
+    return checked(data, url, offset, nbytes, size)
 
 
 # -- by obstore --------------------------------------------------------------------------------------------------------
@@ -186,45 +170,35 @@ def _find(url: Url) -> Place:
     raise error
 
 
-def _by_fsspec(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
-    place = _find(url)
-    if place.is_async:
-        return asyncio.run_coroutine_threadsafe(_request_async(url, method, options, place), place.fs.loop)
-    ask = functools.partial(_ask_here, url, method, options, place.fs, place.path)
-    once = functools.partial(in_time, call=ask)
-    return current().pool("request").submit(_request_here, url, method, options, once, wanted)
-
-
 def _by_store(
     url: Url, method: str, options: RequestOptions, bucket: Bucket, key: str, wanted: Callable[[], bool]
 ) -> Any:
     once = functools.partial(_once_by_store, url, method, options, bucket, key)
     try:
         bucket.prepare()
-        return _request_here(url, method, options, once, wanted)
+        return _request(url, method, options, once, wanted)
     except UnservedError as e:
         bucket.is_served &= not e.for_good
         said = url.public(str(e))
     if method == "page":  # fsspec lists all or nothing
         raise OSError(errno.ENOTSUP, f"{url}: {said}")
     try:
-        future = _by_fsspec(url, method, options, wanted)
+        return _by_fsspec(url, method, options, wanted)
     except MissingDependencyError as e:
         text = str(e).removeprefix(f"{url}: ")
         raise MissingDependencyError(f"{url}: obstore cannot read it ({said}); by fsspec, {text}") from None
-    return future.result()
 
 
 def start(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool] = lambda: True) -> Future[Any]:
     """Start one request; the future's error is clean. What is not ``wanted`` any more is not tried again."""
-    if isinstance(url, InMemoryUrl):
-        return current().pool("request").submit(url.read, options["offset"], options["nbytes"])
     if isinstance(url, KeptUrl):
         return url.keeper.start(url, method, options, wanted)
+    return current().pool("request").submit(_by_any, url, method, options, wanted)
+
+
+def _by_any(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool] = lambda: True) -> Any:
     found = current().bucket(url)
-    if found is None:
-        return _by_fsspec(url, method, options, wanted)
-    return current().pool("request").submit(_by_store, url, method, options, *found, wanted)
+    return _by_store(url, method, options, *found, wanted) if found else _by_fsspec(url, method, options, wanted)
 
 
 def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
@@ -235,11 +209,8 @@ def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
     FileNotFoundError, PermissionError, OSError
         Without credentials. The last one says how often it was tried.
     """
-    if isinstance(url, InMemoryUrl):
-        return url.read(options["offset"], options["nbytes"])
-    found = None if isinstance(url, KeptUrl) else current().bucket(url)
-    if found is not None and threading.current_thread() is not threading.main_thread():
-        return _by_store(url, method, options, *found, lambda: True)
+    if not isinstance(url, KeptUrl) and threading.current_thread() is not threading.main_thread():
+        return _by_any(url, method, options)
     future = start(url, method, options)  # a wait that a user may interrupt
     try:
         answer = future.result()

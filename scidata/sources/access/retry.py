@@ -144,16 +144,9 @@ class Retry:
 class Attempts:
     """The attempts of one read: counted, and warned of once."""
 
-    def __init__(self, retry: Retry, name: str, *, limit: float | None = None) -> None:
+    def __init__(self, retry: Retry, name: str, *, limit: float = math.inf) -> None:
         self._retry, self._name, self._limit = retry, name, limit
         self.number, self._waited, self._began = 0, 0.0, time.monotonic()
-
-    def time_left(self) -> float:
-        """Return the seconds that the next attempt may take: half of all, so that a lost connection leaves another."""
-        if self._limit is None:
-            return math.inf
-        share = self._limit / 2 if self._retry.attempts > 1 else self._limit
-        return max(0.01, min(share, self._limit - self._elapsed()))
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -165,9 +158,7 @@ class Attempts:
         if self.number >= retry.attempts or hasattr(error, "tried") or not is_transient(error):
             return None  # tried: by a read inside this one
         wait = min(retry.max_wait, retry.first_wait * 2.0 ** (self.number - 1)) * random.uniform(0.5, 1.0)
-        if self._waited + wait > retry.total_wait:
-            return None
-        if self._limit is not None and self._elapsed() + wait >= self._limit:
+        if self._waited + wait > retry.total_wait or self._elapsed() + wait >= self._limit:
             return None
         if self.number == 1:
             _log.warning(
@@ -196,8 +187,8 @@ RETRY = Retry()
 def set_retry(*, attempts: int = 6, first_wait: float = 0.1, max_wait: float = 5.0, total_wait: float = 30.0) -> None:
     """Say how patiently this process, and workers that it starts later, read: files and URLs alike.
 
-    Tried again is what may pass: ``EIO``, ``ESTALE``, time-outs and the like of network file systems, HTTP 408, 429 and
-    5xx, connections that break or are cut short. What is missing, forbidden, truncated or damaged is not.
+    Failures that may pass are tried again: ``EIO``, ``ESTALE``, time-outs and the like of network file systems, HTTP
+    408, 429 and 5xx, connections that break or are cut short. Missing, forbidden, truncated or damaged data are not.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
-"""An object behind a URL as a file that HDF5 reads here and there."""
+"""A file, or an object behind a URL, as HDF5 and zipfile read one: here and there."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -44,8 +45,12 @@ _BLOCK = 256 << 10
 _MAX_BLOCKS = 32
 
 
+class BeforeFileError(OSError):
+    """A position before the begin of a file, to which a damaged zip archive leads."""
+
+
 class UrlFile(io.RawIOBase):
-    """An object as a file that is read here and there, as HDF5 reads metadata: by blocks, the last ones kept."""
+    """A file or object that a library reads here and there, as HDF5 reads metadata: by blocks, the last ones kept."""
 
     def __init__(self, url: str) -> None:
         self._path, self._size, self._position = url, files().size(url), 0
@@ -68,8 +73,11 @@ class UrlFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move to a position."""
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
+        position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if position < 0:
+            raise BeforeFileError(errno.EINVAL, "a place before the file")  # as of files, which zipfile expects
+        self._position = position
+        return position
 
     def readinto(self, buffer: Any) -> int:
         """Fill ``buffer`` as far as the object goes."""

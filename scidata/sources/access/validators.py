@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scidata.core.cache import Cache
-from scidata.core.urls import Url, Version
+from scidata.core.urls import Url, Version, local_path
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
 from scidata.sources.access.remote import checks_versions, page
@@ -44,7 +44,7 @@ class Validator:
 class Validators:
     """Asks for the versions of a source's files as they are now: by ``stat``; of objects by listings, or one by one.
 
-    What an object is known by from now on is what was said here: reading another version of it raises.
+    The version found here binds later reads: reading another version of the object raises.
 
     Parameters
     ----------
@@ -56,16 +56,16 @@ class Validators:
         self._root = root
         self._pages: list[tuple[str, str | None, dict[str, Version]]] = []  # all objects between two keys
         self._lists = isinstance(root, Url)
-        self._listing: Cache[bool] = Cache(0)  # by one thread, while others wait for what it brings
+        self._listing: Cache[bool] = Cache(0)  # by one thread, while others wait for its pages
         self._texts: Cache[str] = Cache(_MAX_TEXTS)  # of objects that were asked for
 
     def of(self, paths: Sequence[str], places: bytes = b"") -> Validator:
-        """Return what tells the content of files; ``places``: a digest of what is read of them, and of nothing else.
+        """Return the validator of files; ``places``: a digest of the places in them that are read.
 
         Raises
         ------
         SourceChangedError
-            An object is not what was seen first.
+            An object was replaced since it was first seen.
         OSError
             It cannot be found out.
         """
@@ -83,18 +83,18 @@ class Validators:
         silent = [
             (path, text)
             for path, text in zip(paths, texts, strict=True)
-            if isinstance(path, Url) and not _local(path) and (text == _ABSENT or not checks_versions(path))
+            if isinstance(path, Url) and not local_path(path) and (text == _ABSENT or not checks_versions(path))
         ]
         return _asked([url for url, _ in silent]) == [text for _, text in silent]
 
     def _texts_of(self, paths: Sequence[str]) -> tuple[list[str], float]:
         """Return the validator of each file, and the time at which the youngest local one was changed."""
-        found = [_of_file(local) if (local := _local(path)) else self._known(path) for path in paths]
+        found = [_of_file(local) if (local := local_path(path)) else self._known(path) for path in paths]
         unknown = [path for path, each in zip(paths, found, strict=True) if each is None and isinstance(path, Url)]
         asked = iter(_asked(unknown))
         texts = [next(asked) if each is None else each[0] for each in found]
         for path, text in zip(paths, texts, strict=True):
-            if not _local(path):
+            if not local_path(path):
                 self._texts.put(path, text)
         return texts, max((each[1] for each in found if each is not None), default=0.0)
 
@@ -119,7 +119,7 @@ class Validators:
             return _ABSENT
         known = url.seen.get(str(url))
         if known is not None and known.differs(version):
-            return ""  # says what is wrong
+            return ""  # asking for it raises the difference
         url.seen.changed(str(url), version)
         return _text(url, version)
 
@@ -146,14 +146,6 @@ class Validators:
 def _digest(texts: Sequence[str], places: bytes) -> bytes:
     known = all(texts) if texts else bool(places)
     return hashlib.sha256(places + "\n".join(texts).encode()).digest() if known else b""
-
-
-def _local(path: str) -> str:
-    """Return the local path of a file, nothing where it is behind a URL."""
-    if not isinstance(path, Url):
-        return path
-    scheme, _, rest = path.target.partition("://")
-    return rest if scheme in ("file", "local") and "::" not in rest else ""
 
 
 def _of_file(path: str) -> tuple[str, float]:

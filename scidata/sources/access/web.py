@@ -1,4 +1,4 @@
-"""Requests to web servers by fsspec's session of aiohttp: answers are checked, redirects followed as curl does.
+"""Requests to web servers by fsspec's session of aiohttp: answers are checked, and redirects tell no secrets.
 
 obstore reads no web servers here: it tells another host, to which a server redirects, the user's headers and the query
 of the URL; and it understands no answer without Content-Length, and none of a server that ignores ranges.
@@ -7,120 +7,53 @@ of the URL; and it understands no answer without Content-Length, and none of a s
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from scidata.core.urls import Url
-from scidata.errors import CorruptDataError, RefusedError, UnsupportedFormatError
+from scidata.errors import CorruptDataError, RefusedError, SciDataError, UnsupportedFormatError
 from scidata.sources.access.answers import BLAME, Info, check_document, check_version, version_of
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+    from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
     from fsspec.implementations.http import HTTPFileSystem
     from yarl import URL
 
-_MAX_REDIRECTS = 10  # as aiohttp
 _PIECE = 256 << 10
-_REDIRECTS = (301, 302, 303, 307, 308)
-#: What each server may know of a request. All other headers are the user's, and so are these options.
-_OURS = ("range", "accept", "accept-encoding", "user-agent")
-_PRIVATE = ("headers", "auth", "cookies", "params", "proxy_headers", "middlewares", "trace_request_ctx")
-#: Options of a session that are for any host.
-_COMMON = ("loop", "timeout", "trust_env", "proxy", "proxy_auth", "max_line_size", "max_field_size")
+#: Headers of a request that any host may know. All others are the user's.
+_PUBLIC = {"range", "accept", "accept-encoding", "user-agent", "host", "connection"}
+
+#: Scheme, host and port that a call of fsspec asks first; each runs as a task of its own.
+_first: ContextVar[URL] = ContextVar("first")
 
 
-class WebSession:
-    """A session of aiohttp as fsspec uses one, to read.
+async def keep_secrets(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    """Send the user's headers, cookies and passwords to no other host that a server redirects to.
 
-    Parameters
-    ----------
-    session
-        With all that the user gave.
-    bare
-        Makes one without headers, cookies and passwords: for other hosts.
+    A middleware of aiohttp, which calls it for each redirect, too.
     """
-
-    def __init__(self, session: ClientSession, bare: Callable[[], ClientSession]) -> None:
-        self._session, self._make_bare = session, bare
-        self._bare: ClientSession | None = None
-
-    def get(self, url: URL | str, **options: Any) -> _Answer:
-        """Ask for an object, or a part of it."""
-        return _Answer(self._follow("get", url, options))
-
-    def head(self, url: URL | str, **options: Any) -> _Answer:
-        """Ask for the description of an object."""
-        return _Answer(self._follow("head", url, options))
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for session in (self._session, self._bare):
-            if session is not None:
-                await session.close()
-
-    async def _follow(self, method: str, url: URL | str, options: dict[str, Any]) -> ClientResponse:
-        from yarl import URL  # aiohttp's
-
-        at = begin = url if isinstance(url, URL) else URL(url)
-        session, allowed = self._session, options.pop("allow_redirects", True)
-        for _ in range(options.pop("max_redirects", _MAX_REDIRECTS)):
-            answer: ClientResponse = await getattr(session, method)(at, allow_redirects=False, **options)
-            to = answer.headers.get("Location")
-            if not allowed or to is None or answer.status not in _REDIRECTS:
-                return answer
-            answer.release()
-            try:
-                before, at = at, at.join(URL(to))
-            except ValueError:
-                raise UnsupportedFormatError(f"{begin}: the server redirects to something that is no URL") from None
-            if at.scheme not in ("http", "https") or not at.host:
-                raise RefusedError(f"{begin}: the server redirects to {at.scheme}://, which is not followed")
-            options.pop("params", None)  # are in the address that the server has made
-            if at.origin() != before.origin():
-                options = _public(options)
-                session = self._bare = self._bare or self._make_bare()
-        raise UnsupportedFormatError(f"{begin}: the server redirects again and again")
+    origin = request.url.origin()
+    if _first.get(origin) != origin:
+        for name in [name for name in request.headers if name.lower() not in _PUBLIC]:
+            request.headers.popall(name, None)
+    elif _first.get(None) is None:
+        _first.set(origin)
+    return await handler(request)
 
 
-class _Answer:
-    """Result of aiohttp's requests: awaited, or entered."""
-
-    def __init__(self, request: Awaitable[ClientResponse]) -> None:
-        self._request = request
-        self._answer: ClientResponse | None = None
-
-    def __await__(self) -> Generator[object, None, ClientResponse]:
-        return self._request.__await__()
-
-    async def __aenter__(self) -> ClientResponse:
-        self._answer = await self._request
-        return self._answer
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._answer is not None
-        await self._answer.__aexit__(kind, error, trace)
-
-
-def _public(options: Mapping[str, Any]) -> dict[str, Any]:
-    headers = {name: value for name, value in (options.get("headers") or {}).items() if name.lower() in _OURS}
-    return {name: value for name, value in options.items() if name not in _PRIVATE} | {"headers": headers}
-
-
-def with_redirects(make: Callable[..., Awaitable[ClientSession]]) -> Callable[..., Awaitable[WebSession]]:
-    """Return a factory of fsspec's sessions from a factory of aiohttp's."""
-
-    async def made(**options: Any) -> WebSession:
-        import aiohttp
-
-        session = await make(**options)
-        common = {name: value for name, value in options.items() if name in _COMMON}
-        common |= {"connector": session.connector, "connector_owner": False}
-        return WebSession(session, lambda: aiohttp.ClientSession(**common))
-
-    return made
+def redirect_error(url: Url, errors: Iterable[BaseException]) -> SciDataError | None:
+    """Return the error of a redirect that aiohttp does not follow; None for other errors."""
+    for e in errors:
+        match type(e).__name__:
+            case "NonHttpUrlRedirectClientError":
+                scheme = str(e).partition(":")[0]
+                return RefusedError(f"{url}: the server redirects to {scheme}://, which is not followed")
+            case "InvalidUrlRedirectClientError":
+                return UnsupportedFormatError(f"{url}: the server redirects to something that is no URL")
+            case "TooManyRedirects":
+                return UnsupportedFormatError(f"{url}: the server redirects again and again")
+    return None
 
 
 async def read(

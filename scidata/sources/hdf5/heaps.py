@@ -58,7 +58,7 @@ class GuardedFile(UrlFile):
         while place + _HEADER <= size:
             head = self._at(address + place, _HEADER)
             nbytes = int.from_bytes(head[8:], "little")
-            # object 0 is what is free, its own header included; others are padded to 8 bytes
+            # object 0 is the free space, its own header included; others are padded to 8 bytes
             step = _HEADER + -(-nbytes // 8) * 8 if head[:2] != b"\0\0" else nbytes
             if step < _HEADER or place + step > size:
                 raise CorruptDataError(

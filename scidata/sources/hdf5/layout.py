@@ -1,15 +1,14 @@
-"""What one HDF5 dataset is and where its chunks lie: dtype, filters, chunk index. No naming, no walking.
+"""Describe one HDF5 dataset: dtype, filters, places of its chunks. No naming, no walking.
 
 HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4.html
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import h5py
 import numpy as np
@@ -33,9 +32,6 @@ _KNOWN_FILTERS = {
 }
 _LZF = 32000
 
-#: The address of a chunk, as h5py gives it: (offset, filter mask, size), or None where nothing is stored.
-_Found: TypeAlias = tuple[int, int, int] | None
-
 
 class Unreadable(Exception):  # noqa: N818 - caught by the walk, never seen by users
     """A dataset that scidata leaves out; the text is the reason shown in ``source.skipped``."""
@@ -51,30 +47,28 @@ class Storage:
     offset: int | None = None
 
 
-@lru_cache(maxsize=256)
-def c_strides(grid: tuple[int, ...]) -> IntArray:
-    """Return what numbers the cells of a grid in C order: their coordinates times this, ``(ndim,)`` int64."""
-    return np.array([math.prod(grid[i + 1 :]) for i in range(len(grid))], np.int64)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ChunkIndex:
-    """Every stored chunk of one dataset, sorted by its number in C order of the chunk grid.
+    """Every stored chunk of one dataset: its number in C order of the chunk grid, ascending, and its place.
 
-    ``number``, ``offset``, ``nbytes`` are ``(num,)`` int64, ``mask`` is ``(num,)`` uint32.
+    Attributes
+    ----------
+    numbers
+        ``(num,)`` int64.
+    places
+        ``(3, num)`` int64: offsets, bytes, filter masks.
     """
 
-    number: IntArray
-    offset: IntArray
-    nbytes: IntArray
-    mask: npt.NDArray[np.uint32]
+    numbers: IntArray
+    places: IntArray
 
-    def find(self, numbers: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-        """Return which of ``numbers`` are stored, and their rows (meaningless where not stored)."""
-        if len(self.number) == 0:
-            return np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.int64)
-        rows = np.minimum(self.number.searchsorted(numbers), len(self.number) - 1)
-        return self.number[rows] == numbers, rows
+    def find(self, numbers: IntArray) -> IntArray:
+        """Return the places of chunks, ``(3, num)``; -1, 0, 0 where none is stored."""
+        nowhere = np.array([[-1], [0], [0]], np.int64)
+        if len(self.numbers) == 0:
+            return nowhere.repeat(len(numbers), axis=1)
+        rows = np.minimum(self.numbers.searchsorted(numbers), len(self.numbers) - 1)
+        return np.where(self.numbers[rows] == numbers, self.places[:, rows], nowhere)
 
 
 def stored_dtype(dset: h5py.Dataset) -> tuple[np.dtype[np.generic], bool]:
@@ -125,6 +119,7 @@ def describe(
     dset: h5py.Dataset,
     *,
     store: str,
+    path: str,
     name: str,
     dims: tuple[str, ...],
     attributes: dict[str, Any],
@@ -134,6 +129,8 @@ def describe(
 
     Parameters
     ----------
+    path
+        In the file.
     foreign
         It keeps its bytes outside the file (the caller has allowed that): only HDF5 itself can read it.
 
@@ -169,12 +166,12 @@ def describe(
     offset = None
     if kind == h5py.h5d.CONTIGUOUS and not foreign and dset.id.get_storage_size():
         offset = dset.id.get_offset()
-    return layout, Storage(path=dset.name or name, shape=dset.shape, chunked=chunked, offset=offset)
+    return layout, Storage(path=path, shape=dset.shape, chunked=chunked, offset=offset)
 
 
 def _fill_value(dset: h5py.Dataset, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     if dset.id.get_create_plist().fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
-        return np.zeros((), dtype)  # what HDF5 itself gives
+        return np.zeros((), dtype)  # as HDF5 itself gives
     try:
         return np.asarray(dset.fillvalue).astype(dtype).reshape(())
     except (TypeError, ValueError, RuntimeError) as e:
@@ -189,12 +186,6 @@ def _offsets_include_user_block() -> bool:
         dset = probe.create_dataset("x", data=np.zeros(8, np.int8), chunks=(8,))
         probe.flush()
         return int(dset.id.get_chunk_info(0).byte_offset) >= block
-
-
-def _shift(dset: h5py.Dataset) -> int:
-    """Bytes to add to a chunk's offset as h5py gives it."""
-    block = int(dset.file.userblock_size)
-    return block if block and not _offsets_include_user_block() else 0
 
 
 def chunk_index(dset: h5py.Dataset, layout: ArrayLayout) -> ChunkIndex:
@@ -212,30 +203,14 @@ def chunk_index(dset: h5py.Dataset, layout: ArrayLayout) -> ChunkIndex:
     table, coords = table[inside], coords[inside]
     number = np.ravel_multi_index(tuple(coords.T), layout.num_chunks).astype(np.int64)
     order = np.argsort(number, kind="stable")
-    return ChunkIndex(
-        number=number[order],
-        offset=table[order, ndim] + _shift(dset),
-        nbytes=table[order, ndim + 1],
-        mask=table[order, ndim + 2].astype(np.uint32),
-    )
+    places = table[order, ndim:].T.copy()
+    block = int(dset.file.userblock_size)
+    if block and not _offsets_include_user_block():
+        places[0] += block
+    return ChunkIndex(number[order], places)
 
 
-def locate_few(dset: h5py.Dataset, layout: ArrayLayout, storage: Storage, chunks: IntArray) -> list[_Found]:
-    """Look up single chunks. Each costs a scan inside HDF5 (0.2 µs a stored chunk), so only for a handful."""
-    found: list[_Found] = []
-    shift = _shift(dset)
-    for coord in chunks.tolist():
-        start = tuple(c * n for c, n in zip(coord, layout.chunks, strict=True))
-        if any(s >= n for s, n in zip(start, storage.shape, strict=True)):
-            found.append(None)
-            continue
-        info = dset.id.get_chunk_info_by_coord(start)
-        stored = info.byte_offset is not None and info.size
-        found.append((info.byte_offset + shift, info.filter_mask, info.size) if stored else None)
-    return found
-
-
-def check_filters(dset: h5py.Dataset, what: str) -> None:
+def check_filters(dset: h5py.Dataset, label: str) -> None:
     """Raise MissingDependencyError where HDF5 has no decoder for a filter, after trying hdf5plugin's."""
     plist = dset.id.get_create_plist()
     needed = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
@@ -246,20 +221,11 @@ def check_filters(dset: h5py.Dataset, what: str) -> None:
         import hdf5plugin  # noqa: F401 - importing it registers its filters
     except ImportError as e:
         raise MissingDependencyError(
-            f"{what}: HDF5 filter {missing} is not installed; {install_hint('filters')}"
+            f"{label}: HDF5 filter {missing} is not installed; {install_hint('filters')}"
         ) from e
     missing = [i for i in missing if not h5py.h5z.filter_avail(i)]
     if missing:
         raise MissingDependencyError(
-            f"{what}: HDF5 filter {missing} is neither in HDF5 nor in hdf5plugin; "
+            f"{label}: HDF5 filter {missing} is neither in HDF5 nor in hdf5plugin; "
             "write the data again with gzip or zstd"
-        )
-
-
-def check_raw_sizes(layout: ArrayLayout, nbytes: IntArray) -> None:
-    """Raise where an unfiltered chunk is not as long as its shape says."""
-    if not layout.codecs and len(nbytes) and (nbytes != layout.chunk_nbytes).any():
-        raise CorruptDataError(
-            f"{layout.store}: field {layout.name!r}: an unfiltered chunk has {int(nbytes.min())} bytes, "
-            f"but its shape {layout.chunks} of {layout.dtype} needs {layout.chunk_nbytes}"
         )

@@ -1,7 +1,7 @@
-"""Parts of HDF5 data sets that lie elsewhere: whether all that a read needs are there, and are what the file says.
+"""Parts of HDF5 data sets that lie elsewhere: check that all parts of a read are there, and agree with the data set.
 
 HDF5 itself reads the fill value for the part of a virtual data set whose file or data set is missing, or cannot be
-opened, and zeros for what an external raw file is too short for; a part of another shape it reads in another order.
+opened, and zeros behind the end of an external raw file; a part of another shape it reads in another order.
 """
 
 from __future__ import annotations
@@ -62,26 +62,22 @@ def _local(file: h5py.File, path: str) -> h5py.Dataset | None:
     return node if isinstance(node, h5py.Dataset) else None
 
 
-def missing_part(
-    dset: h5py.Dataset, ranges: Ranges | None = None, kept: dict[str, list[VirtualMapping]] | None = None
-) -> str | None:
-    """Say which part of a data set, the first that is needed for some rows of its dims (None: all), is not there.
+def missing_part(dset: h5py.Dataset, ranges: Ranges, kept: dict[str, list[VirtualMapping]]) -> str | None:
+    """Say which part of a data set, the first that is needed for some rows of its dims, is not there.
 
     Parameters
     ----------
     kept
-        Holds what virtual data sets map, by their names: finding that takes 40 µs a part.
+        Mappings of virtual data sets, by their names: finding them takes 40 µs a part.
 
     Raises
     ------
     CorruptDataError, ShortReadError
-        A part is there, and is not what the data set says.
+        A part is there, and contradicts the data set.
     """
-    if kept is None or not dset.is_virtual:
-        return next(_missing(dset, ranges, 0), None)
-    if dset.name not in kept:
+    if dset.is_virtual and dset.name not in kept:
         kept[dset.name] = _mappings(dset)
-    return next(_missing(dset, ranges, 0, kept[dset.name]), None)
+    return next(_missing(dset, ranges, 0, kept.get(dset.name)), None)
 
 
 def _missing(
@@ -264,7 +260,7 @@ def _missing_of_part(dset: h5py.Dataset, mapping: VirtualMapping, names: tuple[s
 
 
 def _fault(dset: h5py.Dataset, mapping: VirtualMapping, part: h5py.Dataset) -> str | None:
-    """Return how a part differs from what a virtual data set says of it."""
+    """Return how a part contradicts a virtual data set."""
     if not np.can_cast(part.dtype, dset.dtype, "safe"):
         return f"its values do not fit {dset.dtype}"
     source = mapping.source
@@ -285,7 +281,7 @@ def _fault(dset: h5py.Dataset, mapping: VirtualMapping, part: h5py.Dataset) -> s
 
 
 def _selected(source: h5py.h5s.SpaceID, part: h5py.Dataset) -> Ranges | None:
-    """Return the box around what is mapped of a part."""
+    """Return the box around the mapped elements of a part."""
     slab = _slab(source)
     if source.get_select_type() == h5py.h5s.SEL_ALL:
         return None
@@ -340,20 +336,20 @@ def _later(dset: h5py.Dataset, mapping: VirtualMapping, num_blocks: int) -> str 
     if "%b" in mapping.file.replace("%%", ""):
         folders = dict.fromkeys(os.path.dirname(path) or "." for path in _places(dset, file))
         listed = {each for folder in folders if os.path.isdir(folder) for each in os.listdir(folder)}
-        pattern, what = os.path.basename(mapping.file), f"file {file!r}"
+        pattern, missing = os.path.basename(mapping.file), f"file {file!r}"
     else:
         opened = _open(dset, file)
         if opened is None:
             return _no_file(dset, (file, name))
         group, _, pattern = mapping.name.rpartition("/")
-        listed, what = set(opened.get(group or "/", ())), f"data set {name!r} of file {file!r}"
+        listed, missing = set(opened.get(group or "/", ())), f"data set {name!r} of file {file!r}"
         if opened.id != dset.file.id:
             opened.close()
     words = (r"%" if w == "%%" else r"(\d+)" if w == "%b" else re.escape(w) for w in re.split("(%[%b])", pattern))
     found = [m for m in map(re.compile("".join(words)).fullmatch, listed) if m and m.groups()]
     if not any(int(m[1]) >= num_blocks for m in found):
         return None
-    return f"{what}, a part of {_named(dset)} that others follow, is not there"
+    return f"{missing}, a part of {_named(dset)} that others follow, is not there"
 
 
 def _no_file(dset: h5py.Dataset, names: tuple[str, str]) -> str:

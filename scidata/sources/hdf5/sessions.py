@@ -55,7 +55,7 @@ class OpenSessions:
                 _close(other, wait=0)  # one that is being used closes another time
 
     def close_older(self, path: str, version: Version) -> None:
-        """Close what other sessions have open of earlier versions of a file that is about to be opened.
+        """Close earlier versions of a file, which other sessions have open, before it is opened anew.
 
         Where a file was written again in place, HDF5 would take it for the one that is open, and keep its old metadata.
         """

@@ -1,4 +1,4 @@
-"""Sources that live in an HDF5 file: opening, walking, locating. What a dataset is called is a ``Naming``.
+"""Sources that live in an HDF5 file: opening, walking, locating. A ``Naming`` gives the names of datasets.
 
 HDF5 is not thread-safe and h5py has one global lock; every call into it here is made under the source's own lock,
 and none of them reads values except ``read_box``.
@@ -6,9 +6,8 @@ and none of them reads values except ``read_box``.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,37 +16,30 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
-from scidata.core.urls import is_url, url_of
+from scidata.core.urls import is_url
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
     MissingChunkError,
     RefusedError,
     ShortReadError,
-    UnknownNameError,
-    near_matches,
 )
-from scidata.sources.access.files import Versions, files, retried, version_at
+from scidata.sources.access.files import files, retried, version_at
 from scidata.sources.access.retry import is_transient
+from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.layout import (
     ChunkIndex,
     Storage,
     Unreadable,
-    c_strides,
     check_filters,
-    check_raw_sizes,
     chunk_index,
     describe,
-    locate_few,
 )
 from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
 from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
 
 _T = TypeVar("_T")
-
-_MANY_CHUNKS = 1_000_000  # beyond this an index costs seconds
-_FEW = 12  # lookups that together cost less than building the index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +51,7 @@ class _Contents:
     file_size: int
 
 
-class HDF5Source:
+class HDF5Source(FileSource[_Contents]):
     """One HDF5 file.
 
     ``arrays`` holds every dataset of numbers: contiguous, chunked with filters that numcodecs decodes (deflate,
@@ -73,23 +65,22 @@ class HDF5Source:
     path
         File or URL. Opened at the first use, once per process.
     allow_external
-        Also read what lies in other files, through HDF5.
+        Also read values in other files, through HDF5.
     """
 
     format = "hdf5"
     naming: type[Naming] = Naming
 
     def __init__(self, path: str | os.PathLike[str], *, allow_external: bool = False) -> None:
-        self.path = url_of(os.fspath(path))
+        super().__init__(path)
         self.allow_external = allow_external
-        self._versions = Versions()
         self._reset()
 
     def _reset(self) -> None:
         # keyed by process: after a fork the child finds no session of its own, so neither a lock that some thread
-        # of the parent held nor the parent's file is used; what was parsed is plain data and stays
+        # of the parent held nor the parent's file is used; parsed metadata are plain data and stay
         self._sessions: dict[int, Session] = {}
-        self._contents: _Contents | None = None
+        self._contents = None
         self._indices: dict[str, ChunkIndex] = {}
         self._mappings: dict[str, list[VirtualMapping]] = {}  # of virtual data sets
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
@@ -100,9 +91,6 @@ class HDF5Source:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -119,14 +107,9 @@ class HDF5Source:
         """Why some datasets are not among the arrays, by name."""
         return self._read().skipped
 
-    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Raise SourceChangedError where the file that was just read is not the one whose metadata was."""
-        if not is_url(self.path):
-            self._versions.check((self.path,))
-
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
         """Name the file; None where HDF5 may follow links out of it."""
-        return None if layout.fallback and self.allow_external else Files((self.path,))
+        return None if layout.fallback and self.allow_external else super().files_of(layout, chunks)
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -144,8 +127,6 @@ class HDF5Source:
         ------
         ShortReadError
             The file ends before a chunk does.
-        CorruptDataError
-            An unfiltered chunk has not the size of its shape.
         """
         if layout.name in self._contiguous and len(chunks) == 1 and not chunks.any():
             return self._contiguous[layout.name]
@@ -154,23 +135,21 @@ class HDF5Source:
         chunks = np.asarray(chunks, np.int64).reshape(len(chunks), len(layout.shape))
         check_inside(layout, chunks)
         if storage.chunked:
-            offset, nbytes, mask = self._locate_chunked(layout, storage, chunks)
+            numbers: IntArray = np.asarray(np.ravel_multi_index(tuple(chunks.T), layout.num_chunks))
+            places = self._index(layout, storage).find(numbers)
         else:
             begin, size = (-1, 0) if storage.offset is None else (storage.offset, layout.nbytes)
             if layout.fallback:  # compact, external or virtual: somewhere inside, in no chunk of its own
                 begin, size = 0, 0
-            offset, nbytes = np.full(len(chunks), begin, np.int64), np.full(len(chunks), size, np.int64)
-            mask = np.zeros(len(chunks), np.uint32)
-        stored = offset >= 0
-        if not layout.fallback:
-            check_raw_sizes(layout, nbytes[stored])
+            places = np.array([[begin], [size], [0]], np.int64).repeat(len(chunks), axis=1)
+        offset, nbytes, mask = places
         check_ends(layout, chunks, offset + nbytes, contents.file_size)
         refs = ChunkRefs(
             paths=(str(self.path),),
-            path_index=stored.astype(np.int64) - 1,
+            path_index=(offset >= 0).astype(np.int64) - 1,
             offset=np.maximum(offset, 0),
             nbytes=nbytes,
-            skipped_codecs=mask if mask.any() else None,
+            skipped_codecs=mask.astype(np.uint32) if mask.any() else None,
         )
         if not storage.chunked and len(chunks) == 1:
             self._contiguous[layout.name] = refs
@@ -186,15 +165,15 @@ class HDF5Source:
         MissingChunkError
             A part that lies elsewhere is not there; ``out`` has the rest, and the fill value in its place.
         CorruptDataError
-            HDF5 cannot decode it, or a part is not what the data set says.
+            HDF5 cannot decode it, or a part contradicts the data set.
         """
         storage = self._storage(layout)
-        what = f"{self.path}: field {layout.name!r}"
+        label = f"{self.path}: field {layout.name!r}"
         session = self._session()
 
         def call(h5: h5py.File) -> None:
             dset = h5[storage.path]
-            check_filters(dset, what)
+            check_filters(dset, label)
             rows = [range(*each.indices(n)) for each, n in zip(box, layout.shape, strict=True)]
             lost = missing_part(dset, rows, self._mappings) if layout.fallback and not storage.chunked else None
             try:
@@ -203,15 +182,15 @@ class HDF5Source:
                 if is_transient(e):
                     raise
                 if lost is None:
-                    raise CorruptDataError(f"{what}: HDF5 cannot read {box}: {e}") from e
+                    raise CorruptDataError(f"{label}: HDF5 cannot read {box}: {e}") from e
             if lost is not None:
                 raise MissingChunkError(
-                    f"{what}: {lost}; copy it, too, or give allow_missing=True if what is missing stands for the fill "
+                    f"{label}: {lost}; copy it, too, or give allow_missing=True if missing values stand for the fill "
                     "value"
                 )
 
         with session.lock:
-            self._retried(session, call, what)
+            self._retried(session, call, label)
 
     def _session(self) -> Session:
         return self._sessions.setdefault(os.getpid(), Session(str(self.path)))  # atomic, so threads agree on one
@@ -230,17 +209,17 @@ class HDF5Source:
             session = self._session()
             with session.lock:
                 if self._contents is None:
-                    parse = self._parse if self.allow_external or is_url(self.path) else self._parse_guarded
-                    self._contents = self._retried(session, parse, f"{self.path}: metadata")
+                    describe = self._describe if self.allow_external or is_url(self.path) else self._describe_guarded
+                    self._contents = self._retried(session, describe, f"{self.path}: metadata")
         return self._contents
 
-    def _retried(self, session: Session, call: Callable[[h5py.File], _T], what: str) -> _T:
+    def _retried(self, session: Session, call: Callable[[h5py.File], _T], label: str) -> _T:
         """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
 
         def attempt() -> _T:
             try:
                 h5 = self._open(session)
-                with damage_as_corrupt_data(what):
+                with damage_as_corrupt_data(label):
                     return call(h5)
             except OSError as e:
                 if is_transient(e):
@@ -251,23 +230,21 @@ class HDF5Source:
 
     def _storage(self, layout: ArrayLayout) -> Storage:
         contents = self._read()
-        if layout.name in contents.storage:
-            return contents.storage[layout.name]
         if layout.name in contents.skipped:
             raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
-        raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, contents.arrays)}")
+        return self._item(layout, contents.storage)
 
-    def _parse_guarded(self, _: h5py.File) -> _Contents:
-        """Parse through a second opening of the file, which looks at what is read; values come through the first."""
+    def _describe_guarded(self, _: h5py.File) -> _Contents:
+        """Describe the file through a second opening of the file, which checks heaps; values come through the first."""
         with open_h5(self.path, guarded=True) as h5:
-            return self._parse(h5)
+            return self._describe(h5)
 
-    def _parse(self, h5: h5py.File) -> _Contents:
+    def _describe(self, h5: h5py.File) -> _Contents:
         naming = self.naming(h5)
         arrays: dict[str, ArrayLayout] = {}
         storage: dict[str, Storage] = {}
         skipped: dict[str, str] = {}
-        # all of the walk before anything else: it ends at what HDF5 would take minutes for
+        # all of the walk before anything else: it refuses files that HDF5 would take minutes for
         for path, dset, foreign in list(walk(h5, allow_external=self.allow_external, skipped=skipped)):
             if not isinstance(dset, h5py.Dataset) or naming.is_hidden(dset):
                 continue
@@ -278,9 +255,10 @@ class HDF5Source:
                     raise Unreadable("its values lie in other files; allow_external=True reads it, if you trust them")
                 if outside and dset.is_virtual and (lost := check_extent(dset)) is not None:
                     raise MissingChunkError(f"{self.path}: field {name!r}: {lost}; copy it, too")
-                layout, kept = describe(
+                arrays[name], storage[name] = describe(
                     dset,
                     store=str(self.path),
+                    path=path,
                     name=name,
                     dims=naming.dims(dset, path),
                     attributes=clean_attributes(dset, naming.hidden_attributes, f"{self.path}: {name!r}"),
@@ -288,9 +266,6 @@ class HDF5Source:
                 )
             except Unreadable as e:
                 skipped[name] = str(e)
-                continue
-            arrays[name] = layout
-            storage[name] = Storage(path=path, shape=kept.shape, chunked=kept.chunked, offset=kept.offset)
         return _Contents(
             attributes=clean_attributes(h5, naming.hidden_attributes, self.path),
             arrays=naming.finish(arrays),
@@ -299,41 +274,16 @@ class HDF5Source:
             file_size=files().size(self.path),
         )
 
-    def _locate_chunked(
-        self, layout: ArrayLayout, storage: Storage, chunks: IntArray
-    ) -> tuple[IntArray, IntArray, npt.NDArray[np.uint32]]:
-        """Return offset (-1 where nothing is stored), size and filter mask of each chunk."""
+    def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)
-        if index is None and len(chunks) <= _FEW and math.prod(layout.num_chunks) > _MANY_CHUNKS:
-            session = self._session()
-            what = f"{self.path}: field {layout.name!r}: the index of its chunks"
-            with session.lock:
-                found = self._retried(session, lambda h5: locate_few(h5[storage.path], layout, storage, chunks), what)
-            table = np.array([(-1, 0, 0) if f is None else f for f in found], np.int64).reshape(-1, 3)
-            return table[:, 0], table[:, 2], table[:, 1].astype(np.uint32)
         if index is None:
-            index = self._build_index(layout, storage)
-        numbers = chunks @ c_strides(layout.num_chunks)
-        stored, rows = index.find(numbers)
-        if stored.all():
-            return index.offset[rows], index.nbytes[rows], index.mask[rows]
-        if not stored.any():
-            return np.full(len(chunks), -1, np.int64), np.zeros(len(chunks), np.int64), np.zeros(len(chunks), np.uint32)
-        return (
-            np.where(stored, index.offset[rows], -1),
-            np.where(stored, index.nbytes[rows], 0),
-            np.where(stored, index.mask[rows], 0).astype(np.uint32),
-        )
-
-    def _build_index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
-        session = self._session()
-        with session.lock:
-            if layout.name not in self._indices:
-                what = f"{self.path}: field {layout.name!r}: the index of its chunks"
-                self._indices[layout.name] = self._retried(
-                    session, lambda h5: chunk_index(h5[storage.path], layout), what
-                )
-            return self._indices[layout.name]
+            session, label = self._session(), f"{self.path}: field {layout.name!r}: the index of its chunks"
+            with session.lock:
+                index = self._indices.get(layout.name)
+                if index is None:
+                    index = self._retried(session, lambda h5: chunk_index(h5[storage.path], layout), label)
+                    self._indices[layout.name] = index
+        return index
 
 
 def check_inside(layout: ArrayLayout, chunks: IntArray) -> None:

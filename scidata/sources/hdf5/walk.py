@@ -1,4 +1,4 @@
-"""Opening an HDF5 file, walking it, and naming what is found: everything that is a matter of names and links."""
+"""Opening an HDF5 file, walking it, and naming its objects: all about names and links."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
 
 
 @contextmanager
-def damage_as_corrupt_data(what: str) -> Iterator[None]:
-    """Turn what h5py raises on damaged metadata, which is nearly anything, into CorruptDataError."""
+def damage_as_corrupt_data(label: str) -> Iterator[None]:
+    """Raise CorruptDataError for the errors of h5py on damaged metadata, which are nearly any."""
     try:
         yield
     except SciDataError:
@@ -75,7 +75,7 @@ def damage_as_corrupt_data(what: str) -> Iterator[None]:
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as e:
         if is_transient(e):
             raise
-        raise CorruptDataError(f"{what} cannot be read by HDF5: {e}; copy or write the file again") from e
+        raise CorruptDataError(f"{label} cannot be read by HDF5: {e}; copy or write the file again") from e
 
 
 def has_netcdf_marks(path: str) -> bool:
@@ -186,7 +186,7 @@ class Naming:
         )
 
     def finish(self, arrays: dict[str, ArrayLayout]) -> dict[str, ArrayLayout]:
-        """Settle what only the whole file tells, once every dataset was seen."""
+        """Complete the arrays, once every dataset was seen."""
         return arrays
 
 

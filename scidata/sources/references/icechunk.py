@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -135,9 +135,6 @@ class Repository:
         return sorted(f"{key}/{name}" if key else name for name in names if name != "zarr.json")
 
     # -- places ------------------------------------------------------------------------------------------------------
-
-    def attach(self, records: Iterable[ArrayRecord]) -> None:
-        """Do nothing: places are read when they are asked for."""
 
     def find(self, record: ArrayRecord, linear: IntArray) -> Iterator[tuple[Table, IntArray]]:
         """Return the table of an array."""

@@ -1,68 +1,61 @@
-"""Finds the chunks of arrays by the tables of a set."""
+"""Find the chunks of arrays by the tables of a reference set."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from scidata.core.cache import Cache
-from scidata.core.types import ChunkRefs, IntArray
+from scidata.core.types import IntArray
 from scidata.core.urls import Url, is_url
 from scidata.errors import CorruptDataError
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.files import files
-from scidata.sources.access.in_memory import InMemoryUrl
+from scidata.sources.access.kept_urls import KeptUrl, Reader
 from scidata.sources.references.tables import WHOLE, Tables
 from scidata.sources.references.targets import Targets
-from scidata.sources.zarr.chunks import check_sizes, checked_coordinates, flattened, grouped
+from scidata.sources.zarr.chunks import FileRanges, Locator, flattened, grouped
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import read_index
+from scidata.sources.zarr.tree import Tree
 
 INLINE = "inline://"
-_MAX_INDEX_BYTES = 2**26
 _MAX_SIZES = 1 << 16
 
 
-@dataclass(kw_only=True)
-class _Files:
-    """Where chunk files lie: as :class:`ChunkRefs`, with -1 bytes where there is none."""
+class ReferenceLocator(Locator):
+    """Finds chunks by the tables of a set, and opens the paths that it gives."""
 
-    paths: list[str]
-    path_index: IntArray
-    offset: IntArray
-    nbytes: IntArray
-
-
-class ReferenceLocator:
-    """Finds chunks, and opens the paths that it gives."""
-
-    def __init__(self, tables: Tables, targets: Targets, records: Iterable[ArrayRecord]) -> None:
+    def __init__(self, tree: Tree, tables: Tables, targets: Targets, records: Iterable[ArrayRecord]) -> None:
+        super().__init__(tree)
         self._tables, self._targets = tables, targets
         self._records = {record.prefix: record for record in records}
-        self._indexes: Cache[IntArray] = Cache(_MAX_INDEX_BYTES, "lru")
         self._sizes: Cache[int] = Cache(_MAX_SIZES, "lru")
 
-    def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates."""
-        coordinates = checked_coordinates(record, chunks)
-        found = self._find_shards(record, coordinates) if record.index else self.find_files(record, coordinates)
-        refs = ChunkRefs(
-            paths=tuple(map(str, found.paths)),
-            path_index=found.path_index,
-            offset=np.maximum(found.offset, 0),
-            nbytes=np.maximum(found.nbytes, 0),
-        )
-        check_sizes(record, coordinates, found.nbytes, refs)
-        return refs
+    def access(self, record: ArrayRecord) -> dict[str, Any]:
+        """Return where zarr-python finds an array: its documents and chunks, each read when it is asked for."""
+        from zarr.core.buffer import Buffer, cpu
+        from zarr.storage import MemoryStore
 
-    def find_files(self, record: ArrayRecord, coordinates: IntArray) -> _Files:
+        tree, read = self._tree, self.read
+
+        class Files(dict[str, Buffer]):
+            def __missing__(self, key: str) -> Buffer:
+                place = record.place_of(key)
+                data = tree.get([key]).get(key) if place is None else read(record, place)
+                if data is None:
+                    raise KeyError(key)
+                return cpu.Buffer.from_bytes(data)
+
+        return {"store": MemoryStore(Files(), read_only=True), "path": record.prefix}
+
+    def find_files(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
         """Find files of an array (chunks, or shards) by their coordinates."""
         linear = flattened(coordinates, record.num_files)
-        found = _Files(paths=[], **{n: np.full(len(linear), -1, np.int64) for n in ("path_index", "offset", "nbytes")})
+        found = FileRanges.nowhere([], len(linear))
         known: dict[str, int] = {}
         for table, asked in self._tables.find(record, linear):
             rows = table.rows(linear[asked])
@@ -84,9 +77,9 @@ class ReferenceLocator:
         return found
 
     def places_of(self, record: ArrayRecord, coordinates: IntArray) -> tuple[tuple[str, ...], bytes]:
-        """Return the files and URLs that chunk files lie in, and a digest of where; of what is in the set, its bytes.
+        """Return the files and URLs that chunk files lie in, and a digest of their places, or of inline bytes.
 
-        Without those that never change, which takes no round trip to know.
+        Files that never change are left out, which takes no round trip to know.
         """
         found, content = self.find_files(record, coordinates), hashlib.sha256()
         names = [path.identity if isinstance(path, Url) else path for path in found.paths]
@@ -112,49 +105,18 @@ class ReferenceLocator:
         size = self._sizes.get(path)
         return self._sizes.put(path, files().size(path)) if size is None else size
 
-    def _find_shards(self, record: ArrayRecord, coordinates: IntArray) -> _Files:
-        per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
-        shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
-        inner = flattened(inside, per_shard)
-        linear = flattened(shards, record.num_files)
-        groups = [rows for _, rows in grouped(linear)]
-        found = self.find_files(record, shards[[rows[0] for rows in groups]] if groups else shards)
-        out = _Files(
-            paths=found.paths, **{n: np.full(len(linear), -1, np.int64) for n in ("path_index", "offset", "nbytes")}
-        )
-        there = [i for i in range(len(groups)) if found.nbytes[i] >= 0]
-        calls = [functools.partial(self._index_of, record, found, i, int(linear[groups[i][0]])) for i in there]
-        urls = any(map(is_url, found.paths))
-        tables = run_each(calls) if urls else [call() for call in calls]
-        for i, table in zip(there, tables, strict=True):
-            rows = groups[i]
-            entries = table[inner[rows]]
-            present = entries[:, 0] >= 0
-            out.path_index[rows] = np.where(present, found.path_index[i], -1)
-            out.offset[rows] = np.where(present, entries[:, 0] + found.offset[i], -1)
-            out.nbytes[rows] = entries[:, 1]
-        return out
-
-    def _index_of(self, record: ArrayRecord, found: _Files, i: int, linear: int) -> IntArray:
-        assert record.index is not None
-        table = self._indexes.get((record.prefix, linear))
-        if table is None:
-            path = found.paths[found.path_index[i]]
-            table = read_index(self._opened(path), int(found.nbytes[i]), record.index, int(found.offset[i]))
-            self._indexes.put((record.prefix, linear), table, table.nbytes)
-        return table
-
-    # -- what opens the paths ----------------------------------------------------------------------------------------
+    # -- opening paths ----------------------------------------------------------------------------------------------
 
     def bind(self, path: str) -> Url:
-        """Return the function that opens a given path, beside URLs."""
+        """Return the URL that reads a given path, beside URLs."""
         return self._held(path) if path.startswith(INLINE) else self._targets.bind(path)
 
-    def _opened(self, path: str) -> str:
+    def opened(self, path: str) -> str:
+        """Return the path or bound URL that opens a path of :meth:`find_files`."""
         return self.bind(path) if is_url(path) else path
 
-    def _held(self, path: str) -> InMemoryUrl:
-        """Return the function that gives the bytes of a chunk file in the set itself."""
+    def _held(self, path: str) -> KeptUrl:
+        """Return the URL that reads a chunk file in the set itself."""
         key = folder = path.removeprefix(INLINE)
         while folder and folder not in self._records:
             folder = folder.rpartition("/")[0]
@@ -165,7 +127,7 @@ class ReferenceLocator:
             for table, _ in self._tables.find(record, linear):
                 (row,) = table.rows(linear).tolist()
                 if row >= 0 and table.target[row] < 0:
-                    return InMemoryUrl(path, functools.partial(_part_of, table.inline[-1 - int(table.target[row])]))
+                    return _in_memory(path, table.inline[-1 - int(table.target[row])])
         raise CorruptDataError(f"{path}: is no chunk that is in the set itself")
 
     def read(self, record: ArrayRecord, coordinate: list[int]) -> bytes | None:
@@ -174,8 +136,8 @@ class ReferenceLocator:
         if found.path_index[0] < 0:
             return None
         path = found.paths[0]
-        return bytes(files().read(self._opened(path), int(found.offset[0]), int(found.nbytes[0])))
+        return bytes(files().read(self.opened(path), int(found.offset[0]), int(found.nbytes[0])))
 
 
-def _part_of(data: bytes, offset: int, nbytes: int) -> bytes:
-    return data[offset : offset + nbytes]
+def _in_memory(path: str, data: bytes) -> KeptUrl:
+    return KeptUrl(Url(path, {}), Reader(lambda offset, nbytes: data[offset : offset + nbytes]))

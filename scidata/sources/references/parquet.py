@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,9 +67,6 @@ class ParquetSet:
         entries = metadata if isinstance(metadata, dict) else {}
         self.documents = {key: json.dumps(value).encode() for key, value in entries.items()} | found
         self._tables: Cache[Table] = Cache(_MAX_KEPT, "lru")
-
-    def attach(self, records: Iterable[ArrayRecord]) -> None:
-        """Do nothing: tables are read when they are asked for."""
 
     def find(self, record: ArrayRecord, linear: IntArray) -> Iterator[tuple[Table, IntArray]]:
         """Read those tables that have the files."""

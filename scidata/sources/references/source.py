@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import threading
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,33 +18,11 @@ from scidata.sources.references.locator import ReferenceLocator
 from scidata.sources.references.parquet import ParquetSet
 from scidata.sources.references.targets import Targets
 from scidata.sources.references.tree import DocumentTree
-from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.source import State, ZarrSource, chunk_files
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import find_arrays
 
 _Set = JsonSet | ParquetSet | Repository
-
-
-class _State(State):
-    """State of a set in one process."""
-
-    def __init__(self, held: _Set, tree: Tree, path: str, targets: Targets) -> None:
-        self._held, self._targets = held, targets
-        super().__init__(tree, path, find_arrays(tree, str(path)))
-
-    def make_locator(self) -> ReferenceLocator:
-        """Return the locator of chunks by the tables of the set."""
-        records = self.contents.records.values()
-        self._held.attach(records)
-        self.locator = ReferenceLocator(self._held, self._targets, records)
-        return self.locator
-
-    def access(self, record: ArrayRecord) -> dict[str, Any]:
-        """Return where zarr-python finds an array."""
-        from scidata.sources.references.zarr_store import ArrayStore
-
-        return {"store": ArrayStore(self.tree, self.locator, record), "path": record.prefix}
 
 
 class ReferenceSource(ZarrSource):
@@ -60,8 +37,8 @@ class ReferenceSource(ZarrSource):
     kind
         ``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``.
     allow_external
-        Follow references to anywhere. Refused otherwise: what lies outside the folder of the set, its bucket or host.
-        ``storage_options={"targets": {prefix: options}}`` names what else is allowed, and with what it is opened.
+        Follow references to anywhere. Refused otherwise: targets outside the folder of the set, its bucket or host.
+        ``storage_options={"targets": {prefix: options}}`` names other allowed targets, and the options that open them.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, kind: str, allow_external: bool = False) -> None:
@@ -85,15 +62,25 @@ class ReferenceSource(ZarrSource):
         self._snapshot = state["snapshot"]
 
     def _open(self) -> State:
-        if self._pid != os.getpid() and self._state is not None and self._kind == "icechunk":
-            self._lock, self._pid = threading.Lock(), os.getpid()  # what is known stays: a fork cannot ask again
+        if self._kind == "icechunk" and self._state is not None:  # a fork cannot ask Icechunk again
+            return self._state
         return super()._open()
 
     def _make_state(self) -> State:
         make = {"icechunk": self._make_icechunk, "kerchunk-parquet": self._make_parquet, "kerchunk": self._make_json}
         held, tree, folder = make[self._kind]()
         targets = Targets(self.path, folder, allow_external=self.allow_external, seen=self._seen, versions=self._chunks)
-        return _State(held, tree, self.path, targets)
+        contents = find_arrays(tree, str(self.path))
+        records = contents.records.values()
+        if isinstance(held, JsonSet):
+            held.attach(records)
+        return State(tree, self.path, contents, ReferenceLocator(tree, held, targets, records))
+
+    @property
+    def _locator(self) -> ReferenceLocator:
+        locator = self._open().chunks
+        assert isinstance(locator, ReferenceLocator)
+        return locator
 
     def _make_json(self) -> tuple[_Set, Tree, str]:
         local = local_path(self.path)
@@ -120,9 +107,6 @@ class ReferenceSource(ZarrSource):
         self._snapshot = held.snapshot
         return held, RepositoryTree(self.path, held), store
 
-    def _note_metadata(self, state: State, record: ArrayRecord) -> None:
-        """Do nothing: the set was read whole, when it was opened."""
-
     @property
     def format(self) -> str:
         """``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``."""
@@ -130,9 +114,8 @@ class ReferenceSource(ZarrSource):
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the files and URLs that chunks lie in, of those that may change, and where in these."""
-        state = self._open()
-        assert isinstance(state, _State)
-        return Files(*state.locator.places_of(self._record(state, layout.name), chunk_files(layout, chunks)))
+        record = self._record(self._open(), layout.name)
+        return Files(*self._locator.places_of(record, chunk_files(layout, chunks)))
 
     @property
     def revision(self) -> str | None:
@@ -148,9 +131,7 @@ class ReferenceSource(ZarrSource):
 
     def bind(self, path: str) -> Url:
         """Return the function that opens a path of :meth:`locate`, where some of them are URLs."""
-        state = self._open()
-        assert isinstance(state, _State)
-        return state.locator.bind(path)
+        return self._locator.bind(path)
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where a file that chunks lie in is not the one that was first read."""
@@ -175,7 +156,7 @@ def open_repository(path: str, *, allow_external: bool) -> ReferenceSource | Non
     Raises
     ------
     ConfigError
-        The path names a branch, tag or snapshot of what is no repository.
+        The path names a branch, tag or snapshot, and is no repository.
     """
     store, version = split_version(path)
     if is_repository(url_of(store)):

@@ -1,8 +1,8 @@
-"""Where a reference may lead, and with what it is opened: a set that somebody else made says what this process reads.
+"""Targets of references, and the options that open them: somebody else's set decides which files this process reads.
 
 Without leave, a set leads to files below its own folder, or to objects of its own bucket or host. ``allow_external``
-opens everything else, without the credentials of the set; ``storage_options={"targets": {prefix: options}}`` opens what
-is below a prefix, with the options given for it.
+opens everything else, without the credentials of the set; ``storage_options={"targets": {prefix: options}}`` opens all
+below a prefix, with the options given for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from scidata.core.urls import Seen, Url, is_url, local_path, public_text
 from scidata.errors import ConfigError, RefusedError
 from scidata.sources.access.files import Versions, files
-from scidata.sources.access.in_memory import InMemoryUrl
+from scidata.sources.access.kept_urls import KeptUrl, Reader
 
 TARGETS = "targets"
 _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
@@ -55,7 +55,7 @@ class Targets:
             self._folder = os.path.abspath(os.path.expanduser(self._folder))
             self._real = os.path.realpath(self._folder)
         self._folders: dict[str, str] = {}
-        self._secret: dict[str, Url] = {}  # URLs that show less than they are, by what they show
+        self._secret: dict[str, Url] = {}  # URLs with hidden parts, by their public text
 
     def resolve(self, name: str) -> str:
         """Return the local path or URL that a reference names.
@@ -82,7 +82,7 @@ class Targets:
         as_url = "" if isinstance(self._store, Url) else f" (and the set as file://{os.path.abspath(self._store)})"
         return RefusedError(
             f"{self._store}: refers to {public_text(name)}, {why}; if you trust the set, open it with "
-            f"allow_external=True, or name what you trust: storage_options={{'targets': {{prefix: options}}}}{as_url}"
+            f"allow_external=True, or name trusted places: storage_options={{'targets': {{prefix: options}}}}{as_url}"
         )
 
     # -- local -------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Targets:
             if name in ("", ".", "..") or stat.S_ISLNK(mode):
                 found = os.path.realpath(found)
                 mode = os.stat(found).st_mode
-        except OSError:  # whoever reads it says what is wrong
+        except OSError:  # reading it raises the reason
             return os.path.realpath(found)
         if not stat.S_ISREG(mode):
             raise RefusedError(f"{self._store}: refers to {path}, which is no regular file")
@@ -146,7 +146,7 @@ class Targets:
         """Return the function that opens a path of :meth:`resolve`, or its text, beside URLs."""
         if is_url(path):
             return self._secret.get(path) or self._remote(path)
-        return InMemoryUrl(f"file://{path}", functools.partial(self._read, path))
+        return KeptUrl(Url(f"file://{path}", {}), Reader(functools.partial(self._read, path)))
 
     def _read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Read of a local file; beside URLs nobody else looks whether it was replaced."""

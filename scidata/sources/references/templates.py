@@ -1,7 +1,7 @@
 """Templates of reference sets: ``{{u}}``, ``{{f(c='a')}}``, ``{{(i + 1) * 1000}}``; names and whole numbers, no code.
 
-The specification takes them for Jinja's, a language in which a set could do anything. What is known here is what sets
-use: names, calls of a template with named arguments, and arithmetic on whole numbers.
+The specification takes them for Jinja's, a language in which a set could do anything. Sets use only these:
+names, calls of a template with named arguments, and arithmetic on whole numbers.
 """
 
 from __future__ import annotations

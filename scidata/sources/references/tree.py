@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -63,7 +63,3 @@ class DocumentTree:
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return -1 for each: chunks are found by the tables of the set."""
         return np.full(len(keys), -1, np.int64)
-
-    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return None: nothing is listed."""
-        return None

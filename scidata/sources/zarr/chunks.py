@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.types import ChunkRefs, IntArray
-from scidata.core.urls import Url
+from scidata.core.urls import Url, is_url
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.access.fetches import run_each
 from scidata.sources.zarr.metadata import ArrayRecord
@@ -23,24 +26,100 @@ _FEW = 32  # chunks that are found one by one in less time than NumPy's calls ta
 _UNKNOWN = -2
 _MAX_SIZE_BYTES = 2**24
 _MAX_INDEX_BYTES = 2**26
-_MAX_FILES = 2**20  # of one array that are looked for at once: a second or two, and more on a network
-_MANY_FILES = 2**16  # looked for one by one sooner than a folder is listed, however many files it has
+_MAX_FILES = 2**20  # of one array that are looked for at once: two seconds, and more on a network
 
 
-class ChunkLocator:
-    """Finds the chunks of a store's arrays; remembers sizes of files and indexes of shards, as far as is bounded."""
+@dataclass(kw_only=True)
+class FileRanges:
+    """Where chunks, or their files, lie: as in :class:`ChunkRefs`, with -1 bytes where there is none."""
+
+    paths: list[str]
+    path_index: IntArray
+    offset: IntArray
+    nbytes: IntArray
+
+    @classmethod
+    def nowhere(cls, paths: list[str], num: int) -> FileRanges:
+        """Return places that are yet to be filled in."""
+        return cls(paths=paths, **{name: np.full(num, -1, np.int64) for name in ("path_index", "offset", "nbytes")})
+
+
+class Locator(ABC):
+    """Finds the chunks of a store's arrays; remembers indexes of shards, as far as is bounded."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
         self._indexes: Cache[IntArray] = Cache(_MAX_INDEX_BYTES, "lru")
+
+    @abstractmethod
+    def find_files(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
+        """Find files of an array (chunks, or shards) by their coordinates."""
+
+    def access(self, record: ArrayRecord) -> dict[str, Any]:
+        """Return where zarr-python finds an array."""
+        where = self._tree.location(record.prefix)
+        options = {"storage_options": copy.deepcopy(dict(where.options)) or None} if isinstance(where, Url) else {}
+        return {"store": where.target if isinstance(where, Url) else where, **options}
+
+    def opened(self, path: str) -> str:
+        """Return the path or bound URL that opens a path of :meth:`find_files`."""
+        return path
 
     def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates: see :meth:`ZarrSource.locate`."""
+        coordinates = checked_coordinates(record, chunks)
+        found = self._find_in_shards(record, coordinates) if record.index else self.find_files(record, coordinates)
+        refs = ChunkRefs(
+            paths=tuple(map(str, found.paths)),
+            path_index=found.path_index,
+            offset=np.maximum(found.offset, 0),
+            nbytes=np.maximum(found.nbytes, 0),
+        )
+        check_sizes(record, coordinates, found.nbytes, refs)
+        return refs
+
+    def _find_in_shards(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
+        """Find chunks by the indexes of their shards. Chunk 5 of shards of 4 is entry 1 of the index of shard 1."""
+        per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
+        shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
+        inner = flattened(inside, per_shard)
+        groups = list(grouped(flattened(shards, record.num_files)))
+        files = self.find_files(record, shards[np.array([rows[0] for _, rows in groups], np.int64)])
+        there = np.flatnonzero(files.nbytes >= 0).tolist()
+        calls = [functools.partial(self._index_of, record, files, i, groups[i][0]) for i in there]
+        is_remote = any(map(is_url, files.paths))  # all latency
+        found = FileRanges.nowhere(files.paths, len(coordinates))
+        for i, table in zip(there, run_each(calls) if is_remote else [call() for call in calls], strict=True):
+            rows = groups[i][1]
+            begin, found.nbytes[rows] = table[inner[rows]].T
+            found.path_index[rows] = np.where(begin >= 0, files.path_index[i], -1)
+            found.offset[rows] = begin + files.offset[i]
+        return found
+
+    def _index_of(self, record: ArrayRecord, files: FileRanges, i: int, number: int) -> IntArray:
+        """Return the index of a shard, which is file ``i`` of those found, and has a number in the array's grid."""
+        assert record.index is not None
+        key = record.prefix, number
+        table = self._indexes.get(key)
+        if table is None:
+            path = self.opened(files.paths[files.path_index[i]])
+            table = read_index(path, int(files.nbytes[i]), record.index, int(files.offset[i]))
+            self._indexes.put(key, table, table.nbytes)
+        return table
+
+
+class ChunkLocator(Locator):
+    """Finds chunks whose files lie in the store's own tree; remembers their sizes, as far as is bounded."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self._sizes: Cache[IntArray] = Cache(_MAX_SIZE_BYTES, "lru")
+
+    def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks."""
         if record.index is None and len(chunks) <= _FEW and (refs := self._locate_few(record, chunks)) is not None:
             return refs
-        coordinates = checked_coordinates(record, chunks)
-        return self._locate_sharded(record, coordinates) if record.index else self._locate_files(record, coordinates)
+        return super().locate(record, chunks)
 
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
         """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""
@@ -79,64 +158,16 @@ class ChunkLocator:
             nbytes=np.array(sizes, np.int64),
         )
 
-    def _locate_files(self, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
+    def find_files(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
+        """Find files of an array (chunks, or shards) by their coordinates."""
         sizes = self._sizes_of(record, coordinates)
         present = sizes >= 0
-        keys = record.keys(coordinates[present])
-        refs = ChunkRefs(
-            paths=tuple(str(self._tree.location(key)) for key in keys),
+        return FileRanges(
+            paths=list(map(self._tree.location, record.keys(coordinates[present]))),
             path_index=np.where(present, np.cumsum(present) - 1, -1),
             offset=np.zeros(len(sizes), np.int64),
-            nbytes=np.maximum(sizes, 0),
+            nbytes=sizes,
         )
-        check_sizes(record, coordinates, sizes, refs)
-        return refs
-
-    def _locate_sharded(self, record: ArrayRecord, coordinates: IntArray) -> ChunkRefs:
-        per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
-        shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
-        inner = flattened(inside, per_shard)
-        groups = list(grouped(flattened(shards, record.num_files)))
-        firsts = np.array([rows[0] for _, rows in groups], np.int64)
-        numbers = np.array([number for number, _ in groups], np.int64)
-        entries = np.full((len(coordinates), 2), -1, np.int64)
-        path_index = np.full(len(coordinates), -1, np.int64)
-        paths: list[str] = []
-        for (path, table), (_, rows) in zip(self._indexes_of(record, shards[firsts], numbers), groups, strict=True):
-            if table is None:
-                continue
-            entries[rows] = table[inner[rows]]
-            path_index[rows] = np.where(entries[rows, 0] >= 0, len(paths), -1)
-            paths.append(str(path))
-        refs = ChunkRefs(
-            paths=tuple(paths),
-            path_index=path_index,
-            offset=np.maximum(entries[:, 0], 0),
-            nbytes=np.maximum(entries[:, 1], 0),
-        )
-        check_sizes(record, coordinates, entries[:, 1], refs)
-        return refs
-
-    def _indexes_of(self, record: ArrayRecord, shards: IntArray, linear: IntArray) -> list[tuple[str, IntArray | None]]:
-        """Return path and index of each shard; None where there is no such file."""
-        assert record.index is not None
-        spec = record.index
-        sizes = self._sizes_of(record, shards)
-        paths = list(map(self._tree.location, record.keys(shards)))
-
-        def load(position: int) -> IntArray | None:
-            if sizes[position] < 0:
-                return None
-            key = (record.prefix, int(linear[position]))
-            table = self._indexes.get(key)
-            if table is None:
-                table = read_index(paths[position], int(sizes[position]), spec)
-                self._indexes.put(key, table, table.nbytes)
-            return table
-
-        if len(paths) > 1 and isinstance(paths[0], Url):  # all latency
-            return list(zip(paths, run_each([functools.partial(load, i) for i in range(len(paths))]), strict=True))
-        return [(path, load(i)) for i, path in enumerate(paths)]
 
     def _sizes_of(self, record: ArrayRecord, coordinates: IntArray) -> IntArray:
         """Return the size of each file, -1 where absent, through the cache."""
@@ -156,9 +187,7 @@ class ChunkLocator:
                 f"{record.file_shape}: {len(missing)} at once are too many to be looked for (at most {_MAX_FILES}); "
                 "its metadata are damaged, or write it with larger chunks or shards, or read less at once"
             )
-        there = missing[self._are_listed(record, linear[missing])] if len(missing) > _MANY_FILES else missing
-        sizes[missing] = -1
-        sizes[there] = self._tree.sizes(record.keys(coordinates[there]))
+        sizes[missing] = self._tree.sizes(record.keys(coordinates[missing]))
         for block, rows in grouped(linear[missing] // _SIZES_PER_BLOCK):
             self._known(record, block)[linear[missing[rows]] % _SIZES_PER_BLOCK] = sizes[missing[rows]]
         return sizes
@@ -170,16 +199,6 @@ class ChunkLocator:
             known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
             self._sizes.put((record.prefix, block), known, known.nbytes)
         return known
-
-    def _are_listed(self, record: ArrayRecord, linear: IntArray) -> npt.NDArray[np.bool_]:
-        """Say of which files there is a name in the array's folder: of most of so many there is none."""
-        names = self._tree.names(record.prefix, lambda name: name.isdecimal() or name == record.key_start)
-        if names is None:
-            return np.ones(len(linear), np.bool_)
-        found = [place for name in names if (place := record.coordinate_of(name)) is not None]
-        return np.isin(
-            linear, flattened(np.array(found, np.int64).reshape(-1, len(record.num_files)), record.num_files)
-        )
 
 
 def checked_coordinates(record: ArrayRecord, chunks: IntArray) -> IntArray:
@@ -210,7 +229,7 @@ def grouped(ids: IntArray) -> Iterator[tuple[int, IntArray]]:
 
 
 def check_sizes(record: ArrayRecord, coordinates: IntArray, sizes: IntArray, refs: ChunkRefs) -> None:
-    """Check encoded sizes (-1: absent) against what the codecs can have given."""
+    """Check encoded sizes (-1: absent) against the sizes that the codecs allow."""
     expected = record.fixed_nbytes
     wrong = (sizes == 0) if expected is None else (sizes >= 0) & (sizes != expected)
     if record.layout.fallback or not wrong.any():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,7 +54,7 @@ class ArrayRecord:
     prefix
         Path of the array's folder inside the store; empty where the store is the array.
     separator, key_start
-        Between the coordinates of a chunk's key, and what comes before them (``"c"`` or nothing).
+        Between the coordinates of a chunk's key, and the text before them (``"c"`` or nothing).
     index
         The shard index, where ``layout.shards`` is set.
     """
@@ -89,25 +90,15 @@ class ArrayRecord:
         """Return the key of one file."""
         return self._key_template % tuple(coordinate)
 
-    def coordinate_of(self, name: str) -> list[int] | None:
-        """Return which file of the array has this name, relative to the array's folder; None where none has."""
-        *start, rest = name.split(self.separator, 1) if self.key_start else [name]
-        parts = rest.split(self.separator)
-        if start != [self.key_start] * bool(self.key_start) or len(parts) != len(self.num_files):
-            return None
-        if not all(part.isdecimal() and part.isascii() and len(part) < 19 for part in parts):
-            return None
-        place = [int(part) for part in parts]
-        inside = all(i < n for i, n in zip(place, self.num_files, strict=True))
-        return place if inside and self.separator.join(map(str, place)) == rest else None  # "007" is no chunk
-
     def place_of(self, key: str) -> list[int] | None:
         """Return which file of the array has this key, relative to the store; None where none has."""
-        if not self.num_files:
-            return [] if key == self.key(()) else None
-        if not key.startswith(f"{self.prefix}/" if self.prefix else ""):
+        parts = re.split("[./]", key[len(self.prefix) :])
+        numbers = [int(part) for part in parts if part.isdecimal() and len(part) < 19]
+        if len(numbers) < len(self.num_files):
             return None
-        return self.coordinate_of(key[len(self.prefix) + bool(self.prefix) :])
+        place = numbers[len(numbers) - len(self.num_files) :]
+        inside = all(i < n for i, n in zip(place, self.num_files, strict=True))
+        return place if inside and key == self.key(place) else None  # "007" is no chunk
 
     @cached_property
     def _key_template(self) -> str:
@@ -131,15 +122,15 @@ class _Chain:
     odd: tuple[str, ...] = ()
 
 
-def _sizes(value: object, what: str, where: str, *, least: int, ndim: int | None = None) -> tuple[int, ...]:
+def _sizes(value: object, part: str, where: str, *, least: int, ndim: int | None = None) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
-        raise UnsupportedFormatError(f"{where}: {what} must be a list of integers, not {value!r}")
+        raise UnsupportedFormatError(f"{where}: {part} must be a list of integers, not {value!r}")
     if ndim is not None and len(value) != ndim:
-        raise UnsupportedFormatError(f"{where}: {what} {value} must have {ndim} entries, one per dimension")
+        raise UnsupportedFormatError(f"{where}: {part} {value} must have {ndim} entries, one per dimension")
     if any(n < least for n in value):
-        raise UnsupportedFormatError(f"{where}: {what} {value} has an entry below {least}")
+        raise UnsupportedFormatError(f"{where}: {part} {value} has an entry below {least}")
     if math.prod(max(n, 1) for n in value) > _MAX_BYTES // 16:  # 16 bytes: the largest number there is
-        raise UnsupportedFormatError(f"{where}: {what} {value} claims more bytes than 64-bit offsets can count")
+        raise UnsupportedFormatError(f"{where}: {part} {value} claims more bytes than 64-bit offsets can count")
     return tuple(value)
 
 
@@ -293,10 +284,10 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
 # -- v3 -------------------------------------------------------------------------------------------------------------
 
 
-def _named(entry: object, what: str, where: str) -> tuple[str, dict[str, object]]:
+def _named(entry: object, part: str, where: str) -> tuple[str, dict[str, object]]:
     found = named(entry)
     if found is None:
-        raise UnsupportedFormatError(f"{where}: {what} {entry!r} has no name and configuration")
+        raise UnsupportedFormatError(f"{where}: {part} {entry!r} has no name and configuration")
     return found
 
 

@@ -1,19 +1,18 @@
-"""Zarr v2 and v3, sharded or not, local or by URL: what is in a store, and where the bytes of each chunk lie."""
+"""Zarr v2 and v3, sharded or not, local or by URL: the arrays of a store, and the places of their chunks."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import Url, url_of
 from scidata.errors import (
@@ -25,7 +24,7 @@ from scidata.errors import (
     near_matches,
 )
 from scidata.sources.access.files import Versions, retried, version_at
-from scidata.sources.zarr.chunks import ChunkLocator
+from scidata.sources.zarr.chunks import ChunkLocator, Locator
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
@@ -51,26 +50,14 @@ def _raise_unknown(
     raise UnknownNameError(f"{store}: no array {name!r}" + near_matches(name, known))
 
 
-class Locator(Protocol):
-    """Finds the chunks of a store's arrays."""
-
-    def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates."""
-
-
 class State:
     """State of a store in one process; dropped by ``close()`` and after a fork."""
 
-    def __init__(self, tree: Tree, path: str, contents: Contents) -> None:
-        self.tree, self.contents = tree, contents
-        self.chunks = self.make_locator()
+    def __init__(self, tree: Tree, path: str, contents: Contents, chunks: Locator) -> None:
+        self.tree, self.contents, self.chunks, self.pid = tree, contents, chunks, os.getpid()
         self.handles: dict[str, Any] = {}
         self._try_fallbacks()
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
-
-    def make_locator(self) -> Locator:
-        """Return the locator of chunks; the contents are known by now."""
-        return ChunkLocator(self.tree)
 
     def _try_fallbacks(self) -> None:
         """Leave out arrays that neither scidata nor zarr-python decodes; one try for each kind of array."""
@@ -106,16 +93,9 @@ class State:
         array = self.handles.get(record.prefix)
         if array is None:
             version = 3 if self.contents.format == "zarr3" else 2
-            array = zarr.open_array(**self.access(record), mode="r", zarr_format=version)  # type: ignore[arg-type]
+            array = zarr.open_array(**self.chunks.access(record), mode="r", zarr_format=version)  # type: ignore[arg-type]
             self.handles[record.prefix] = array
         return array
-
-    def access(self, record: ArrayRecord) -> dict[str, Any]:
-        """Return where zarr-python finds an array."""
-        where = self.tree.location(record.prefix)
-        if isinstance(where, Url):
-            return {"store": where.target, "storage_options": copy.deepcopy(dict(where.options)) or None}
-        return {"store": where}
 
 
 class ZarrSource:
@@ -145,9 +125,8 @@ class ZarrSource:
         self.allow_external = allow_external
         self._names = names
         self._metadata, self._chunks = Versions(), Versions()  # of files
+        self._states: Cache[State] = Cache(1)  # by process: a fork makes its own
         self._state: State | None = None
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"ZarrSource({self.path!r})"
@@ -162,23 +141,18 @@ class ZarrSource:
         self._metadata = state["metadata"]
 
     def _open(self) -> State:
-        if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
-            self._lock, self._state, self._pid = threading.Lock(), None, os.getpid()
-        state = self._state
-        if state is None:
-            with self._lock:
-                state = self._state
-                if state is None:
-                    state = self._make_state()
-                    if self._names is None and not isinstance(self.path, Url):
-                        for record in state.contents.records.values():
-                            self._note_metadata(state, record)
-                    self._state = state
+        state = self._state  # without a call: asked for with each array
+        if state is None or state.pid != os.getpid():
+            state = self._state = self._states.get_or_make(os.getpid(), self._make_state, once=True)
         return state
 
     def _make_state(self) -> State:
         tree = open_tree(self.path, allow_external=self.allow_external)
-        return State(tree, self.path, self._find_arrays(tree))
+        state = State(tree, self.path, self._find_arrays(tree), ChunkLocator(tree))
+        if self._names is None and not isinstance(self.path, Url):
+            for record in state.contents.records.values():
+                self._note_metadata(state, record)
+        return state
 
     def _find_arrays(self, tree: Tree) -> Contents:
         return find_arrays(tree, str(self.path), self._names)
@@ -235,6 +209,7 @@ class ZarrSource:
 
     def close(self) -> None:
         """Drop metadata and caches; the next use opens the store again."""
+        self._states.clear()
         self._state = None
 
     def _record(self, state: State, name: str) -> ArrayRecord:
@@ -244,15 +219,9 @@ class ZarrSource:
         return record
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks.
+        """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
 
-        Parameters
-        ----------
-        layout
-            One of :attr:`arrays`.
-        chunks
-            ``(num, ndim)`` int64 coordinates in the grid of ``layout.chunks``. For a ``fallback`` array the refs are
-            whole files, good for telling which are absent.
+        For a ``fallback`` array the refs are whole files, good for telling which are absent.
 
         Raises
         ------
@@ -273,7 +242,7 @@ class ZarrSource:
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
 
-        zarr-python gives the fill value for chunks that are absent: whoever must know asks :meth:`locate` first.
+        zarr-python gives the fill value for chunks that are absent: callers that must know ask :meth:`locate` first.
 
         Raises
         ------

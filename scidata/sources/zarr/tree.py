@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,15 +48,9 @@ class Tree(Protocol):
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
 
-    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return the entries of a folder, and of those folders in it that ``follow`` wants, by keys relative to it.
-
-        None where a listing is not to be had.
-        """
-
 
 def open_tree(path: str, *, allow_external: bool) -> Tree:
-    """Return the tree at a path or URL; ``file://`` is a local path, unless what is read of it is kept elsewhere."""
+    """Return the tree at a path or URL; ``file://`` is a local path, unless its bytes are kept elsewhere."""
     local = None if isinstance(path, KeptUrl) else local_path(path)
     return UrlTree(path) if local is None else LocalTree(local, allow_external=allow_external)
 
@@ -162,20 +156,6 @@ class LocalTree:
         statuses = map(self._stat, keys)
         return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
 
-    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return the entries of a folder, and of those folders in it that ``follow`` wants, by keys relative to it."""
-        return self._names(folder, "", follow)
-
-    def _names(self, folder: str, start: str, follow: Callable[[str], bool]) -> Iterator[str]:
-        self._check_folder(folder)
-        with contextlib.suppress(*_GONE), os.scandir(self.location(folder)) as entries:
-            for entry in entries:
-                if follow(entry.name) and entry.is_dir():
-                    child = f"{folder}/{entry.name}" if folder else entry.name
-                    yield from self._names(child, f"{start}{entry.name}/", follow)
-                else:
-                    yield start + entry.name
-
 
 class UrlTree:
     """Whatever fsspec reaches."""
@@ -227,10 +207,6 @@ class UrlTree:
     def _size_of(self, key: str, info: Any) -> int:
         is_object = not isinstance(info, Exception) and info.get("type") != "directory"
         return size_in(info, self.location(key)) if is_object else -1
-
-    def names(self, folder: str, follow: Callable[[str], bool]) -> Iterator[str] | None:
-        """Return None: many servers give no listing, or a slow one."""
-        return None
 
 
 def _check_name(where: str, name: str) -> None:

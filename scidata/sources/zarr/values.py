@@ -20,7 +20,7 @@ _NUMBER_V2 = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|[mM]8(\[\d*[A-Za-z
 _DATETIME_V3 = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
 _DATETIME_UNIT = re.compile(r"generic|[YMWDhms]|ms|us|μs|ns|ps|fs|as")
 
-_NO_VALUE = (ValueError, TypeError, OverflowError, struct.error, binascii.Error)  # what converting one raises
+_NO_VALUE = (ValueError, TypeError, OverflowError, struct.error, binascii.Error)  # errors of converting a value
 
 
 def dtype_v2(spec: object, where: str) -> np.dtype[np.generic]:
@@ -78,7 +78,7 @@ def _bits(text: str, itemsize: int) -> npt.NDArray[np.generic]:
 
 
 def _float(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """Numbers, ``"NaN"``, ``"-Infinity"``, ``"0x7fc00001"`` (bits, v3), base64 of a float64 (what xarray writes)."""
+    """Numbers, ``"NaN"``, ``"-Infinity"``, ``"0x7fc00001"`` (bits, v3), base64 of a float64 (as xarray writes)."""
     if isinstance(value, str) and value[:2].lower() == "0x":
         return _bits(value, dtype.itemsize).astype(dtype)
     number: float

@@ -29,6 +29,7 @@ from scidata.errors import (
     UnknownNameError,
     UnsupportedFormatError,
 )
+from scidata.read.arrays import read_array
 from scidata.sources import open_source
 from scidata.sources.access.files import files
 from scidata.sources.hdf5.source import HDF5Source
@@ -284,7 +285,7 @@ def test_offsets_are_shifted_for_releases_that_leave_the_user_block_out(tmp_path
     there = right.locate(right.arrays["u"], np.array([[1]])).offset
     monkeypatch.setattr(_hdf5_layout, "_offsets_include_user_block", lambda: False)
     with h5py.File(tmp_path / "a.h5") as f:
-        assert _hdf5_layout.chunk_index(f["u"], right.arrays["u"]).offset[1] == there[0] + 1024
+        assert _hdf5_layout.chunk_index(f["u"], right.arrays["u"]).places[0, 1] == there[0] + 1024
 
 
 def test_chunks_never_written_are_absent(tmp_path):
@@ -316,7 +317,7 @@ def test_a_grown_and_a_shrunk_dataset(tmp_path):
             np.testing.assert_array_equal(assemble(source, name), f[name][:])
 
 
-def test_huge_grids_are_looked_up_chunk_by_chunk(tmp_path):
+def test_huge_grids_of_few_chunks(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as f:
         u = f.create_dataset("u", shape=(3_000_000, 4), dtype="i4", chunks=(2, 4), compression="gzip")
         u[1000:1002] = 7
@@ -325,12 +326,7 @@ def test_huge_grids_are_looked_up_chunk_by_chunk(tmp_path):
     layout = source.arrays["u"]
     chunks = np.array([[1_499_999, 0], [500, 0], [501, 0]])
     few = source.locate(layout, chunks)
-    assert source._indices == {}
-    many = source.locate(layout, np.tile(chunks, (5, 1)))  # more than a handful: through the index
-    assert list(source._indices) == ["u"]
     assert few.path_index.tolist() == [0, 0, -1]
-    for key in ("path_index", "offset", "nbytes"):
-        assert getattr(many, key).tolist() == getattr(few, key).tolist() * 5
     raw = zlib.decompress(files().read(source.path, int(few.offset[0]), int(few.nbytes[0])))
     assert np.frombuffer(raw, "i4").tolist() == [0] * 4 + [8] * 4
 
@@ -524,8 +520,8 @@ def test_unfiltered_chunks_of_the_wrong_size_are_corrupt(tmp_path):
     source = HDF5Source(tmp_path / "a.h5")
     packed = source.arrays["u"]
     claimed = type(packed)(**{**vars(packed), "codecs": ()})
-    with pytest.raises(CorruptDataError, match=r"field 'u'.*32"):
-        source.locate(claimed, np.array([[0]]))
+    with pytest.raises(ShortReadError, match=r"field 'u'.*32"):
+        read_array(source, claimed)
 
 
 def test_read_box_into_views_and_other_dtypes(tmp_path):

@@ -17,7 +17,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numcodecs
@@ -849,9 +849,10 @@ def test_pickle_and_fork(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of fork beside threads
         child = context.Process(target=_read_in_child, args=(source, queue))
-        source.close()  # so that the child has to open, and take the lock
-        with source._lock:  # a fork while another thread opens must not leave the child waiting
-            child.start()
+        source.close()  # so that the child has to open
+        source._states._making[os.getpid(), os.getpid()] = Future()  # as another thread does: no child waits for that
+        child.start()
+        source._states._making.clear()
     try:
         assert queue.get(timeout=60) == (VALUES.tolist(), VALUES.tolist())
         child.join(60)
@@ -1008,15 +1009,12 @@ def test_codec_arguments_are_numcodecs(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "separator"), [("v2", "."), ("v2", "/"), ("default", "."), ("default", "/")])
-def test_very_many_files_are_found_by_listing(tmp_path, kind, separator):
-    """Absent ones cost no call of the system each; too many to be looked for at all are refused."""
+def test_very_many_files(tmp_path, kind, separator):
+    """Most of them are absent; too many to be looked for at all are refused."""
     group = zarr.open_group(tmp_path, mode="w", zarr_format=2 if kind == "v2" else 3)
     encoding = {"name": kind, "separator": separator}
     array = group.create_array("u", shape=(40_000, 2), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding)
     array[30_000:30_003, 1] = [7, 8, 9]
-    for name in ("u/030000.0", "u/x.1", "u/c.1.x", "u/40000.0", "u/1.1.1", "u/c/7/01"):  # no chunks of this array
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
     source = ZarrSource(str(tmp_path))
     layout = source.arrays["u"]
     chunks = np.stack([np.repeat(np.arange(40_000), 2), np.tile([0, 1], 40_000)], axis=1)

@@ -1,0 +1,67 @@
+"""Sources that are one file, or one URL: their description is read at the first use, and kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from scidata.core.types import ArrayLayout, Files, IntArray
+from scidata.core.urls import is_url, url_of
+from scidata.errors import UnknownNameError, near_matches
+from scidata.sources.access.files import Versions
+
+_Contents = TypeVar("_Contents")
+_Item = TypeVar("_Item")
+
+
+class FileSource(Generic[_Contents]):
+    """The common part of such sources; a subclass reads the description of the file in ``_parse``.
+
+    Parameters
+    ----------
+    path
+        File or URL.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = url_of(os.fspath(path))
+        self._versions = Versions()
+        self._contents: _Contents | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_contents": None}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def _parse(self) -> _Contents:
+        raise NotImplementedError
+
+    def _read(self) -> _Contents:
+        contents = self._contents
+        if contents is None:  # two threads may both read it: they get the same
+            contents = self._parse()
+            if not is_url(self.path):
+                self._versions.check((self.path,))
+            self._contents = contents
+        return contents
+
+    def _item(self, layout: ArrayLayout, items: Mapping[str, _Item]) -> _Item:
+        """Return the item of an array, or raise UnknownNameError."""
+        if layout.name not in items:
+            raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, items)}")
+        return items[layout.name]
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Raise SourceChangedError where the file that was just read is not the one that was described."""
+        if not is_url(self.path):
+            self._versions.check((self.path,))
+
+    def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:
+        """Name the file."""
+        return Files((self.path,))
+
+    def close(self) -> None:
+        """Forget the description; the next use reads it again."""
+        self._contents = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ Array = npt.NDArray[Any]
 _MANY = 1 << 12  # numbers of a cell in one row: of fewer, several rows are taken together
 
 
-@dataclass(kw_only=True, eq=False)
-class FieldMoments:
+class FieldMoments(NamedTuple):
     """Moments of a field's values and of its differences from one step to the next, by cell."""
 
     values: Moments
@@ -34,21 +33,21 @@ class FieldMoments:
     @classmethod
     def empty(cls, num_cells: int) -> FieldMoments:
         """Return moments of nothing."""
-        return cls(values=Moments(num_cells), differences=Moments(num_cells))
+        return cls(Moments(num_cells), Moments(num_cells))
 
     def merge(self, other: FieldMoments, cells: IntArray | None = None) -> None:
         """Add the moments of other data, of the same cells or of some."""
-        self.values.merge(other.values, cells)
-        self.differences.merge(other.differences, cells)
+        for own, more in zip(self, other, strict=True):
+            own.merge(more, cells)
 
-    def state(self) -> dict[str, State]:
+    def state(self) -> list[State]:
         """Return all of it as plain values."""
-        return {"values": self.values.state(), "differences": self.differences.state()}
+        return [each.state() for each in self]
 
     @classmethod
-    def of(cls, state: Mapping[str, State]) -> FieldMoments:
+    def of(cls, state: Iterable[State]) -> FieldMoments:
         """Return the moments that :meth:`state` described."""
-        return cls(values=Moments.of(state["values"]), differences=Moments.of(state["differences"]))
+        return cls(*map(Moments.of, state))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -181,16 +181,11 @@ def _codec_texts(layout: ArrayLayout) -> tuple[str, ...]:
 def _array_report(layout: ArrayLayout, is_data: bool) -> ArrayReport:
     units = layout.attributes.get("units")
     return ArrayReport(
-        name=layout.name,
-        dims=layout.dims,
-        shape=layout.shape,
+        **{name: getattr(layout, name) for name in ("name", "dims", "shape", "chunks", "shards", "nbytes")},
         dtype=str(layout.dtype),
-        chunks=layout.chunks,
-        shards=layout.shards,
         codecs=_codec_texts(layout),
         role=None if is_data else role_of(layout),
         units=str(units) if units not in (None, "") else None,
-        nbytes=layout.nbytes,
         is_data=is_data,
     )
 

@@ -28,6 +28,7 @@ from scidata.data.statistics_table import Statistics
 from scidata.data.stored_statistics import period_of_anemoi, statistics_of_anemoi, statistics_of_store
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
 from scidata.shard.comm.agreement import gather_bytes
+from scidata.store.reading.reader import StoreReader
 
 _MAX_CELLS = 1 << 16  # of a field: each takes some hundred bytes, and a microsecond of Python a row
 _KINDS = "biuf"
@@ -125,11 +126,6 @@ def statistics(
     if stored and all(labels is not None for _, labels in own.values()):
         dims = ["variable"]
     kept = _kept_by(dataset, dims, passes)
-    about: dict[str, Any] = {
-        "path": str(leaves[0].path),
-        "period": _period(leaves, passes),
-        "fingerprint": str(dataset.fingerprint),
-    }
     labels = {dim: _labels(dim, [passes[name] for name in names if dim in kept[name]]) for dim in dims}
     stretches = [
         Stretch(rows=rows, by=kept[name], differences=differences, first=first, last=last)
@@ -141,7 +137,7 @@ def statistics(
     total = sum(each.num_rows for each in stretches)
     paths, alone = [str(leaf.path) for leaf in leaves], jobs == 1 and client is None
     done = (lambda share: None) if tick is None else (lambda share: tick(share, total))
-    digest = json.dumps([about["fingerprint"], names, dims, differences])
+    digest = json.dumps([str(dataset.fingerprint), names, dims, differences])
     moments = ranks.merged(lambda: _gathered(stretches, paths, executor, done, alone=alone), digest)
     found = {
         name: own[name][0]
@@ -149,10 +145,13 @@ def statistics(
         else _field(passes[name], kept[name], moments.get(name), differences=differences)
         for name in names
     }
-    about["source"] = "store" if len(own) == len(names) else "data"
+    period: Mapping[str, object] = _period(leaves, passes)
     if any(known is not None for _, known in own.values()):  # the period is that of the stored ones
-        about["period"] = period_of_anemoi(leaves[0].dataset.reader)
-    return Statistics(fields=found, labels=labels, **about)
+        period = period_of_anemoi(leaves[0].dataset.reader)
+    return Statistics(
+        fields=found, labels=labels, path=leaves[0].path, period=period, fingerprint=str(dataset.fingerprint),
+        source="store" if len(own) == len(names) else "data",
+    )  # fmt: skip
 
 
 # -- the data to read --------------------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ def _stored(
     reader = leaves[0].dataset.reader
     found: dict[str, tuple[FieldStatistics, Labels]] = {}
     for name in names if len(leaves) == 1 else ():
-        if hasattr(reader, "store"):
+        if isinstance(reader, StoreReader):
             samples, steps = leaves[0].samples, differences and not only
             own = statistics_of_store(reader, name, samples, by, differences=steps, exactly=not only)
             if own is not None:
@@ -268,12 +267,8 @@ def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) 
         spans = [span for each in rows if (span := each.span()) is not None]
         if len(spans) == len(rows) and spans:
             dim, first, _ = spans[0]
-            return period | {
-                "dim": dim,
-                "first": first,
-                "last": spans[-1][2],
-                "rows": sum(len(p.is_step) for p in rows),
-            }
+            num_rows = sum(len(each.is_step) for each in rows)
+            return period | {"dim": dim, "first": first, "last": spans[-1][2], "rows": num_rows}
     return period
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -246,7 +247,6 @@ class Metric:
         values, layout = aligned(parts, words)
         quantities, layout = self._quantities([x.to(torch.float64) for x in values], layout)
         kept = [d for d, name in enumerate(layout.dims) if name in (*self.by, *self._made_dims)]
-        averaged = [d for d in range(len(layout.dims)) if d not in kept]
         device = quantities[0].device
         weight = self._weights.local(layout, device)
         if more:
@@ -260,7 +260,7 @@ class Metric:
             none = np.zeros((0, *box.local_shape))
             arrays = tuple(none for _ in range(len(quantities) + 1))
         else:
-            arrays = self._terms(quantities, weight, layout, kept, averaged, None if more else self._known_weights)
+            arrays = self._terms(quantities, weight, layout, kept, {} if more else self._known_weights)
         return Entry(dims=box.dims, global_shape=box.global_shape, offsets=box.offsets, arrays=arrays)
 
     def _terms(
@@ -269,8 +269,7 @@ class Metric:
         weight: Tensor | None,
         layout: Layout,
         kept: Sequence[int],
-        averaged: Sequence[int],
-        known: _KnownWeights | None,
+        known: _KnownWeights,
     ) -> tuple[FloatArray, ...]:
         """Return terms of the weighted sums over the box, then of its weights, each ``(num_terms, *kept dims)``."""
         missing = None
@@ -281,21 +280,20 @@ class Metric:
             quantities = [x * weight for x in quantities]
             if not bool(weight.all()):
                 quantities = [x.masked_fill(weight == 0, 0.0) for x in quantities]  # also NaN
-        sums = [_terms_over(x, kept, averaged) for x in quantities]
+        sums = [_terms_keeping(x, kept) for x in quantities]
         key = layout, tuple(kept)
-        if missing is None and known is not None and key in known:
+        if missing is None and key in known:
             return (*sums, known[key])
         shape = list(layout.local_shape)
-        each = torch.ones([1] * len(shape), dtype=torch.float64, device=quantities[0].device)
-        each = each if weight is None else weight
+        each = quantities[0].new_ones([1] * len(shape)) if weight is None else weight
         # along a dim that is kept, and along which nothing differs, one sum will do
-        wide = [n if missing is not None or d in averaged or each.shape[d] > 1 else 1 for d, n in enumerate(shape)]
-        spread = each.expand([min(n, 1) if wide[d] == 1 else n for d, n in enumerate(shape)])
+        narrow = [missing is None and d in kept and each.shape[d] <= 1 for d in range(len(shape))]
+        spread = each.expand([min(n, 1) if narrow[d] else n for d, n in enumerate(shape)])
         if missing is not None:
             spread = spread.masked_fill(missing, 0.0)
-        total = _terms_over(spread, kept, averaged)
+        total = _terms_keeping(spread, kept)
         total = np.broadcast_to(total, (len(total), *(layout.local_shape[d] for d in kept)))
-        if missing is None and known is not None:
+        if missing is None:
             known[key] = total
         return (*sums, total)
 
@@ -440,12 +438,11 @@ class Metric:
         return f"{self._described()[:-1]}; {len({number for number, _ in self._entries})} samples here)"
 
 
-def _terms_over(x: Tensor, kept: Sequence[int], averaged: Sequence[int]) -> FloatArray:
-    """Return terms of the sums over some dims, ``(num_terms, *kept dims)``."""
-    shape = [x.shape[d] for d in kept]
-    num_sums = int(np.prod(shape, dtype=np.int64))
-    num_addends = int(np.prod([x.shape[d] for d in averaged], dtype=np.int64))
-    terms = exact_terms(x.permute([*kept, *averaged]).reshape(num_sums, num_addends))
+def _terms_keeping(x: Tensor, kept: Sequence[int]) -> FloatArray:
+    """Return terms of the sums over all dims but some, ``(num_terms, *kept dims)``."""
+    averaged, shape = [d for d in range(x.ndim) if d not in kept], [x.shape[d] for d in kept]
+    num_addends = math.prod(x.shape[d] for d in averaged)
+    terms = exact_terms(x.permute([*kept, *averaged]).reshape(math.prod(shape), num_addends))
     return terms.reshape(len(terms), *shape)
 
 

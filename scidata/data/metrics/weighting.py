@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -25,12 +25,6 @@ WeightsByDim: TypeAlias = (  # a mapping's type of keys is invariant: dict[str, 
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Weight:
-    dims: tuple[str, ...]
-    values: Tensor
-
-
 class Weights:
     """Weights by dims, whose product is each element's.
 
@@ -43,12 +37,13 @@ class Weights:
     def __init__(self, by_dims: WeightsByDim | None) -> None:
         if by_dims is not None:
             check_mapping("weights", by_dims, "{'latitude': scidata.metrics.latitude_weights(ds)}")
-        self._weights = [_checked(key, values) for key, values in (by_dims or {}).items()]
+        by_key = {(key,) if isinstance(key, str) else tuple(key): values for key, values in (by_dims or {}).items()}
+        self._weights = {dims: _checked(dims, values) for dims, values in by_key.items()}
 
     @property
     def described(self) -> list[str]:
         """Dims and a digest of each, by which ranks find out that they were given different ones."""
-        return [f"{', '.join(weight.dims)}: {_digest(weight.values)}" for weight in self._weights]
+        return [f"{', '.join(dims)}: {_digest(values)}" for dims, values in self._weights.items()]
 
     def __bool__(self) -> bool:
         return bool(self._weights)
@@ -56,7 +51,7 @@ class Weights:
     def check_names(self, known: Iterable[str]) -> None:
         """Raise where weights are given along a dim that no field has."""
         known = set(known)
-        for name in (name for weight in self._weights for name in weight.dims):
+        for name in itertools.chain(*self._weights):
             if name not in known:
                 raise UnknownNameError(f"weights: no field has a dim {name!r}{near_matches(name, known)}")
 
@@ -72,53 +67,51 @@ class Weights:
             Weights of another length, or that lie differently.
         """
         product: Tensor | None = None
-        for weight in self._weights:
-            if not set(weight.dims) <= set(layout.dims):
+        for dims, values in self._weights.items():
+            if not set(dims) <= set(layout.dims):
                 continue
-            own = _own_part(weight, layout).to(device=device, dtype=torch.float64)
-            order = [d for d in layout.dims if d in weight.dims]
-            own = own.permute([weight.dims.index(d) for d in order])
+            own = _own_part(dims, values, layout).to(device=device, dtype=torch.float64)
+            order = [d for d in layout.dims if d in dims]
+            own = own.permute([dims.index(d) for d in order])
             own = own.reshape([own.shape[order.index(d)] if d in order else 1 for d in layout.dims])
             product = own if product is None else product * own
         return product
 
 
-def _own_part(weight: _Weight, layout: Layout) -> Tensor:
-    places = [layout.dims.index(dim) for dim in weight.dims]
-    shape = tuple(layout.global_shape[d] for d in places)
-    if tuple(weight.values.shape) != shape:
-        shown = ", ".join(f"{d}: {n}" for d, n in zip(weight.dims, shape, strict=True))
+def _own_part(dims: tuple[str, ...], values: Tensor, layout: Layout) -> Tensor:
+    places = [layout.dims.index(dim) for dim in dims]
+    shape, box = tuple(layout.global_shape[d] for d in places), layout.box(places)
+    if tuple(values.shape) != shape:
+        shown = ", ".join(f"{d}: {n}" for d, n in zip(dims, shape, strict=True))
         raise ConfigError(
-            f"weights along {', '.join(weight.dims)} have shape {tuple(weight.values.shape)}, and the fields have "
-            f"{shown}; weights are those of all ranks' rows"
+            f"weights along {', '.join(dims)} have shape {tuple(values.shape)}, and the fields have {shown}; weights "
+            "are those of all ranks' rows"
         )
-    box, values = layout.box(places), weight.values
     if isinstance(values, ShardTensor):
-        found = list(zip(values.spec.offsets, values.spec.local_shape, strict=True))
-        if any(axis.size > 1 for i, axis in enumerate(values.spec.axes) if values.spec.dims[i] is not None):
+        spec, values = values.spec, values.to_local().detach()
+        if any(axis.size > 1 for axis, dim in zip(spec.axes, spec.dims, strict=True) if dim is not None):
+            found = list(zip(spec.offsets, spec.local_shape, strict=True))
             if found != box:
                 raise ShardLayoutError(
-                    f"weights along {', '.join(weight.dims)} are split differently from the fields: rows {found} and "
-                    f"{box} (start, number) here; call redistribute() on them, or full_tensor()"
+                    f"weights along {', '.join(dims)} are split differently from the fields: rows {found} and {box} "
+                    "(start, number) here; call redistribute() on them, or full_tensor()"
                 )
-            return values.to_local().detach()
-        values = values.to_local().detach()
+            return values
     return cut_out(values, box)
 
 
-def _checked(key: str | tuple[str, ...], values: npt.ArrayLike | Tensor) -> _Weight:
-    dims = (key,) if isinstance(key, str) else tuple(key)
+def _checked(dims: tuple[str, ...], values: npt.ArrayLike | Tensor) -> Tensor:
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.array(values, np.float64))
     if values.ndim != len(dims):
         raise ConfigError(f"weights along {', '.join(dims)} have {values.ndim} dims, and need {len(dims)}")
-    if not isinstance(values, ShardTensor):  # a part is looked at with the samples: ranks must raise alike
-        if fault := weights_fault(values):
-            raise ConfigError(f"weights along {', '.join(dims)}: {fault}")
-        if values.numel() and not values.any():
-            raise ConfigError(f"weights along {', '.join(dims)} are all zero")
-        values = values.detach()
-    return _Weight(dims=dims, values=values)
+    if isinstance(values, ShardTensor):  # a part is looked at with the samples: ranks must raise alike
+        return values
+    if fault := weights_fault(values):
+        raise ConfigError(f"weights along {', '.join(dims)}: {fault}")
+    if values.numel() and not values.any():
+        raise ConfigError(f"weights along {', '.join(dims)} are all zero")
+    return values.detach()
 
 
 def weights_fault(values: Tensor) -> str | None:

@@ -179,7 +179,7 @@ def create(
     ranks = Ranks(mesh, axes, dp_axis)
     owner = Owner(place, ranks.run)
     try:
-        said = f"{kind} {codec} {layout.digest()}"
+        said = f"{kind} {'zlib, a file for each chunk,' if codec == 'zlib' else codec} {layout.digest()}"
         if len(set(ranks.share(said))) > 1:
             raise OutputError(
                 f"{place.path}: ranks were asked to write different things there; give all of them the same"

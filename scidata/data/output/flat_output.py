@@ -88,7 +88,7 @@ class FlatOutput:
                 elif dim in scales:
                     file[dim].make_scale(dim)
             for field in layout.fields.values():
-                self._make_array(file, self._name_of(field), self._shape_of(field), field)
+                self._make_array(file, field)
             dims_of = {v.name: v.dims for v in layout.variables}
             dims_of |= {f.name: (*layout.step_dims, *f.dims) for f in layout.fields.values()}
             for name, dims in dims_of.items():
@@ -97,11 +97,11 @@ class FlatOutput:
                         file[name].dims[i].attach_scale(file[dim])
             file.attrs.update(_attributes(layout.attributes))
 
-    def _make_array(self, file: Any, name: str, shape: tuple[int, ...], field: OutputField) -> None:
+    def _make_array(self, file: Any, field: OutputField) -> None:
         """Make room for a field in an HDF5 file: contiguous, at once, and without filling it; or compressed."""
         import h5py
 
-        created, packing = h5py.h5p.create(h5py.h5p.DATASET_CREATE), field.packing
+        created, packing, name = h5py.h5p.create(h5py.h5p.DATASET_CREATE), field.packing, self._name_of(field)
         if self._zlib_level is None:
             created.set_layout(h5py.h5d.CONTIGUOUS)
             created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -112,7 +112,7 @@ class FlatOutput:
         created.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         created.set_obj_track_times(False)  # else no two files are the same
         group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
-        space, kind = h5py.h5s.create_simple(shape), h5py.h5t.py_create(packing.dtype)
+        space, kind = h5py.h5s.create_simple(self._shape_of(field)), h5py.h5t.py_create(packing.dtype)
         h5py.h5d.create(group.id, name.rpartition("/")[2].encode(), kind, space, created)
         file[name].attrs.update(_attributes({**field.attributes, **packing.attributes()}))
 

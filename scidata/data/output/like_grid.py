@@ -117,11 +117,8 @@ class GridLike(Like):
             (dim,) = self.step_dims
             return {dim: reader.num_samples}, self._own_times(dim)
         known = [dim for dim in reader.partition.sizes if dim not in self.step_dims]
-        return given_steps(times, self.step_dims[-1], known, self._said_of)
-
-    def _said_of(self, dim: str) -> Mapping[str, object]:
-        layout = self._source.arrays.get(dim)
-        return {} if layout is None else layout.attributes
+        said = {name: layout.attributes for name, layout in self._source.arrays.items()}
+        return given_steps(times, self.step_dims[-1], known, said)
 
     def _own_times(self, dim: str) -> list[OutputVariable]:
         layout = self._source.arrays.get(dim)

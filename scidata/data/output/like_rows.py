@@ -144,7 +144,7 @@ class RowsLike(Like):
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
         """Return the sizes of the steps' dims, and their coordinates."""
         known = [d for name in self._given for d in self._reader.dims(self._given[name].get("like", name))]
-        return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, lambda dim: {})
+        return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, {})
 
 
 def _read_mesh(path: str) -> Geometry:

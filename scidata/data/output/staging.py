@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -45,8 +45,7 @@ class Staging:
 
     def __init__(self, *, copy: bool) -> None:
         self._copy = copy
-        self._lock = threading.Lock()
-        self._free: dict[tuple[tuple[int, ...], torch.dtype, bool], list[torch.Tensor]] = {}
+        self._free: defaultdict[object, list[torch.Tensor]] = defaultdict(list)
         self._streams: dict[torch.device, SideStream] = {}
 
     def take(self, tensor: torch.Tensor, what: str) -> Staged:
@@ -58,30 +57,25 @@ class Staging:
             tensor = tensor.cpu()
         elif not self._copy:
             return _kept(tensor, what)
-        host = self._buffer(tensor, pinned=False)
+        host, release = self._buffer(tensor, pinned=False)
         host.copy_(tensor)
-        return Staged(host, None, lambda: self._give_back(host, pinned=False))
+        return Staged(host, None, release)
 
     def _from_cuda(self, tensor: torch.Tensor) -> Staged:
         """Copy on a stream of its own to pinned memory; the tensor's memory is not used again before."""
-        host = self._buffer(tensor, pinned=True)
+        host, release = self._buffer(tensor, pinned=True)
         side = self._streams.setdefault(tensor.device, SideStream(tensor.device))
         with side.current(after=True) as stream:
             host.copy_(tensor, non_blocking=True)
             event = side.record()
         tensor.record_stream(stream)
-        return Staged(host, event, lambda: self._give_back(host, pinned=True))
+        return Staged(host, event, release)
 
-    def _buffer(self, tensor: torch.Tensor, *, pinned: bool) -> torch.Tensor:
-        with self._lock:
-            free = self._free.get((tuple(tensor.shape), tensor.dtype, pinned))
-            if free:
-                return free.pop()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-
-    def _give_back(self, host: torch.Tensor, *, pinned: bool) -> None:
-        with self._lock:
-            self._free.setdefault((tuple(host.shape), host.dtype, pinned), []).append(host)
+    def _buffer(self, tensor: torch.Tensor, *, pinned: bool) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Return a buffer like a tensor, and a function that gives it back, which any thread may call."""
+        free = self._free[tuple(tensor.shape), tensor.dtype, pinned]
+        host = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        return host, lambda: free.append(host)
 
 
 def _kept(tensor: torch.Tensor, what: str) -> Staged:

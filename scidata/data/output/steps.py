@@ -37,7 +37,7 @@ def copied_variable(
 
 
 def given_steps(
-    times: object, dim: str, known: Sequence[str], attributes_of: Callable[[str], Mapping[str, object]]
+    times: object, dim: str, known: Sequence[str], said: Mapping[str, Mapping[str, object]]
 ) -> tuple[dict[str, int], list[OutputVariable]]:
     """Return the sizes of the steps' dims, and their coordinates.
 
@@ -47,8 +47,8 @@ def given_steps(
         That of times which name none.
     known
         Dims along which one step lies.
-    attributes_of
-        Returns the attributes of a dim's coordinate in the source.
+    said
+        The attributes of the source's arrays, by name.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def given_steps(
         if isinstance(values, int | np.integer) and not isinstance(values, bool):
             sizes[name] = int(values)
         else:
-            coordinate = _coordinate(str(name), values, attributes_of(str(name)))
+            coordinate = _coordinate(str(name), values, said.get(str(name), {}))
             sizes[name] = coordinate.shape[0]
             variables.append(coordinate)
         if sizes[name] < 1:

@@ -63,8 +63,7 @@ class VtkhdfOutput(FlatOutput):
             root["Types"] = cells.cell_type.astype(np.uint8)
             self._make_steps(root)
             for field in layout.fields.values():
-                shape = (layout.num_steps * field.shape[0], *field.shape[1:])
-                self._make_array(file, self._name_of(field), shape, field)
+                self._make_array(file, field)
 
     def _make_steps(self, root: Any) -> None:
         layout, num = self._layout, self._layout.num_steps

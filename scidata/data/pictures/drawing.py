@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from scidata.core.types import IntArray
 from scidata.data.pictures.canvas import Colours
-from scidata.data.pictures.mesh_shapes import Places, Shapes, in_view, outlines, places_of, unrolled
+from scidata.data.pictures.mesh_shapes import Places, outlines, places_of, unrolled
 from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.faces import surface_of
+from scidata.meshes.order.positions import cell_centres
 from scidata.store.format.store import Store
 
 if TYPE_CHECKING:
@@ -29,29 +31,30 @@ TOWARDS = np.array([0.433, -0.75, 0.5])  # the viewer, in matplotlib's own view 
 class Drawing:
     """Shapes in a picture of a sample, apart from their colours: polygons of cells in sight, else points."""
 
-    def __init__(self, places: Places, shapes: Shapes | None) -> None:
+    def __init__(self, places: Places, shapes: RawCells | None) -> None:
         self.places = places
         self.polygons: list[npt.NDArray[np.float64]] = []
         self.corners: IntArray | Sequence[IntArray] = ()  # nodes of each polygon
         self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
         self.left_out = ""  # why no cells are drawn
         self.cut_away = False  # whether the octant nearest the viewer is
-        if shapes is None or not len(shapes):
+        if shapes is None or not shapes.num_cells:
             return
-        if not places.in_space and len(shapes) > _MAX_CELLS:
-            self.left_out = f"{len(shapes)} cells are too many to draw"
+        if not places.in_space and shapes.num_cells > _MAX_CELLS:
+            self.left_out = f"{shapes.num_cells} cells are too many to draw"
             return
         self._find(shapes)
         if len(self.cells) > _MAX_CELLS:
             self.left_out = f"{len(self.cells)} faces in sight are too many to draw"
             self.polygons, self.corners, self.cells = [], (), self.cells[:0]
 
-    def _find(self, shapes: Shapes) -> None:
+    def _find(self, shapes: RawCells) -> None:
         xy = self.places.xy
         if self.places.in_space:
-            centres = shapes.centres(xy)
-            kept = np.flatnonzero(~in_view(self.places, centres, TOWARDS))
-            surface = surface_of(shapes.offsets, shapes.connectivity, shapes.types, kept)
+            centres, middle = cell_centres(xy, shapes), (xy.min(axis=0) + xy.max(axis=0)) / 2
+            # the octant of the whole that is nearest the viewer is cut away
+            kept = np.flatnonzero(~((centres - middle) * np.sign(TOWARDS) > 0).all(axis=1))
+            surface = surface_of(shapes.offsets, shapes.connectivity, shapes.cell_type, kept)
             facing = surface.facing(xy, centres, TOWARDS)
             if len(facing):
                 self.corners, self.cells = surface.corners[facing], surface.cell[facing]
@@ -94,9 +97,14 @@ class Drawing:
 
     def draw(self, axes: Axes, values: npt.NDArray[np.float64], *, of_cells: bool) -> ScalarMappable:
         """Draw values of rows, or of cells; return the artist for a colour bar."""
+        from matplotlib.cm import ScalarMappable
+
         if len(self.cells):
             shown = values[self.cells] if of_cells else np.array([values[ids].mean() for ids in self.corners])
-            return self._add_coloured(axes, np.ma.masked_invalid(shown))
+            mappable, masked = ScalarMappable(), np.ma.masked_invalid(shown)
+            mappable.set_array(masked)
+            self.fill(axes, mappable.to_rgba(masked))
+            return mappable
         if of_cells:
             raise ConfigError("plot: the cells are too many, or have no faces, to draw a field of theirs")
         return self._sample(axes, values)
@@ -114,14 +122,6 @@ class Drawing:
         rows = np.arange(0, num, stride(num, MAX_POINTS))
         size = float(np.clip(6e4 / max(1, min(num, MAX_POINTS)), 0.5, 30))
         return self.scatter(axes, rows, c=values[rows], s=size, lw=0)
-
-    def _add_coloured(self, axes: Axes, values: npt.NDArray[np.float64]) -> ScalarMappable:
-        from matplotlib.cm import ScalarMappable
-
-        mappable = ScalarMappable()
-        mappable.set_array(values)
-        self.fill(axes, mappable.to_rgba(values))
-        return mappable
 
     def scatter(self, axes: Any, rows: IntArray, **style: Any) -> ScalarMappable:
         """Draw points at some rows, in space without the fading by distance that would change their colours."""
@@ -177,12 +177,12 @@ def places_in_store(store: Store, index: int, entity: str) -> Places:
     return places_of(points, on_sphere=info.on_sphere)
 
 
-def shapes_in_store(store: Store, index: int, entity: str) -> Shapes | None:
+def shapes_in_store(store: Store, index: int, entity: str) -> RawCells | None:
     """Return the cells of a stored sample whose rows are nodes; None where it has none."""
     if entity != "node" or not store.sample(index).counts.get("cell", 0):
         return None
-    return Shapes(
+    return RawCells(
         offsets=store.read(index, "cell/offsets").astype(np.int64),
         connectivity=store.read(index, "cell/connectivity").astype(np.int64),
-        types=store.read(index, "cell/type"),
+        cell_type=store.read(index, "cell/type"),
     )

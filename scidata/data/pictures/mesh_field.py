@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from scidata.data.pictures.canvas import check_field, save_picture
 from scidata.data.pictures.drawing import places_in_store, shapes_in_store
-from scidata.data.pictures.mesh_shapes import Places, Shapes, places_of
+from scidata.data.pictures.mesh_shapes import Places, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, is_relation
 from scidata.store.reading.reader import StoreReader
 
@@ -56,20 +57,15 @@ def draw_mesh(
             raise ConfigError(f"plot: field {name!r} lives on {entity}s, which have no place in a picture")
     several, rows = parts and cut.num_parts > 1, entity if entity in places else cut.entity
     panels = SetPanels(places if several else {rows: places[rows]}, shapes, num_before=int(several))
-    axes = panels.axes(0)
+    axes, units = panels.axes(0), reader.info(name).units
     artist = panels.drawings[rows].draw(axes, _column(reader, read, name), of_cells=rows != entity)
-    panels.figure.colorbar(artist, ax=axes, label=_label(reader, name), shrink=0.8)
+    panels.figure.colorbar(artist, ax=axes, label=f"{name} ({units})" if units else name, shrink=0.8)
     axes.set_title(f"{os.path.basename(str(reader.path).rstrip('/'))}: {name}, sample {index}", fontsize=9, loc="left")
     if several:
-        panels.draw(getattr(reader, "store", None), cut)
+        panels.draw(reader.store if isinstance(reader, StoreReader) else None, cut)
     if path is not None:
         save_picture(panels.figure, path, [reader.path])
     return panels.figure
-
-
-def _label(reader: StoreReader | PointsReader, name: str) -> str:
-    unit = reader.info(name).units
-    return f"{name} ({unit})" if unit else name
 
 
 def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
@@ -95,12 +91,12 @@ def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str
 
 def _positions(
     reader: StoreReader | PointsReader, read: list[LocalPart], cut: SamplePart
-) -> tuple[Places, Shapes | None]:
+) -> tuple[Places, RawCells | None]:
     """Return where rows lie, and the cells of a mesh whose rows are nodes."""
-    store = getattr(reader, "store", None)
-    if store is None:
+    if not isinstance(reader, StoreReader):
         if "pos" not in reader.fields:
             raise ConfigError("plot: the positions are not read; open the data with the field 'pos', too")
         points = np.concatenate([p.fields["pos"][: p.index_maps[cut.entity].num_owned] for p in read])
         return places_of(points.astype(np.float64), on_sphere=False), None
-    return places_in_store(store, cut.index, cut.entity), shapes_in_store(store, cut.index, cut.entity)
+    places = places_in_store(reader.store, cut.index, cut.entity)
+    return places, shapes_in_store(reader.store, cut.index, cut.entity)

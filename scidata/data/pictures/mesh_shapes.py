@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import IntArray
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.positions import unit_sphere
 
 if TYPE_CHECKING:
@@ -43,23 +44,6 @@ class Places:
         return float(np.ptp(self.xy[:, 1]) / max(np.ptp(self.xy[:, 0]), 1e-300))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Shapes:
-    """Cells as VTK has them: corners of cell ``i`` at ``connectivity[offsets[i] : offsets[i + 1]]``."""
-
-    offsets: IntArray
-    connectivity: IntArray
-    types: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.types)
-
-    def centres(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the mean of each cell's corners, ``(num_cells, 2 or 3)``."""
-        sums: npt.NDArray[np.float64] = np.add.reduceat(points[self.connectivity], self.offsets[:-1], axis=0)
-        return sums / np.diff(self.offsets)[:, None]
-
-
 def places_of(points: npt.NDArray[np.float64], *, on_sphere: bool) -> Places:
     """Return where points are drawn; ``on_sphere``: they are longitudes and latitudes, degrees."""
     if on_sphere:
@@ -85,20 +69,20 @@ def _around_sphere(lon_lat: npt.NDArray[np.float64]) -> Places:
     return Places(xy=np.stack([turned, lat], axis=1), labels=labels, start=start)
 
 
-def outlines(shapes: Shapes) -> tuple[list[IntArray], IntArray]:
+def outlines(cells: RawCells) -> tuple[list[IntArray], IntArray]:
     """Return the corners of each cell that has an area in the plane, in order around it, and which cells these are."""
-    offsets, nodes, types = shapes.offsets, shapes.connectivity, shapes.types
+    offsets, nodes, types = cells.offsets, cells.connectivity, cells.cell_type
     rings: list[IntArray] = []
     found: list[IntArray] = []
     for kind in np.unique(types).tolist():
-        cells = np.flatnonzero(types == kind)
+        rows = np.flatnonzero(types == kind)
         if kind == _POLYGON:
-            rings += [nodes[offsets[i] : offsets[i + 1]] for i in cells]
+            rings += [nodes[offsets[i] : offsets[i + 1]] for i in rows]
         elif kind in _CORNERS:
-            rings += list(nodes[offsets[cells][:, None] + np.array(_CORNERS[kind])])
+            rings += list(nodes[offsets[rows][:, None] + np.array(_CORNERS[kind])])
         else:
             continue
-        found.append(cells)
+        found.append(rows)
     return rings, np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -140,13 +124,6 @@ def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     latitude = turned[0, 1]
     ends = np.array([[turned[-1, 0], latitude], [turned[1, 0], latitude]])
     return np.concatenate([ends, turned[1:]])
-
-
-def in_view(places: Places, points: npt.NDArray[np.float64], towards: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Say which points in space lie in the octant of the whole that is nearest the viewer, which is cut away."""
-    low, high = places.xy.min(axis=0), places.xy.max(axis=0)
-    near: npt.NDArray[np.bool_] = ((points - (low + high) / 2) * np.sign(towards) > 0).all(axis=1)
-    return near
 
 
 def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> None:

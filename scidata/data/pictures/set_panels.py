@@ -14,8 +14,9 @@ from scidata.core.bounds import owners_of
 from scidata.core.types import IntArray
 from scidata.data.pictures.canvas import LEGEND_RANKS, add_legend, colours_of, new_figure
 from scidata.data.pictures.drawing import Drawing, stride
-from scidata.data.pictures.mesh_shapes import Places, Shapes, number_parts, places_of
+from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
 from scidata.errors import ConfigError
+from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT
 from scidata.store.format.node_sets import relations_of, sets_of
 from scidata.store.format.store import Store
@@ -56,7 +57,7 @@ class SetPanels:
     A mesh, a cloud or a graph of one set has one; of a mesh, ``shapes`` are the cells.
     """
 
-    def __init__(self, places: Mapping[str, Places], shapes: Shapes | None = None, *, num_before: int = 0) -> None:
+    def __init__(self, places: Mapping[str, Places], shapes: RawCells | None = None, *, num_before: int = 0) -> None:
         self.places, self._shapes = places, shapes
         self.drawings = {name: Drawing(each, shapes) for name, each in places.items()}
         # all in one frame, so that an edge from one set to another has its place
@@ -83,7 +84,7 @@ class SetPanels:
         from matplotlib.lines import Line2D
 
         colours, notes, marks, shapes = colours_of(cut.num_parts), [], [], self._shapes
-        of_cells = None if shapes is None else owners_of(cut.bounds["cell"], np.arange(len(shapes)))
+        of_cells = None if shapes is None else owners_of(cut.bounds["cell"], np.arange(shapes.num_cells))
         for number, (name, places) in enumerate(self.places.items()):
             axes = self.axes(self._num_before + number)
             owner, share = owners_of(cut.bounds[name], np.arange(len(places.xy))), ""

@@ -35,7 +35,6 @@ from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 _MAX_GHOSTS = 50_000
@@ -66,10 +65,16 @@ def draw_sample(
         One for each thing that was left out.
     """
     load_matplotlib()
+    from matplotlib.lines import Line2D
+
     title = f"{os.path.basename(store.path.rstrip('/'))}: {store.sample(cut.index).name} over {cut.num_parts} ranks"
     reads = [text] if (text := amplification_text(ratios, overall)) else []
-    if cut.entity == JOINT:
-        return _draw_sets(store, cut, path, title, reads)
+    if cut.entity == JOINT:  # a panel for each node set
+        panels = SetPanels(places_of_sets(store, cut.index))
+        notes = panels.draw(store, cut, reads)
+        panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        save_picture(panels.figure, path, [store.path])
+        return notes
     places = places_in_store(store, cut.index, cut.entity)
     drawing = Drawing(places, shapes_in_store(store, cut.index, cut.entity))
     figure = new_figure(9.4, 7.5 if places.in_space else 7.5 * min(max(places.aspect, 0.3), 1.5) + 1.2)
@@ -103,25 +108,11 @@ def draw_sample(
     mark = ", in the\ncolour of the rank\nthat needs it"
     if of_rank is not None:
         mark = f"s\nof rank {of_rank} alone,\nwhich has {len(ghosts[of_rank])}"
-    marks = [_ring(f"ghost {cut.entity}{mark}")] if any(map(len, shown)) else []
+    label = f"ghost {cut.entity}{mark}"
+    ring = Line2D([], [], label=label, ls="none", marker="o", mfc="none", mec="0.3", ms=5)
+    marks = [ring] if any(map(len, shown)) else []
     add_legend(figure, _pale(colours), "0.3", *marks, notes=[*(textwrap.fill(note, 24) for note in notes), *reads])
     save_picture(figure, path, [store.path])
-    return notes
-
-
-def _ring(label: str) -> Artist:
-    from matplotlib.lines import Line2D
-
-    ring: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": "0.3", "markersize": 5}
-    return Line2D([], [], label=label, ls="none", **ring)
-
-
-def _draw_sets(store: Store, cut: SamplePart, path: str, title: str, reads: list[str]) -> list[str]:
-    """Draw a graph between several node sets: a panel for each set."""
-    panels = SetPanels(places_of_sets(store, cut.index))
-    notes = panels.draw(store, cut, reads)
-    panels.figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    save_picture(panels.figure, path, [store.path])
     return notes
 
 

@@ -11,7 +11,7 @@ from scidata.core.options import ReadOptions
 from scidata.data.pictures.canvas import LEGEND_RANKS, amplification_text, colours_of, rank_groups
 from scidata.data.pictures.grid_field import draw_grid, map_axes
 from scidata.data.pictures.mesh_field import draw_mesh
-from scidata.data.pictures.mesh_shapes import Shapes, places_of
+from scidata.data.pictures.mesh_shapes import places_of
 from scidata.errors import ConfigError, MissingDependencyError, UnknownNameError
 from scidata.grids.reader import GridReader
 from scidata.store.reading.reader import StoreReader
@@ -173,12 +173,6 @@ def test_places_on_the_sphere_are_a_map():
     places = places_of(points, on_sphere=False)
     assert (places.in_space, places.start) == (False, -180.0)
     assert np.abs(places.xy[:, 1]).max() <= 90
-
-
-def test_centres_of_cells():
-    shapes = Shapes(offsets=np.array([0, 3, 7]), connectivity=np.array([0, 1, 2, 0, 1, 2, 3]), types=np.array([5, 9]))
-    points = np.array([[0.0, 0], [3, 0], [3, 3], [0, 3]])
-    np.testing.assert_allclose(shapes.centres(points), [[2, 1], [1.5, 1.5]])
 
 
 def test_a_map_where_cartopy_is_installed(folder):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,20 +36,16 @@ def write_shard(
     chunk, shard
         Shapes; each of ``shard`` is a multiple of ``chunk``'s.
     """
-    grid = tuple(s // c for s, c in zip(shard, chunk, strict=True))
-    index = np.full((math.prod(grid), 2), _ABSENT, "<u8")
     held = chunks_held(values.shape, chunk)
     sums = np.empty(math.prod(held), np.uint32)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "xb") as file:
-        at = 0
-        for i, (number, piece) in enumerate(_chunks(values, chunk, grid)):
-            data = piece.reshape(-1).view(np.uint8)
-            index[number] = at, data.size + 4
-            sums[i] = crc32c(data.data)
-            at += file.write(data.data) + file.write(int(sums[i]).to_bytes(4, "little"))
-        table = index.tobytes()
-        file.write(table + crc32c(table).to_bytes(4, "little"))
+        for i, corner in enumerate(np.ndindex(*held)):
+            data = _filled_up(values, corner, chunk).reshape(-1).view(np.uint8).data
+            sums[i] = crc32c(data)
+            file.write(data)
+            file.write(int(sums[i]).to_bytes(4, "little"))
+        file.write(shard_index(values.shape, values.itemsize, chunk=chunk, shard=shard))
     return sums.reshape(held)
 
 
@@ -59,26 +55,20 @@ def chunks_held(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
 
 
 def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], shard: Sequence[int]) -> bytes:
-    """Return the index that :func:`write_shard` writes at the end of a shard that holds values of ``shape``."""
-    grid = chunks_held(shard, chunk)
-    index = np.full((math.prod(grid), 2), _ABSENT, "<u8")
-    corners = np.indices(chunks_held(shape, chunk)).reshape(len(grid), -1)
-    nbytes = math.prod(chunk) * itemsize + 4
-    index[np.ravel_multi_index(tuple(corners), grid), 0] = np.arange(corners.shape[1]) * nbytes
-    index[np.ravel_multi_index(tuple(corners), grid), 1] = nbytes
+    """Return the index at the end of a shard that holds values of ``shape``: first byte and bytes of each chunk."""
+    held, nbytes = chunks_held(shape, chunk), math.prod(chunk) * itemsize + 4
+    index = np.full((*chunks_held(shard, chunk), 2), _ABSENT, "<u8")
+    index[(*map(slice, held), 0)] = np.arange(math.prod(held)).reshape(held) * nbytes
+    index[(*map(slice, held), 1)] = nbytes
     table = index.tobytes()
     return table + crc32c(table).to_bytes(4, "little")
 
 
-def _chunks(
-    values: npt.NDArray[np.generic], chunk: Sequence[int], grid: Sequence[int]
-) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
-    """Yield the number in the shard of each chunk that has values, and these, C-contiguous and filled up."""
-    for corner in np.ndindex(*chunks_held(values.shape, chunk)):
-        box = tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))
-        piece = np.ascontiguousarray(values[box])
-        if piece.shape != tuple(chunk):
-            whole = np.zeros(chunk, values.dtype)
-            whole[tuple(slice(0, n) for n in piece.shape)] = piece
-            piece = whole
-        yield int(np.ravel_multi_index(corner, grid)), piece
+def _filled_up(values: npt.NDArray[np.generic], corner: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.generic]:
+    """Return the values of a chunk, C-contiguous; zeros beyond the end of the array."""
+    piece = np.ascontiguousarray(values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))])
+    if piece.shape == tuple(chunk):
+        return piece
+    whole = np.zeros(chunk, values.dtype)
+    whole[tuple(slice(0, n) for n in piece.shape)] = piece
+    return whole

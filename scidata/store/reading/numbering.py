@@ -73,15 +73,11 @@ class Numbering:
 
     def rows(self, index: int) -> list[int]:
         """Return the rows along ``sample_dim`` of a sample, one per step; ``[]`` where there is no such dim."""
-        stored, row = self.locate(index)
         if self.sample_dim is None:
             return []
-        kept = self._kept(stored)
-        first = row - min(0, *self.steps)
-        return [int(kept[first + step]) for step in self.steps]
-
-    def _kept(self, stored: int) -> IntArray:
-        return _kept_rows(self.isel.get(str(self.sample_dim), slice(None)), self._sizes[stored])
+        stored, places = zip(*self.times(index), strict=True)
+        found: list[int] = self.times_at(stored[0], np.array(places)).tolist()
+        return found
 
     def times(self, index: int) -> list[tuple[int, int]]:
         """Return the stored sample of a sample, and the place of each of its steps among the times that are kept."""
@@ -93,7 +89,7 @@ class Numbering:
 
     def times_at(self, stored: int, places: IntArray) -> IntArray:
         """Return the rows along ``sample_dim`` of a stored sample at some of those places."""
-        return self._kept(stored)[places]
+        return _kept_rows(self.isel.get(str(self.sample_dim), slice(None)), self._sizes[stored])[places]
 
     def dims(self, info: FieldInfo) -> tuple[str, ...]:
         """Return the dims of a field in a sample."""
@@ -115,18 +111,13 @@ class Numbering:
 
     def segments(self, info: FieldInfo, index: int) -> Selection:
         """Return a sample's rows along each dim of the stored field: all those of the entity's."""
-        shape = self.store.sample(self.locate(index)[0]).arrays[info.path].shape
-        return tuple(
-            segments_of_slice(
-                slice(None)
-                if i == info.entity_dim
-                else self.rows(index)
-                if dim == self.sample_dim
-                else self.isel.get(dim, slice(None)),
-                size,
-            )
-            for i, (dim, size) in enumerate(zip(info.dims, shape, strict=True))
-        )
+        return self.segments_at(info, self.locate(index)[0], self.rows(index))
+
+    def segments_at(self, info: FieldInfo, stored: int, rows: list[int]) -> Selection:
+        """Return the same of some rows along ``sample_dim`` of a stored sample."""
+        crops = [{**self.isel, self.sample_dim: rows}.get(dim, slice(None)) for dim in info.dims]
+        crops[info.entity_dim] = slice(None)
+        return tuple(map(segments_of_slice, crops, self.store.sample(stored).arrays[info.path].shape))
 
     def statistics(self, info: FieldInfo, figures: StoredMoments) -> StoredMoments:
         """Return the figures of the components that samples have; over all times, also where ``isel`` leaves some."""

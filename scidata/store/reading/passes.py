@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,28 +86,16 @@ class StorePass(FieldPass):
         stored, info = int(self._stored[start]), self._info
         first, end = self._cut(stored).owned(info.entity, self._part)
         bounds = [first + (end - first) * k // self.num_tiles for k in (tile, tile + 1)]
-        others = [
-            segments_of_slice(
-                slice(None)
-                if k == info.entity_dim
-                else self._numbering.times_at(stored, self._times[start:stop]).tolist()
-                if k == self._axis
-                else self._crop(dim),
-                size,
-            )
-            for k, (dim, size) in enumerate(zip(info.dims, self._shape(stored), strict=True))
-        ]
+        times = [] if self._axis is None else self._numbering.times_at(stored, self._times[start:stop]).tolist()
+        others = self._numbering.segments_at(info, stored, times)
         access = RowAccess(self._numbering.store, stored, self._threads.executor())
         starts, stops = (np.array([row], np.int64) for row in bounds)
         plan = access.plan(info.path, starts, stops, dim=info.entity_dim, others=others)
         values = access.run(plan, self._dtype)
         return values[None] if self._axis is None else np.moveaxis(values, self._axis, 0)
 
-    def _crop(self, dim: str) -> Any:
-        return self._numbering.isel.get(dim, slice(None))
-
     def size(self, dim: str) -> int:
         """Return how many rows the field has along a dim other than its entity's."""
         axis = self._info.dims.index(dim)
         stored = int(self._stored[0]) if len(self._stored) else 0
-        return num_rows_of(segments_of_slice(self._crop(dim), self._shape(stored)[axis]))
+        return num_rows_of(segments_of_slice(self._numbering.isel.get(dim, slice(None)), self._shape(stored)[axis]))

@@ -98,14 +98,14 @@ def test_files_are_planned_once(cloud, monkeypatch):
     )
     reader = PointsReader([cloud, cloud], num_parts=2)
     first = [reader.read(i, p).fields for i in (0, 1) for p in (0, 1)]
-    assert planned.count("u") == 4
+    assert planned.count("point/u") == 4
     again = [reader.read(i, p).fields for i in (0, 1) for p in (0, 1)]
-    assert planned.count("u") == 4
+    assert planned.count("point/u") == 4
     for one, two in zip(first, again, strict=True):
         assert all(np.array_equal(one[name], two[name]) for name in reader.fields)
     reader.close()
     reader.read(0, 0)
-    assert planned.count("u") == 5
+    assert planned.count("point/u") == 5
 
 
 def test_chunk_bounds_fall_on_chunks(tmp_path):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.options import ReadOptions
 from scidata.core.types import IntArray
 from scidata.core.urls import public_text
 from scidata.meshes.hetero import relation_parts
 from scidata.plan.totals import TOTALS, RankReads
 from scidata.store.raw_points.reader import PointsReader
-from scidata.store.reading.part import LocalPart, SamplePart
+from scidata.store.reading.part import LocalTopology, SamplePart
 from scidata.store.reading.reader import StoreReader
 
 Tick = Callable[[], None]
@@ -101,14 +100,14 @@ class StorePlan(RankReads):
             "global_shape": {name: list(reader.global_shape(name, index)) for name in reader.fields},
             "num_samples": reader.num_samples,
             "sample": index,
-            "sample_dim": None,
-            "rows": [],
+            "sample_dim": reader.numbering.sample_dim,
+            "rows": reader.numbering.rows(index),
             "name": reader.sample_info(index).name,
-            "counts": {entity: int(bounds[-1]) for entity, bounds in self.cut.bounds.items()},
+            "counts": dict(reader.sample_info(index).counts),
             "domain": self.num_ranks,
             "bounds": {entity: rows.tolist() for entity, rows in self.cut.bounds.items()},
             "weights": weights if isinstance(weights, str | None) else "given",
-            "halo": 0,
+            "halo": reader.halo,
             "num_hops": reader.num_hops,
             "ghosts": reader.ghosts,
             "dp": dp,
@@ -116,12 +115,8 @@ class StorePlan(RankReads):
             "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
             "exact": self.exact,
         }
-        if isinstance(reader, StoreReader):
-            numbering = reader.numbering
-            found |= {"sample_dim": numbering.sample_dim, "rows": numbering.rows(index), "halo": reader.halo}
-            found |= {"counts": dict(reader.sample_info(index).counts), "layers": list(map(list, reader.layers))}
-            return found
-        return found | {"raw": True}
+        is_raw = isinstance(reader, PointsReader)
+        return found | ({"raw": True} if is_raw else {"layers": list(map(list, reader.layers))})
 
 
 def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:
@@ -135,14 +130,13 @@ def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tic
         Called when a rank is done.
     """
     num_ranks, cut = reader.num_parts, reader.partition_of(sample)
-    topology = _topology_alone(reader) if isinstance(reader, StoreReader) else None
     sums = np.zeros((len(TOTALS), num_ranks), np.int64)
     exact, needs = True, []
     for rank in range(num_ranks):
         plan = reader.plan(sample, rank)
         sums[:, rank] = [getattr(plan, name) for name in TOTALS]
         exact &= plan.exact
-        needs.append(_NOTHING if topology is None else _needs_of(topology.read(cut.index, rank), reader.entity))
+        needs.append(_needs_of(reader.topology(sample, rank), reader.entity))
         if tick is not None:
             tick()
     relations = needs[0].by_relation
@@ -159,15 +153,6 @@ def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tic
     )
 
 
-def _topology_alone(reader: StoreReader) -> StoreReader:
-    """Return a reader of the same store, cut the same, without fields; its samples are the stored ones."""
-    alone = replace(
-        ReadOptions(fields=(), sample_dim=False, ghosts="exchange", num_threads=1),
-        **{name: getattr(reader.options, name) for name in ("halo", "bounds", "weights")},
-    )
-    return StoreReader(reader.path, alone, num_parts=reader.num_parts)
-
-
 class _Needs(NamedTuple):
     """A rank's needs of others: see :class:`StorePlan`; of each relation ghosts, edges cut, and edges of others."""
 
@@ -177,10 +162,7 @@ class _Needs(NamedTuple):
     by_relation: Mapping[str, tuple[int, int, int]]
 
 
-_NOTHING = _Needs(np.empty(0, np.int64), 0, 0, {})
-
-
-def _needs_of(local: LocalPart, entity: str) -> _Needs:
+def _needs_of(local: LocalTopology, entity: str) -> _Needs:
     """Count the ghosts of a part, the ranks that own them, and the edges that begin at one."""
     maps = [rows for name, rows in local.index_maps.items() if name not in local.relations]
     by_relation = {}

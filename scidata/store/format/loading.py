@@ -34,6 +34,7 @@ from scidata.store.format.places import folder_of
 from scidata.store.format.streamed import Items, parse_object
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import check_value
+from scidata.store.format.write import BLOCK_ROWS
 
 _KINDS = ("mesh", "points", "graph", "hetero")
 _SPACES = (None, "pos", "unit_sphere")
@@ -209,19 +210,22 @@ def _check_sample(entry: Entry, info: SampleInfo) -> None:
         entry.wrong("entity", f"one of {', '.join(info.counts)}")
     if not info.source_counts.keys() >= info.counts.keys():
         entry.wrong("source_counts", f"a number for each of {', '.join(info.counts)}")
-    rows = {**rows_of_sets(entry, info), "blocks/weight_prefix": None}
+    num_rows, num_cells = info.counts[info.entity], info.counts.get("cell", 0)
+    num_blocks = -(-num_rows // BLOCK_ROWS)
+    rows = {**rows_of_sets(entry, info), "blocks/weight_prefix": num_blocks + 1}
     if info.block_space is not None:
-        rows[f"{info.entity}/pos"] = info.counts[info.entity]
+        rows |= {f"{info.entity}/pos": num_rows, "blocks/bbox": num_blocks}
     if "cell/indptr" in info.arrays:
-        rows |= {"cell/offsets": None, "cell/connectivity": None, "cell/type": info.counts.get("cell")}
+        rows |= {"cell/offsets": num_cells + 1, "cell/connectivity": None, "cell/type": num_cells}
+        rows |= {"cell/original_id": num_cells, "cell/indptr": num_rows + 1}
     if info.documents is not None:
         rows[CHECKSUMS] = None
-    for path, num_rows in rows.items():
+    for path, num in rows.items():
         array = info.arrays.get(path)
         if array is None:
             entry.fail("arrays", f"lacks {path!r}, which every such sample has")
-        if not array.shape or num_rows not in (None, array.shape[0]):
-            entry.fail("arrays", f"has {path!r} of shape {array.shape}, but {num_rows} rows are counted")
+        if not array.shape or num not in (None, array.shape[0]):
+            entry.fail("arrays", f"has {path!r} of shape {array.shape}, but {num} rows are counted")
     for path, array in info.arrays.items():
         if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path:
             raise RefusedError(f"{entry.where}: 'arrays' names {ascii(path)[:120]}, which is no path inside a sample")

@@ -226,6 +226,12 @@ class PartReader:
         info, radius = self.store.sample(cut.index), self.halo if self.kind == "points" else 0
         return read_topology(access, info, cut, part, layers=self._layers, radius=radius, token=self._token)
 
+    @sound
+    def topology(self, index: int, part: int) -> LocalTopology:
+        """Return the edges, cells and ghosts of one part of a whole sample."""
+        cut, access = self._opened(index)
+        return self.topology_of(access, cut, self._checked_part(part))
+
     def topology_of(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Return this part's edges and cells, and its ghosts: read, unless they are kept."""
         make = lambda: self._topology(access, cut, part)  # noqa: E731

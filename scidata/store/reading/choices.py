@@ -115,23 +115,17 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
     """
     if subsample is None:
         return None
-    if store.manifest.kind == "hetero":
-        sets = sets_of(store.manifest.samples[0])
-        for name in subsample.counts:
-            if name not in sets:
-                follow = "; edges follow the rows that are drawn" if is_relation(name) else near_matches(name, sets)
-                raise UnknownNameError(
-                    f"{store.path}: subsample draws rows of {' or '.join(sets)}, not of {name!r}{follow}"
-                )
-        return subsample
-    entity = subsample.only_one(store.path)
-    drawable = [each for each in store.manifest.entities if each in (store.manifest.entity, "cell")]
-    if entity not in drawable:
-        follow = "; edges follow the nodes that are drawn" if entity == "edge" else ""
-        raise UnknownNameError(
-            f"{store.path}: subsample draws rows of {' or '.join(drawable)}, not of {entity!r}"
-            f"{follow or near_matches(entity, drawable)}"
-        )
+    if store.manifest.kind != "hetero":
+        subsample.only_one(store.path)
+    sets = sets_of(store.manifest.samples[0])
+    drawable = [each for each in store.manifest.entities if each in (*sets, "cell")]
+    for name in subsample.counts:
+        if name not in drawable:
+            follow = "; edges follow the rows that are drawn" if name == "edge" or is_relation(name) else ""
+            raise UnknownNameError(
+                f"{store.path}: subsample draws rows of {' or '.join(drawable)}, not of {name!r}"
+                f"{follow or near_matches(name, drawable)}"
+            )
     return subsample
 
 

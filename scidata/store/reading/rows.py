@@ -182,16 +182,6 @@ class RowAccess:
         """Read rows ``[start, stop)`` of the first dimension."""
         return self.run(self.plan(path, np.array([start]), np.array([stop])))
 
-    def ranges(self, path: str, starts: IntArray, stops: IntArray) -> npt.NDArray[Any]:
-        """Read sorted, disjoint ranges of rows, those that lie close at once; return the wanted rows alone."""
-        runs = merge_ranges(starts, stops)
-        values = self.run(self.plan(path, runs.starts, runs.stops))
-        return values if runs.pick is None else values[runs.pick]
-
-    def take(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
-        """Read the rows of sorted ids, each once."""
-        return self.ranges(path, ids, ids + 1)
-
     def plan_gather(self, path: str, ids: IntArray, *, dim: int = 0, others: Others = None) -> GatherPlan:
         """Plan a read of scattered rows along ``dim``: sorted ids, each once.
 
@@ -226,6 +216,7 @@ class RowAccess:
                 lengths = np.diff(np.append(heads, len(rows)))
                 pick = rows + np.repeat(offsets - starts, lengths)
                 plan = replace(plan, bytes_wanted=plan.bytes_wanted // plan.out_shape[dim] * len(rows))
+                self.plans[path][-1] = plan
             steps.append((plan, pick))
         return steps
 

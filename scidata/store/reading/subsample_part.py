@@ -22,6 +22,7 @@ from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_o
 from scidata.store.reading.part import LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
+from scidata.store.reading.topology import Edges, edges_into
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,16 +116,8 @@ def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:
     return _DrawnCells(rows=rows, offsets=bounds_of(last - first), corners=corners)
 
 
-def _edges_between(
-    access: RowAccess, folder: str, starts: IntArray, ends: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the rows of the edges from some nodes to some, sorted ids, and these nodes as places among those.
-
-    ``folder`` is where their ``indptr`` and ``src`` lie.
-    """
-    first, last = access.pointers(f"{folder}/indptr", ends)
-    rows = ranges(first, last)
-    sources = access.gather(f"{folder}/src", rows).astype(np.int64, copy=False)
+def _edges_between(access: RowAccess, folder: str, starts: IntArray, ends: IntArray) -> Edges:
+    """Return the rows of the edges from some nodes to some, sorted ids, and these nodes as places among those."""
+    rows, sources, targets = edges_into(access, ends, folder)
     kept = contains(starts, sources)
-    targets = np.repeat(np.arange(len(ends), dtype=np.int64), last - first)
-    return rows[kept], np.searchsorted(starts, sources[kept]), targets[kept]
+    return rows[kept], np.searchsorted(starts, sources[kept]), np.searchsorted(ends, targets[kept])

@@ -24,7 +24,7 @@ from scidata.store.reading.rows import RowAccess
 _FINE_ROWS = 64  # of a part, in one of the boxes that blocks are held against
 
 #: Rows, sources and targets of edges.
-_Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
+Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
 
 
 def read_topology(
@@ -51,7 +51,7 @@ def read_topology(
     """
     ends = {name: (source, target) for name, (source, _, target) in relations_of(info).items()}
     own = {name: _own_edges(access, cut, part, name, target) for name, (_, target) in ends.items()}
-    far: dict[str, list[_Edges]] = {name: [] for name in ends}
+    far: dict[str, list[Edges]] = {name: [] for name in ends}
     reached = {name: [_others(cut, part, ends[name][0], src)] for name, (src, _) in own.items()}
     none = np.empty(0, np.int64)
     needed = dict.fromkeys(sets_of(info), none)  # rows of others, of each set
@@ -62,7 +62,7 @@ def read_topology(
             source, target = ends[name]
             new = np.setdiff1d(needed[target], complete[name], assume_unique=True)
             if len(new):
-                far[name].append(_edges_into(access, new, folder_of_edges(name)))
+                far[name].append(edges_into(access, new, folder_of_edges(name)))
                 reached[name].append(_others(cut, part, source, far[name][-1][1]))
                 complete[name] = needed[target]
             sources[source] += reached[name]
@@ -110,17 +110,11 @@ def _own_cells(access: RowAccess, cut: SamplePart, part: int) -> LocalCells:
     return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", first, last))
 
 
-def _edges_into(access: RowAccess, nodes: IntArray, folder: str) -> _Edges:
-    """Read the edges that end at some nodes, sorted ids, at least one."""
-    # an id and the next: neighbours share a row, so the ranges are made disjoint first
-    cut = np.flatnonzero(np.diff(nodes) > 1) + 1
-    heads, tails = nodes[np.concatenate([[0], cut])], nodes[np.append(cut, len(nodes)) - 1]
-    rows = access.ranges(f"{folder}/indptr", heads, tails + 2)
-    lengths = tails - heads + 1
-    at = ranges(np.cumsum(lengths + 1) - lengths - 1, np.cumsum(lengths + 1) - 1)
-    first, last = rows[at], rows[at + 1]
-    found = access.ranges(f"{folder}/src", first, last)
-    return ranges(first, last), found, np.repeat(nodes, last - first)
+def edges_into(access: RowAccess, nodes: IntArray, folder: str) -> Edges:
+    """Read the edges that end at some nodes, sorted ids; ``folder`` is where their ``indptr`` and ``src`` lie."""
+    first, last = access.pointers(f"{folder}/indptr", nodes)
+    rows = ranges(first, last)
+    return rows, access.gather(f"{folder}/src", rows), np.repeat(nodes, last - first)
 
 
 def _others(cut: SamplePart, part: int, name: str, rows: NodeIds) -> IntArray:
@@ -129,7 +123,7 @@ def _others(cut: SamplePart, part: int, name: str, rows: NodeIds) -> IntArray:
     return np.unique(rows[(rows < start) | (rows >= stop)]).astype(np.int64)
 
 
-def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:
+def _by_row(steps: Sequence[Edges]) -> tuple[IntArray, IntArray, IntArray]:
     """Return edges that were found step by step, in the order of their rows."""
     rows, src, dst = (np.concatenate([np.empty(0, np.int64), *(step[i] for step in steps)]) for i in range(3))
     order = np.argsort(rows)
@@ -160,7 +154,7 @@ def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, r
     some = last > first
     first, last = first[some], last[some]
     rows = ranges(first, last)
-    points = search_space(access.ranges(path, first, last), on_sphere=on_sphere)
+    points = search_space(access.gather(path, rows), on_sphere=on_sphere)
     if not len(rows):
         return rows
     distance = tree.query(wrapped(points, info.period)[0], distance_upper_bound=np.nextafter(reach, np.inf))[0]

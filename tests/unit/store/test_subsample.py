@@ -309,7 +309,7 @@ def test_cells_with_rows_of_their_own_and_the_faces_between_them(mesh, tmp_path)
     ("subsample", "options", "error", "words"),
     [
         ({"node": 5}, {}, UnknownNameError, "draws rows of point"),
-        ({"edge": 5}, {}, UnknownNameError, "edges follow the nodes"),
+        ({"edge": 5}, {}, UnknownNameError, "edges follow the rows"),
         ({"point": 5, "cell": 5}, {}, ConfigError, "expected one entity"),
         ({"point": 5}, {"halo": 0.1}, ConfigError, "halo=0.1 means nothing with subsample"),
     ],

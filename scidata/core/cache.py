@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 _T = TypeVar("_T")
 
@@ -143,5 +143,5 @@ class Cache(Generic[_T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Cache, (self.max_size, self.evict)

@@ -48,7 +48,7 @@ def checked_keywords(function: F) -> F:
     known = {p.name for p in parameters if p.kind in kinds and p.name != "self"}
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         if not kwargs.keys() <= known:
             unknown = next(name for name in kwargs if name not in known)
             name = function.__qualname__

@@ -106,7 +106,7 @@ class ArrayPool:
         # copy(), for amid it no collection of garbage brings blocks back
         return sum(block.nbytes for block in self._free.copy())
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, *, keep: int = 0) -> npt.NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, *, keep: int = 0) -> npt.NDArray[Any]:
         """Return an uninitialised array. Its memory is used again once no view of it is left, tensors included.
 
         ``keep``: so many arrays of this size may lie free from now on.
@@ -157,5 +157,5 @@ class ArrayPool:
         """Let go of the blocks that lie free."""
         self._free.clear()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ArrayPool, (self.max_free,)

@@ -139,7 +139,7 @@ class ArrayLayout:
         return tuple(-(-n // c) if c else 0 for n, c in zip(self.shape, self.chunks, strict=True))
 
     @cached_property
-    def geometry(self) -> tuple[Any, ...]:
+    def geometry(self) -> tuple[object, ...]:
         """All of it that decides how selections are cut: two layouts of one geometry share their cuts."""
         order, item = self.axis_order, self.dtype.itemsize
         return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback

@@ -123,7 +123,7 @@ class Seen:
         """Return the version of an object that was seen first."""
         return self._versions.get(name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Seen, (list(itertools.islice(self._versions.copy().items(), self.MAX_SENT)),)
 
 
@@ -153,7 +153,7 @@ class Url(str):
         self.target, self.options, self.seen = target, dict(options), Seen() if seen is None else seen
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(Url, text=str(self), seen=self.seen), (self.target, self.options)
 
     def at(self, key: str) -> Url:
@@ -265,7 +265,7 @@ def _joined(url: str, key: str) -> str:
     return f"{before}{key}{after}" if before.endswith("://") else f"{before.rstrip('/')}/{key}{after}"
 
 
-def _named(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _named(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Every option with its name, nested ones too."""
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -274,7 +274,7 @@ def _named(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(name), str(value)
 
 
-def _leaves(options: Any) -> Iterator[str]:
+def _leaves(options: object) -> Iterator[str]:
     """Every text in nested options that may be a secret."""
     if isinstance(options, Mapping):
         for name, value in options.items():

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 from scidata.core.checks import check_int, optional_module
 from scidata.core.tasks.dask_worker import Batch, Run, do_batch, prober, published
@@ -144,7 +144,7 @@ class _Run(Generic[T]):
             check=pickle.dumps(work.check),
             job=pickle.dumps(work.job),
         )
-        self._futures: list[Future[Any]] = []  # results that the scheduler keeps for the run
+        self._futures: list[Future[object]] = []  # results that the scheduler keeps for the run
         self._told: dict[int, float] = {}  # shares of pieces under way
         self._events: deque[tuple[int, float]] = deque()
 

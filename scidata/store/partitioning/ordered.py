@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,8 @@ from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, O
 ORDERS = ("hilbert", "rcb", "metis", "rows")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderOptions:
-    """How rows are ordered: ``order``, and the ``weights`` whose prefix sums the store keeps.
-
-    ``weights``: None for 1 a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
-
-    Raises
-    ------
-    ConfigError
-        There is no such order.
-    """
-
-    order: str = "hilbert"
-    weights: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            hint = near_matches(self.order, ORDERS)
-            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
-
-
 def order_sample(
-    raw: RawSample, options: OrderOptions, head: SampleHead, findings: Collection[Finding] = ()
+    raw: RawSample, head: SampleHead, *, by: str, weights: str | None, findings: Collection[Finding] = ()
 ) -> OrderedSample:
     """Make a sample's edges, order its rows and number everything anew.
 
@@ -71,6 +50,9 @@ def order_sample(
         As read.
     head
         Its description; remarks on its order are added to the notes.
+    by, weights
+        One of ``ORDERS``; and the costs whose prefix sums the store keeps: None for 1 a row, ``"edges"`` for the edges
+        that end at it, else a field of the nodes or points.
     findings
         Faults, whose rows are left out.
 
@@ -89,7 +71,7 @@ def order_sample(
         pos = _at_source_rows(sound.points, kept.get("cell"), raw.sizes["cell"])
     pairs = sound.relations if raw.sets else _edges_of(sound)
     sets = sound.sets or {entity: RawSet(num_nodes=sound.num_nodes, points=sound.points)}
-    order, notes = _order_of(sound, sets, pairs, options.order)
+    order, notes = _order_of(sound, sets, pairs, by)
     new_ids, ordered = _numbered(raw, sets, order, kept)
     relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
     along = _along_mesh(raw, pairs.get("edge"), kept)
@@ -111,7 +93,7 @@ def order_sample(
         **replace(head, notes=(*head.notes, *notes)).head(),
         order=order,
         pos=pos,
-        weights=_weights_of(raw, options.weights, relations, order, ordered),
+        weights=_weights_of(raw, weights, relations, order, ordered),
         cells=cells,
         source_counts=raw.sizes | ({JOINT: len(order)} if raw.sets else {}),
         fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),

@@ -25,7 +25,6 @@ from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
 from scidata.store.partitioning import output
 from scidata.store.partitioning.inputs import difference
-from scidata.store.partitioning.ordered import OrderOptions
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.remote import RemoteSamples, check_folders, wait_until_seen
 from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
@@ -205,7 +204,8 @@ def partition(
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,
-        order=OrderOptions(order=order, weights=_checked_weights(weights)),
+        order=order,
+        weights=weights,
         repair=as_names("repair", repair) or (),
         keep=as_names("keep", keep) or (),
         allow_missing=allow_missing,
@@ -240,12 +240,6 @@ def partition(
         resume=resume,
         tick=tick or (lambda share: None),
     )
-
-
-def _checked_weights(weights: object) -> str | None:
-    if weights is not None and not isinstance(weights, str):
-        raise ConfigError(f"weights={weights!r}: expected a field's name or 'edges', not {type(weights).__name__}")
-    return weights
 
 
 def _absolute(paths: Paths) -> list[str]:

@@ -25,7 +25,7 @@ from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, write_sample
 from scidata.store.partitioning.inputs import describe_input
-from scidata.store.partitioning.ordered import OrderOptions, order_sample
+from scidata.store.partitioning.ordered import ORDERS, order_sample
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
@@ -60,13 +60,20 @@ class Task:
 
     samples: RawSamples
     choice: Mapping[str, object]
-    order: OrderOptions
+    order: str
+    weights: str | None
     repair: tuple[str, ...]
     keep: tuple[str, ...]
     allow_missing: bool
     max_field_bytes: int
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            hint = near_matches(self.order, ORDERS)
+            raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
+        if not isinstance(self.weights, str | None):
+            kind = type(self.weights).__name__
+            raise ConfigError(f"weights={self.weights!r}: expected a field's name or 'edges', not {kind}")
         for kind in self.repair:
             if kind != "all" and kind not in REMEDIES:
                 raise ConfigError(f"{kind!r} is no repair{near_matches(kind, [*REMEDIES, 'all'])}")
@@ -79,8 +86,8 @@ class Task:
     def settings(self) -> dict[str, object]:
         """The options that the manifest records."""
         return {
-            "order": self.order.order,
-            "weights": self.order.weights,
+            "order": self.order,
+            "weights": self.weights,
             **self.choice,
             "repair": self.repair,
             "keep": self.keep,
@@ -132,7 +139,7 @@ def _ordered(task: Task, index: int) -> OrderedSample:
         notes=notes,
         values=encode_values(raw.values),
     )
-    return order_sample(raw, task.order, head, findings)
+    return order_sample(raw, head, by=task.order, weights=task.weights, findings=findings)
 
 
 def _lost(left_out: Mapping[str, str]) -> Iterator[str]:

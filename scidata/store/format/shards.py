@@ -58,8 +58,9 @@ def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], sh
     """Return the index at the end of a shard that holds values of ``shape``: first byte and bytes of each chunk."""
     held, nbytes = chunks_held(shape, chunk), math.prod(chunk) * itemsize + 4
     index = np.full((*chunks_held(shard, chunk), 2), _ABSENT, "<u8")
-    index[(*map(slice, held), 0)] = np.arange(math.prod(held)).reshape(held) * nbytes
-    index[(*map(slice, held), 1)] = nbytes
+    there = tuple(map(slice, held))
+    index[..., 0][there] = np.arange(math.prod(held)).reshape(held) * nbytes
+    index[..., 1][there] = nbytes
     table = index.tobytes()
     return table + crc32c(table).to_bytes(4, "little")
 

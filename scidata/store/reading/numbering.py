@@ -115,7 +115,8 @@ class Numbering:
 
     def segments_at(self, info: FieldInfo, stored: int, rows: list[int]) -> Selection:
         """Return the same of some rows along ``sample_dim`` of a stored sample."""
-        crops = [{**self.isel, self.sample_dim: rows}.get(dim, slice(None)) for dim in info.dims]
+        chosen = {**self.isel} if self.sample_dim is None else {**self.isel, self.sample_dim: rows}
+        crops = [chosen.get(dim, slice(None)) for dim in info.dims]
         crops[info.entity_dim] = slice(None)
         return tuple(map(segments_of_slice, crops, self.store.sample(stored).arrays[info.path].shape))
 

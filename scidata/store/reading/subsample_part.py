@@ -22,7 +22,7 @@ from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_o
 from scidata.store.reading.part import LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
 from scidata.store.reading.subsample import Draw
-from scidata.store.reading.topology import Edges, edges_into
+from scidata.store.reading.topology import edges_into
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +116,9 @@ def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:
     return _DrawnCells(rows=rows, offsets=bounds_of(last - first), corners=corners)
 
 
-def _edges_between(access: RowAccess, folder: str, starts: IntArray, ends: IntArray) -> Edges:
+def _edges_between(
+    access: RowAccess, folder: str, starts: IntArray, ends: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
     """Return the rows of the edges from some nodes to some, sorted ids, and these nodes as places among those."""
     rows, sources, targets = edges_into(access, ends, folder)
     kept = contains(starts, sources)

@@ -1,4 +1,4 @@
-"""Edges, cells and ghosts of one part of a stored sample, in local numbering."""
+"""_Edges, cells and ghosts of one part of a stored sample, in local numbering."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scidata.store.reading.rows import RowAccess
 _FINE_ROWS = 64  # of a part, in one of the boxes that blocks are held against
 
 #: Rows, sources and targets of edges.
-Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
+_Edges: TypeAlias = tuple[IntArray, NodeIds, IntArray]
 
 
 def read_topology(
@@ -51,7 +51,7 @@ def read_topology(
     """
     ends = {name: (source, target) for name, (source, _, target) in relations_of(info).items()}
     own = {name: _own_edges(access, cut, part, name, target) for name, (_, target) in ends.items()}
-    far: dict[str, list[Edges]] = {name: [] for name in ends}
+    far: dict[str, list[_Edges]] = {name: [] for name in ends}
     reached = {name: [_others(cut, part, ends[name][0], src)] for name, (src, _) in own.items()}
     none = np.empty(0, np.int64)
     needed = dict.fromkeys(sets_of(info), none)  # rows of others, of each set
@@ -110,7 +110,7 @@ def _own_cells(access: RowAccess, cut: SamplePart, part: int) -> LocalCells:
     return LocalCells(offsets=offsets - offsets[0], connectivity=corners, types=access.rows("cell/type", first, last))
 
 
-def edges_into(access: RowAccess, nodes: IntArray, folder: str) -> Edges:
+def edges_into(access: RowAccess, nodes: IntArray, folder: str) -> _Edges:
     """Read the edges that end at some nodes, sorted ids; ``folder`` is where their ``indptr`` and ``src`` lie."""
     first, last = access.pointers(f"{folder}/indptr", nodes)
     rows = ranges(first, last)
@@ -123,7 +123,7 @@ def _others(cut: SamplePart, part: int, name: str, rows: NodeIds) -> IntArray:
     return np.unique(rows[(rows < start) | (rows >= stop)]).astype(np.int64)
 
 
-def _by_row(steps: Sequence[Edges]) -> tuple[IntArray, IntArray, IntArray]:
+def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:
     """Return edges that were found step by step, in the order of their rows."""
     rows, src, dst = (np.concatenate([np.empty(0, np.int64), *(step[i] for step in steps)]) for i in range(3))
     order = np.argsort(rows)

@@ -22,7 +22,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,9 +63,6 @@ _NO_ROOM = {  # errors of writing: their text, and the remedy
 _NO_NAMES = {"", ".", "..", "zarr.json"}
 _NO_CHARACTERS = re.compile("[\\\\\0\ud800-\udfff]")  # Zarr takes a backslash for a slash
 _LONGEST_NAME = 255  # bytes, on any file system in use
-_OF_ROWS = {"original_id", "pos"}
-_OF_EDGES = {"indptr", "src", "edge_id"}
-_OF_CELLS = {"offsets", "connectivity", "type", "original_id", "indptr"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,21 +259,15 @@ def write_sample(
 def _check_names(sample: OrderedSample) -> None:
     """Refuse fields that cannot be arrays of the sample's group, or not all of them at once."""
     paths = {data.info.path for data in sample.fields}
+    own = {array.path for array in sample.index_arrays()} | {f"{name}/pos" for name in (sample.entity, *sample.sets)}
     seen: set[str] = set()
     for data in sample.fields:
         info = data.info
-        reserved: Collection[str] = _OF_CELLS if info.entity == "cell" else ()
-        if info.entity == sample.entity:
-            reserved = _OF_ROWS
-        elif info.entity in sample.sets:
-            reserved = {*_OF_ROWS, "indptr"}
-        elif info.entity in sample.relations and info.entity != "edge":
-            reserved = _OF_EDGES
         parts = info.name.split("/")
         above = next((p for p in itertools.accumulate(info.path.split("/")[:-1], "{}/{}".format) if p in paths), None)
         if info.path in seen:
             why = "comes twice"
-        elif parts[0] in reserved:
+        elif f"{info.entity}/{parts[0]}" in own:
             why = "comes with the name of one of the store's own arrays"
         elif above is not None:
             why = f"lies inside another one, {above!r}"

@@ -30,7 +30,6 @@ from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.subsample import make_subsample
 
 
 class PointsReader(PartReader):
@@ -74,7 +73,6 @@ class PointsReader(PartReader):
             allow_missing=options.allow_missing,
             allow_external=options.allow_external,
         )
-        self.subsample = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
         super().__init__(PointsFiles(samples, options), options, num_parts)
         self.path, self.period = self.store.path, self.store.sample(0).period
         self.names = samples.names

@@ -38,7 +38,7 @@ from scidata.store.reading.field_reads import FieldReads
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.part import LocalPart, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess, StoredSamples
-from scidata.store.reading.subsample import Subsample
+from scidata.store.reading.subsample import Subsample, make_subsample
 from scidata.store.reading.subsample_part import drawn_part
 from scidata.store.reading.topology import read_topology
 
@@ -112,6 +112,7 @@ class PartReader:
         if num_parts < 1:
             raise ConfigError(f"number of parts must be at least 1, not {num_parts}")
         self.store, self.options, self.num_parts = store, options, num_parts
+        self.subsample = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
         self._dtype = None if options.dtype is None else np.dtype(options.dtype)
         self._threads = ReaderThreads(options.num_threads)
         self._partitions: Cache[tuple[SamplePart, dict[str, list[ArrayPlan]]]] = Cache(_PARTITION_BYTES, "lru")

@@ -105,16 +105,14 @@ def checked_ghosts(ghosts: str | None, halo: float) -> str:
     return ghosts
 
 
-def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | None:
-    """Return it, if the store has the rows that it draws.
+def check_subsample(store: Store, subsample: Subsample) -> None:
+    """Check that the store has the rows that are drawn.
 
     Raises
     ------
     UnknownNameError
         An entity that is not there, or edges, which follow their nodes.
     """
-    if subsample is None:
-        return None
     if store.manifest.kind != "hetero":
         subsample.only_one(store.path)
     sets = sets_of(store.manifest.samples[0])
@@ -126,7 +124,6 @@ def checked_subsample(store: Store, subsample: Subsample | None) -> Subsample | 
                 f"{store.path}: subsample draws rows of {' or '.join(drawable)}, not of {name!r}"
                 f"{follow or near_matches(name, drawable)}"
             )
-    return subsample
 
 
 def named_fields(store: Store) -> dict[str, FieldInfo]:

@@ -17,13 +17,12 @@ from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
-from scidata.store.reading.choices import checked_ghosts, checked_halo, checked_layers, checked_subsample, named_fields
+from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
 from scidata.store.reading.cuts import bounds_of_sample, check_cut, checked_weights, cut_sample
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.passes import StorePass
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.subsample import make_subsample
 
 
 class StoreReader(PartReader):
@@ -75,9 +74,9 @@ class StoreReader(PartReader):
             hops = 1 if self.kind == "points" else max(1, int(self.halo))  # edges need their sources
             self._layers = (("edge",),) * (hops if "edge" in self.entities else 0)
         self.ghosts = checked_ghosts(options.ghosts, self.halo)
-        draw = make_subsample(options.subsample, block=options.subsample_block, seed=options.subsample_seed)
-        self.subsample = checked_subsample(self.store, draw)
-        if draw is not None and self.halo:
+        if self.subsample is not None:
+            check_subsample(self.store, self.subsample)
+        if self.subsample is not None and self.halo:
             raise ConfigError(
                 f"{self.path}: halo={self.halo} means nothing with subsample: most neighbours of a row are not drawn; "
                 "leave out one of them"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,29 +29,22 @@ FILLED = -1
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Consecutive rows of one rank that another holds a copy of (or itself)."""
+class Way(NamedTuple):
+    """Rows that move along one dim, seen from one rank. A run is ``(first row, count)``, here of the rank's tensors."""
 
-    owner: int
-    start: int  # row in the owner's part
-    offset: int  # row in the holder's result
-    count: int
+    length: int  # of the result
+    kept: tuple[tuple[int, int, int], ...]  # rows that stay here: from, to, count
+    sent: tuple[Runs, ...]  # for each other rank: runs of mine that go there
+    placed: tuple[Runs, ...]  # for each other rank: runs of the result that come from there
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunsPlan:
-    """The rows that move between the ranks along one dim, seen from one rank."""
+class RunsPlan(NamedTuple):
+    """The rows that move between the ranks along one dim, seen from one rank: there, and their gradients back."""
 
-    owned: int
-    length: int
-    sent: tuple[tuple[Piece, ...], ...]  # for each other rank: pieces of mine that it holds
-    held: tuple[tuple[Piece, ...], ...]  # for each other rank: pieces of its that I hold
-    kept: tuple[Piece, ...]  # pieces of mine that I hold
-    filled: tuple[tuple[int, int], ...]  # offset and count
-    moves: bool  # whether any rank holds a piece of another
-    sent_counts: tuple[tuple[int, ...], ...]  # rows of each of these pieces
-    held_counts: tuple[tuple[int, ...], ...]
+    there: Way
+    back: Way
+    filled: Runs  # of the result
+    moves: bool  # whether any rank holds a row of another
 
 
 def window_runs(start: int, stop: int, extent: int) -> Runs:
@@ -87,38 +79,34 @@ def parts_as_runs(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     return tuple(((first, size),) for first, size in zip(edges_of(sizes), sizes, strict=False))
 
 
-def _pieces(edges: tuple[int, ...], runs: Runs) -> list[Piece]:
-    """Cut the runs that one rank asks for at the owners' bounds."""
+def _pieces(edges: tuple[int, ...], runs: Runs) -> list[tuple[int, int, int, int]]:
+    """Cut the runs that one rank asks for at the owners' bounds: owner, row of its part, row of the result, count."""
     pieces, offset = [], 0
     for begin, count in runs:
         if begin != FILLED:
             for owner in range(bisect_right(edges, begin) - 1, bisect_left(edges, begin + count)):
                 first, last = max(begin, edges[owner]), min(begin + count, edges[owner + 1])
                 if last > first:
-                    place = offset + first - begin
-                    pieces.append(Piece(owner=owner, start=first - edges[owner], offset=place, count=last - first))
+                    pieces.append((owner, first - edges[owner], offset + first - begin, last - first))
         offset += count
     return pieces
 
 
 @lru_cache(maxsize=1024)  # the layouts of one model; a plan is asked for in each layer of each step
 def _plan(sizes: tuple[int, ...], rank: int, wanted: tuple[Runs, ...]) -> RunsPlan:
-    edges = edges_of(sizes)
-    by_holder = [_pieces(edges, runs) for runs in wanted]
-    ranks, mine = range(len(sizes)), by_holder[rank]
-    offsets = accumulate((count for _, count in wanted[rank]), initial=0)
-    sent = tuple(tuple(p for p in by_holder[r] if p.owner == rank and r != rank) for r in ranks)
-    held = tuple(tuple(p for p in mine if p.owner == r != rank) for r in ranks)
+    by_holder = [_pieces(edges_of(sizes), runs) for runs in wanted]
+    kept = tuple((start, place, n) for owner, start, place, n in by_holder[rank] if owner == rank)
+    others = [pieces if holder != rank else [] for holder, pieces in enumerate(by_holder)]
+    sent = tuple(tuple((start, n) for owner, start, _, n in pieces if owner == rank) for pieces in others)
+    held = tuple(
+        tuple((place, n) for owner, _, place, n in by_holder[rank] if owner == r != rank) for r in range(len(sizes))
+    )
+    *offsets, length = accumulate((count for _, count in wanted[rank]), initial=0)
     return RunsPlan(
-        owned=sizes[rank],
-        length=sum(count for _, count in wanted[rank]),
-        sent=sent,
-        held=held,
-        kept=tuple(p for p in mine if p.owner == rank),
-        filled=tuple((at, n) for at, (begin, n) in zip(offsets, wanted[rank], strict=False) if begin == FILLED),
-        moves=any(p.owner != holder for holder, pieces in enumerate(by_holder) for p in pieces),
-        sent_counts=tuple(tuple(p.count for p in pieces) for pieces in sent),
-        held_counts=tuple(tuple(p.count for p in pieces) for pieces in held),
+        there=Way(length, kept, sent, held),
+        back=Way(sizes[rank], tuple((place, start, n) for start, place, n in kept), held, sent),
+        filled=tuple((at, n) for at, (begin, n) in zip(offsets, wanted[rank], strict=True) if begin == FILLED),
+        moves=any(owner != holder for holder, pieces in enumerate(by_holder) for owner, *_ in pieces),
     )
 
 
@@ -127,42 +115,29 @@ def runs_move(sizes: tuple[int, ...], wanted: tuple[Runs, ...]) -> bool:
     return _plan(sizes, 0, wanted).moves
 
 
-def _collect(local: Tensor, plan: RunsPlan, dim: int, group: Group, fill: float = 0.0) -> Tensor:
-    result = local.new_empty(with_dim(local.shape, dim, plan.length))
-    for offset, count in plan.filled:
-        result.narrow(dim, offset, count).fill_(fill)
-    for piece in plan.kept:
-        result.narrow(dim, piece.offset, piece.count).copy_(local.narrow(dim, piece.start, piece.count))
-    if not plan.moves:
-        return result
-    nothing = local.narrow(dim, 0, 0)
-    parts = [
-        torch.cat([local.narrow(dim, p.start, p.count) for p in pieces], dim) if pieces else nothing
-        for pieces in plan.sent
-    ]
-    received = exchange(parts, [with_dim(local.shape, dim, sum(each)) for each in plan.held_counts], group)
-    for rows, pieces, counts in zip(received, plan.held, plan.held_counts, strict=True):
-        for piece, values in zip(pieces, rows.split_with_sizes(counts, dim) if pieces else (), strict=True):
-            result.narrow(dim, piece.offset, piece.count).copy_(values)
-    return result
+def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = False, fill: float = 0.0) -> Tensor:
+    """Return the rows that this rank asked for; ``back``: add the copies of its own rows up, in a wide dtype."""
+    if back:
+        way, put = plan.back, Tensor.add_
+        result = x.new_zeros(with_dim(x.shape, dim, way.length), dtype=SUM_IN.get(x.dtype, x.dtype))
+    else:
+        way, put = plan.there, Tensor.copy_
+        result = x.new_empty(with_dim(x.shape, dim, way.length))
+        for offset, count in plan.filled:
+            result.narrow(dim, offset, count).fill_(fill)
+    for start, place, count in way.kept:
+        put(result.narrow(dim, place, count), x.narrow(dim, start, count))
+    if plan.moves:
+        nothing, counts = x.narrow(dim, 0, 0), [[n for _, n in runs] for runs in way.placed]
+        parts = [torch.cat([x.narrow(dim, *run) for run in runs], dim) if runs else nothing for runs in way.sent]
+        received = exchange(parts, [with_dim(x.shape, dim, sum(each)) for each in counts], group)
+        for rows, runs, each in zip(received, way.placed, counts, strict=True):
+            for run, values in zip(runs, rows.split_with_sizes(each, dim) if runs else (), strict=True):
+                put(result.narrow(dim, *run), values)
+    return result.to(x.dtype)
 
 
-def _add_up(held: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
-    local = held.new_zeros(with_dim(held.shape, dim, plan.owned), dtype=SUM_IN.get(held.dtype, held.dtype))
-    for piece in plan.kept:
-        local.narrow(dim, piece.start, piece.count).add_(held.narrow(dim, piece.offset, piece.count))
-    if not plan.moves:
-        return local.to(held.dtype)
-    nothing = held.narrow(dim, 0, 0)
-    parts = [
-        torch.cat([held.narrow(dim, p.offset, p.count) for p in pieces], dim) if pieces else nothing
-        for pieces in plan.held
-    ]
-    received = exchange(parts, [with_dim(held.shape, dim, sum(each)) for each in plan.sent_counts], group)
-    for rows, pieces, counts in zip(received, plan.sent, plan.sent_counts, strict=True):
-        for piece, values in zip(pieces, rows.split_with_sizes(counts, dim) if pieces else (), strict=True):
-            local.narrow(dim, piece.start, piece.count).add_(values)
-    return local.to(held.dtype)
+_back = partial(_move, back=True)
 
 
 def fetch_runs(
@@ -180,7 +155,7 @@ def fetch_runs(
         The value of ``FILLED`` rows.
     """
     plan = _plan(sizes, group_rank(group), wanted)
-    if not plan.moves and not plan.filled and len(plan.kept) == 1:
-        (piece,) = plan.kept
-        return local if piece.count == plan.owned else local.narrow(dim, piece.start, piece.count)
-    return linear(partial(_collect, fill=fill), _add_up, local, plan, dim, group, linear_part=_collect)
+    if not plan.moves and not plan.filled and len(plan.there.kept) == 1:
+        ((start, _, count),) = plan.there.kept
+        return local if count == plan.back.length else local.narrow(dim, start, count)
+    return linear(partial(_move, fill=fill), _back, local, plan, dim, group, linear_part=_move)

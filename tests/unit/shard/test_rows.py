@@ -49,20 +49,24 @@ def test_a_plan_of_runs_names_each_wanted_row_once(sizes, wanted_rows):
     plans = [runs._plan(sizes, rank, wanted) for rank in range(len(sizes))]
     moved = False
     for rank, plan in enumerate(plans):
-        found = [None] * plan.length
-        pieces = [*plan.kept, *itertools.chain(*plan.held)]
-        for piece in pieces:
-            for i in range(piece.count):
-                assert piece.start + piece.count <= sizes[piece.owner]
-                assert found[piece.offset + i] is None
-                found[piece.offset + i] = bounds[piece.owner] + piece.start + i
+        there, back = plan.there, plan.back
+        found = [None] * there.length
+        pieces = [(rank, start, place, n) for start, place, n in there.kept]
+        for other, placed in enumerate(there.placed):
+            sent = plans[other].there.sent[rank]
+            assert (other != rank or not placed) and [n for _, n in sent] == [n for _, n in placed]
+            pieces += [(other, start, place, n) for (start, n), (place, _) in zip(sent, placed, strict=True)]
+        for owner, start, place, n in pieces:
+            for i in range(n):
+                assert start + n <= sizes[owner]
+                assert found[place + i] is None
+                found[place + i] = bounds[owner] + start + i
         for offset, count in plan.filled:
             found[offset : offset + count] = [FILLED] * count
         rows = [FILLED if first == FILLED else first + i for first, n in wanted[rank] for i in range(n)]
         assert found == rows
-        moved |= any(piece.owner != rank for piece in pieces)
-        for other, sent in enumerate(plan.sent):
-            assert (other == rank and not sent) or sent == plans[other].held[rank]
+        moved |= any(owner != rank for owner, *_ in pieces)
+        assert (back.sent, back.placed, back.length) == (there.placed, there.sent, sizes[rank])
     assert all(plan.moves == moved for plan in plans)
     assert runs.runs_move(sizes, wanted) == moved
 

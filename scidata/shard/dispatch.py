@@ -45,6 +45,7 @@ _NEEDS_INPUT = frozenset(
     + find("avg_pool1d avg_pool2d avg_pool3d")
 )
 _Run: TypeAlias = Callable[[TorchFunction, Types, tuple[object, ...], dict[str, object]], object]
+_NOTED, _DISORDER = 1, 2  # what arguments may ask for
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 
@@ -67,11 +68,11 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     if func in _NEEDS_INPUT and torch.is_grad_enabled():
         run = partial(_call_watched, run)
     try:
-        disorder = handler is not None and _any_disorder((*args, *kwargs.values()) if kwargs else args)
-        if disorder and (handler not in ANY_ORDER or _are_mixed(func, (args, kwargs))):
+        found = _look((*args, *kwargs.values()) if kwargs else args)
+        disorder = found & _DISORDER and handler is not None
+        if disorder and (handler not in ANY_ORDER or _are_mixed(func, args, kwargs)):
             args, kwargs = _all_in_order(func, args, kwargs)
-        ordinary = _is_ordinary(args) and (not kwargs or _is_ordinary(kwargs.values()))
-        if ordinary and func not in REARRANGES:
+        if not found & _NOTED and func not in REARRANGES:
             if run is handler and not kwargs and (bound := BOUND.get(func)) is not None:  # without one call more
                 return bound(*args)
             return run(func, types, args, kwargs)
@@ -108,53 +109,46 @@ def _call_watched(
     return result
 
 
-def _is_ordinary(values: Iterable[object]) -> bool:
-    """Whether all tensors are row-major in one process, so that results are, and none is a copy."""
+def _look(values: Iterable[object]) -> int:
+    """Return ``_NOTED`` where a tensor is a copy or not row-major in one process, ``_DISORDER`` where edges are not in
+    the order of one process, both, or 0: one pass over the arguments of each call.
+    """
+    found = 0
     for x in values:
         if isinstance(x, ShardBase):
             if x.global_strides is not None or x.copied is not None:
-                return False
+                found |= _NOTED
+            if x.spec.exchange is not None and not x.spec.in_order:
+                found |= _DISORDER
             continue
-        found = type(x)
-        if found in _NO_TENSORS:  # asking for an instance of Tensor takes longer
+        kind = type(x)
+        if kind in _NO_TENSORS:  # asking for an instance of Tensor takes longer
             continue
-        if found is tuple or found is list:
-            if not _is_ordinary(x):  # type: ignore[arg-type]
-                return False
+        if kind is tuple or kind is list:
+            found |= _look(x)  # type: ignore[arg-type]
         elif isinstance(x, Tensor):
             if x.layout is torch.strided and not x.is_contiguous():
-                return False
-        elif found is torch.memory_format and x is not torch.preserve_format:
-            return False
-    return True
+                found |= _NOTED
+        elif kind is torch.memory_format and x is not torch.preserve_format:
+            found |= _NOTED
+    return found
 
 
-def _refresh(values: Iterable[object]) -> None:
+def _shards(values: Iterable[object]) -> Iterator[ShardBase]:
     for x in values:
-        if type(x) is tuple or type(x) is list:
-            _refresh(x)
-        elif isinstance(x, ShardBase) and x.copied is not None:
-            x.copied.refresh()
-
-
-def _any_disorder(values: Iterable[object]) -> bool:
-    """Whether there are edges that are not in the order of one process."""
-    for x in values:  # at every call: a generator takes longer
         if isinstance(x, ShardBase):
-            if x.spec.exchange is not None and not x.spec.in_order:
-                return True
-        elif (type(x) is tuple or type(x) is list) and _any_disorder(x):
-            return True
-    return False
+            yield x
+        elif type(x) is tuple or type(x) is list:
+            yield from _shards(x)
 
 
-def _are_mixed(func: TorchFunction, args: object) -> bool:
+def _are_mixed(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     """Whether edges, as many on each rank, are in several orders, so that a rank's rows are not the same edges.
 
     An index with routes cannot follow the others, since routes are from where its ids are now.
     """
-    sharded = [x for x in tree_flatten(args)[0] if isinstance(x, ShardBase) and not x.spec.is_replicated]
-    edges = [x for x in sharded if x.spec.exchange is not None]
+    given = _shards((*args, *kwargs.values()))
+    edges = [x for x in given if x.spec.exchange is not None and not x.spec.is_replicated]
     orders: dict[object, object] = {}
     mixed = any(orders.setdefault(x.spec.sizes, x.spec.order) != x.spec.order for x in edges)
     if mixed and any(hasattr(x, "exchanges") for x in edges):
@@ -184,28 +178,17 @@ def _call_noted(
     run: _Run, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Handle a function, and note how its results lie in memory; bring copies up to date first."""
-    _refresh(args)
-    if kwargs:
-        _refresh(kwargs.values())
-        result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
-    else:
-        result = note(func, args, kwargs, run(func, types, args, {}))
+    given = list(_shards((*args, *kwargs.values())))
+    for x in given:
+        x.refresh()
+    result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
     if isinstance(result, ShardBase) or (type(result) is Tensor and result.ndim < 2):
         return result
-    unknown = next(_unknown([*args, *kwargs.values()]), None)
+    unknown = next((x for x in given if x.global_strides is UNKNOWN), None)  # gradients, or computed from them
     if unknown is None or result is None or func is torch.autograd.grad:
         return result
-    given = set(map(id, tree_flatten((args, kwargs))[0]))
-    return tree_map_only(Tensor, lambda x: x if id(x) in given else _of_unknown(x, unknown), result)
-
-
-def _unknown(values: Iterable[object]) -> Iterator[ShardBase]:
-    """Yield the tensors whose strides nobody knows: gradients, and tensors computed from them."""
-    for x in values:
-        if isinstance(x, ShardBase) and x.global_strides is UNKNOWN:
-            yield x
-        elif type(x) is tuple or type(x) is list:
-            yield from _unknown(x)
+    known = set(map(id, tree_flatten((args, kwargs))[0]))
+    return tree_map_only(Tensor, lambda x: x if id(x) in known else _of_unknown(x, unknown), result)
 
 
 def _of_unknown(x: Tensor, operand: ShardBase) -> Tensor:

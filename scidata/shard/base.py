@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, Self
+from typing import Self
 
 from torch import Tensor
 from torch.autograd import Function
@@ -20,17 +20,21 @@ from scidata.shard.torch_internals import forbid_address, make_wrapper, version_
 _watched: list[type] = []  # not empty once torch is patched, which the first tensor does
 
 
-class ViewState(Protocol):
-    """Which memory a tensor would share with others in one process: see :mod:`scidata.shard.views`."""
+class ViewState:
+    """Which memory a tensor would share with others in one process: see :mod:`scidata.shard.views`. Here none."""
+
+    __slots__ = ()
 
     def refresh(self) -> None:
         """Bring the tensor up to date with its original. Collective where that was written to since."""
 
     def will_require_grad(self) -> bool:
         """Whether the tensor will require grad once it is refreshed."""
+        return False
 
     def detached(self) -> ViewState:
         """Return the same without a graph."""
+        return self
 
     def put_back(self) -> None:
         """Copy writes to the tensor to its original."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch.overrides import TorchFunctionMode
+
 from scidata.shard.comm.transport import count_sent
-from scidata.shard.gathering import Gathering
-from scidata.shard.op_table import FALLBACKS, HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
+from scidata.shard.gathering import Gathering, gathered
+from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
 
@@ -105,61 +106,45 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     torch.nn.functional.conv2d           0  conv  Shard(2) on 'domain' sizes (8,), global shape (1, 3, 8, 8) -> ...
     1 operations, 0 bytes sent by this rank
     """
-    ops: list[ExplainedOp] = []
-    gathering = Gathering(quiet=True)
-    FALLBACKS.append(gathering)
-    try:
-        with _recorded(ops, gathering):
-            result = model(*args, **kwargs)
-    finally:
-        FALLBACKS.remove(gathering)
-    return Explanation(ops=tuple(ops), result=result)
+    with gathered(quiet=True) as gathering, _Recorder(gathering) as recorder:
+        result = model(*args, **kwargs)
+    return Explanation(ops=tuple(recorder.ops), result=result)
 
 
-@contextmanager
-def _recorded(ops: list[ExplainedOp], gathering: Gathering) -> Iterator[None]:
-    """Record the calls that arrive at ShardTensor, but not those that their handlers make."""
-    usual = ShardTensor.__dict__["__torch_function__"]
-    inside = [False]
+class _Recorder(TorchFunctionMode):
+    """Lists the calls with a ShardTensor, but not those that their handlers make: torch leaves the mode for a call."""
 
-    def record(
-        cls: type[ShardTensor],
+    def __init__(self, gathering: Gathering) -> None:
+        super().__init__()
+        self.ops: list[ExplainedOp] = []
+        self._gathering = gathering
+
+    def __torch_function__(
+        self,
         func: TorchFunction,
         types: Types,
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        run = usual.__get__(None, cls)
-        handler = HANDLERS.get(func) or handler_of_operator(func)
-        if inside[0] or handler in OF_THE_WHOLE:
-            return run(func, types, args, kwargs)
         inputs = [x.spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
-        sent, calls = count_sent(), gathering.calls
-        inside[0] = True
-        try:
-            result = run(func, types, args, kwargs)
-        finally:
-            inside[0] = False
-        outputs = [x.spec for x in tree_leaves(result) if isinstance(x, ShardTensor)]
-        if gathering.calls > calls:
+        handler = HANDLERS.get(func) or handler_of_operator(func)
+        sent, calls = count_sent(), self._gathering.calls
+        result = func(*args, **(kwargs or {}))
+        if not inputs or handler in OF_THE_WHOLE:
+            return result
+        if self._gathering.calls > calls:
             rule = "gather"
         elif handler is None or all(spec.is_replicated for spec in inputs):
             rule = "replicated"
         else:
             rule = handler.__module__.rsplit(".", 1)[-1].replace("_", " ")
-        ops.append(
-            ExplainedOp(
-                name=op_name(func),
-                inputs=tuple(map(str, inputs)),
-                outputs=tuple(map(str, outputs)),
-                bytes_sent=count_sent() - sent,
-                rule=rule,
-            )
+        outputs = [str(x.spec) for x in tree_leaves(result) if isinstance(x, ShardTensor)]
+        op = ExplainedOp(
+            name=op_name(func),
+            inputs=tuple(map(str, inputs)),
+            outputs=tuple(outputs),
+            bytes_sent=count_sent() - sent,
+            rule=rule,
         )
+        self.ops.append(op)
         return result
-
-    ShardTensor.__torch_function__ = classmethod(record)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        ShardTensor.__torch_function__ = usual  # type: ignore[method-assign]

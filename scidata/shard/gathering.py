@@ -57,18 +57,25 @@ def gather() -> Iterator[None]:
     >>> tuple(y.shape)
     (5,)
     """
-    run = Gathering()
+    with gathered(quiet=False):
+        yield
+
+
+@contextmanager
+def gathered(*, quiet: bool) -> Iterator[Gathering]:
+    """Do as :func:`gather`; ``quiet``: without a warning."""
+    run = Gathering(quiet)
     FALLBACKS.append(run)
     try:
-        yield
+        yield run
     finally:
         FALLBACKS.remove(run)
 
 
 class Gathering:
-    """Run operations as a block of :func:`gather` does, with ``quiet`` without a warning; ``calls`` counts them."""
+    """Runs operations of a block of :func:`gather`; ``calls`` counts them."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool) -> None:
         self.quiet, self.calls = quiet, 0
         self.seen: set[tuple[TorchFunction, tuple[str, int]]] = set()
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scidata.shard.base import ShardBase
+from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.spec import UNKNOWN, row_major
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
@@ -23,7 +23,7 @@ _REPEATED = "several elements of what is written to are one in memory"
 _writes = [0]  # counts in inference mode, where torch does not count a tensor's versions
 
 
-class Copy:
+class Copy(ViewState):
     """A copy that would be a view in one process.
 
     Attributes
@@ -93,7 +93,7 @@ def refuse_no_gradient(x: ShardBase) -> None:
         raise unsupported(Tensor.contiguous, "whether this is the tensor itself is not known", x.spec)
 
 
-class Whole:
+class Whole(ViewState):
     """Mark of a gradient that autograd made: nobody knows which of its elements are one in memory.
 
     All elements of a sum's gradient are: a write to one shows in all. So it is written to as a whole, or not.
@@ -103,20 +103,6 @@ class Whole:
 
     def __init__(self, count: int) -> None:
         self.count = count
-
-    def refresh(self) -> None:
-        """Do nothing: it is no copy."""
-
-    def will_require_grad(self) -> bool:
-        """Return False: it is no copy."""
-        return False
-
-    def detached(self) -> Whole:
-        """Return the same."""
-        return self
-
-    def put_back(self) -> None:
-        """Do nothing: it is no copy."""
 
 
 def gradient_of(x: ShardBase, local: Tensor) -> ShardBase:

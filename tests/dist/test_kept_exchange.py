@@ -57,13 +57,13 @@ def once_per_topology(rank, num_ranks, path):
     exchanges = [ghost_exchange(s.index_map("node"), group) for s in (kept[0], kept[2])]
     assert exchanges[0] is ghost_exchange(kept[1].index_map("node"), group)
     graph = importlib.import_module("scidata.shard.graphs.ghosts")  # scidata.shard.ops has a module of that name, too
-    graph.MAX_KEPT_BYTES = exchanges[0].nbytes + exchanges[1].nbytes
+    graph.KEPT.max_size = exchanges[0].nbytes + exchanges[1].nbytes
     fresh = scidata.open_dataset(path, mesh, halo=1, ghosts="exchange", cache_bytes=0 if rank == 1 else None)
     for index in (0, 1, 3, 0, 4, 1, 3):  # ranks evict alike, or one would hang here
         assert torch.equal(fresh[index].with_ghosts("u"), disk[index].with_ghosts("u"))
-        assert sum(e.nbytes for e in graph._BY_KEY.values()) <= graph.MAX_KEPT_BYTES
+        assert graph.KEPT.size <= graph.KEPT.max_size
     sizes = [None] * num_ranks
-    dist.all_gather_object(sizes, [e.nbytes for e in graph._BY_KEY.values()])
+    dist.all_gather_object(sizes, [e.nbytes for e in graph.KEPT._entries.values()])
     assert all(size == sizes[0] for size in sizes)
     assert exchanges[0].nbytes >= 8 * kept[0].index_map("node").num_local
 

@@ -58,6 +58,12 @@ def group_rank(group: Group) -> int:
     return rank
 
 
+def device_of(group: Group) -> torch.device:
+    """Return the device on which a group communicates."""
+    nccl = group is not None and "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
 def as_bytes(x: Tensor) -> Tensor:
     """Return the values as a flat row of bytes, a view where that can be."""
     flat = x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
@@ -139,6 +145,12 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
         return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
     parts = zip(torch.split(gathered, longest), sizes, strict=True)
     return torch.cat([part[:size].movedim(0, dim) for part, size in parts], dim)
+
+
+def gather_rows(row: Tensor, group: Group) -> Tensor:
+    """Return the row ``(n,)`` of each rank, ``(num_ranks, n)``. Collective; a group of one communicates nothing."""
+    num_ranks = group_size(group)
+    return row[None] if num_ranks == 1 else gather(row[None], (1,) * num_ranks, 0, group)
 
 
 def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:

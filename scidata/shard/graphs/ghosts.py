@@ -6,12 +6,10 @@ of ids, and kept. Local rows are the owned ones, then the ghosts in the map's or
 
 from __future__ import annotations
 
-import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+from scidata.core.cache import Cache
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh.groups import explaining
@@ -29,7 +28,15 @@ from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
 from scidata.shard.comm.functions import call
 from scidata.shard.comm.indexed import compare
-from scidata.shard.comm.transport import Group, count_sent, exchange, gather, group_rank, group_size
+from scidata.shard.comm.transport import (
+    Group,
+    count_sent,
+    device_of,
+    exchange,
+    gather_rows,
+    group_rank,
+    group_size,
+)
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
@@ -88,15 +95,12 @@ class GhostExchange:
         return owned + return_rows(ghosts, len(owned), self.on(owned.device)[0], self.recv_counts, self.group)
 
 
-#: Exchanges by index map and group, as long as the map lives.
-_EXCHANGES: dict[tuple[int, int], tuple[weakref.ref[IndexMap], GhostExchange]] = {}
+#: Exchanges of maps without a key, by group.
+_OF_MAPS: WeakKeyDictionary[IndexMap, dict[int, GhostExchange]] = WeakKeyDictionary()
 
-#: Exchanges of maps with a key, by key and group. What is let go must be the same on all ranks, or one would wait for
-#: the others: so the oldest goes first, however often it was used, and sizes are those of the largest rank.
-_BY_KEY: OrderedDict[tuple[Hashable, int], GhostExchange] = OrderedDict()
-
-#: Bytes of these together; the newest is kept whatever its size.
-MAX_KEPT_BYTES = 256 << 20
+#: Exchanges of maps with a key, by key and group. All ranks must let go of the same ones, or one would wait for the
+#: others: so the oldest goes first, however often it was used, and sizes are those of the largest rank.
+KEPT: Cache[GhostExchange] = Cache(256 << 20)
 
 
 def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
@@ -110,25 +114,14 @@ def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     ShardLayoutError
         On every rank, where the maps of the ranks do not belong together.
     """
+    number = id(group)  # the exchange holds the group, so that no other gets its id
     if index_map.key is not None:
-        return _exchange_of_key(index_map, group)
-    key = id(index_map), id(group)
-    if key in _EXCHANGES:
-        return _EXCHANGES[key][1]
-    made = _make_exchange(index_map, group)
-    reference = weakref.ref(index_map, lambda _: _EXCHANGES.pop(key, None))
-    _EXCHANGES[key] = reference, made
-    return made
-
-
-def _exchange_of_key(index_map: IndexMap, group: Group) -> GhostExchange:
-    slot = index_map.key, id(group)  # the exchange holds the group, so that no other gets its id
-    if slot not in _BY_KEY:
-        made = _make_exchange(index_map, group)
-        while _BY_KEY and made.nbytes + sum(kept.nbytes for kept in _BY_KEY.values()) > MAX_KEPT_BYTES:
-            _BY_KEY.popitem(last=False)
-        _BY_KEY[slot] = made
-    return _BY_KEY[slot]
+        make, size = (lambda: _make_exchange(index_map, group)), (lambda made: min(made.nbytes, KEPT.max_size))
+        return KEPT.get_or_make((index_map.key, number), make, size)
+    of_map = _OF_MAPS.setdefault(index_map, {})
+    if number not in of_map:
+        of_map[number] = _make_exchange(index_map, group)
+    return of_map[number]
 
 
 def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
@@ -137,12 +130,10 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     counts = np.asarray(index_map.recv_counts, dtype=np.int64)
     header = np.zeros(num_ranks + 3, dtype=np.int64)
     header[:3] = len(bounds) - 1, index_map.part, zlib.crc32(bounds.tobytes())
-    fits = len(counts) == num_ranks
-    if fits:
+    if len(counts) == num_ranks:
         header[3:] = counts
-    device = _device_of(group)
-    rows = torch.from_numpy(header)[None].to(device)
-    table = gather(rows, (1,) * num_ranks, 0, group).cpu().numpy() if num_ranks > 1 else rows.cpu().numpy()
+    device = device_of(group)
+    table = gather_rows(torch.from_numpy(header).to(device), group).cpu().numpy()
     if (table[:, 0] != num_ranks).any() or (table[:, 1] != np.arange(num_ranks)).any():
         raise ShardLayoutError(
             f"the ranks of a group of {num_ranks} hold parts {table[:, 1].tolist()} of index maps of "
@@ -154,21 +145,15 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     received, sent = table[:, 3:].sum(axis=1), table[:, 3:].sum(axis=0)
     rows_held = int((2 * np.diff(bounds) + 2 * sent + 4 * received).max()) + 2 * len(bounds)
     ghosts = torch.from_numpy(np.asarray(index_map.ghosts, dtype=np.int64)).to(device)
-    shapes = [(int(table[other, 3 + rank]),) for other in range(num_ranks)]
-    wanted = exchange(torch.split(ghosts, counts.tolist()), shapes, group) if num_ranks > 1 else [ghosts]
+    wanted = exchange(torch.split(ghosts, counts.tolist()), [(n,) for n in table[:, 3 + rank].tolist()], group)
     return GhostExchange(
-        index_map=index_map,
+        index_map=replace(index_map),  # a copy: the map may go before the exchange, and the exchange goes with it
         group=group,
-        send_indices=tuple((ids - int(index_map.owned[0])).cpu() for ids in wanted),
+        send_indices=tuple((ids - index_map.owned[0]).cpu() for ids in wanted),
         recv_counts=tuple(counts.tolist()),
         num_ghosts=int(table[:, 3:].sum()),
         nbytes=8 * rows_held,
     )
-
-
-def _device_of(group: Group) -> torch.device:
-    nccl = group is not None and "nccl" in dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
 
 def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
@@ -263,14 +248,13 @@ class PendingHalo:
 
     def __init__(self, local: Tensor, plan: GhostExchange) -> None:
         self._local, self._flight = local, _Flight(plan)
-        self._ghosts = call(_Start, local, self._flight) if plan.num_ghosts else local.narrow(0, 0, 0)
+        self._ghosts = call(_Start, local, self._flight) if plan.num_ghosts else None
 
     def wait(self) -> Tensor:
         """Return owned rows and ghosts, ``(num_local, ...)``, once the ghosts are there."""
-        ghosts = self._ghosts
-        if self._flight.plan.num_ghosts:
-            ghosts = call(_Finish, ghosts, self._flight)
-        return torch.cat([self._local, ghosts])
+        if self._ghosts is None:
+            return self._local
+        return torch.cat([self._local, call(_Finish, self._ghosts, self._flight)])
 
 
 class _FlightContext(Protocol):
@@ -361,13 +345,13 @@ def with_ghosts(x: ShardTensor, dim: int, exchange: GhostExchange) -> Tensor:
         return local
     key = ghosts_key(x, dim, exchange)
     held = x.__dict__.get("_with_ghosts")
-    if held is not None and held[0] == key and not isinstance(held[1], PendingHalo):
-        return held[1]  # type: ignore[no-any-return]
     padded: Tensor
-    if held is not None and held[0] == key:
-        padded = held[1].wait()
-    else:
+    if held is None or held[0] != key:
         rows = local.movedim(dim, 0)
         padded = torch.cat([rows, exchange.ghosts_of(rows)]).movedim(0, dim)
+    elif isinstance(held[1], PendingHalo):
+        padded = held[1].wait()
+    else:
+        return held[1]  # type: ignore[no-any-return]
     x.__dict__["_with_ghosts"] = key, padded, exchange, local  # the last two so that their ids stay theirs
     return padded

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scidata.errors import UnsupportedShardOp
-from scidata.shard.comm.transport import reduce
-from scidata.shard.graphs.ghosts import _device_of
+from scidata.shard.comm.transport import device_of, reduce
 from scidata.shard.graphs.hops import counted, untrimmed
 from scidata.shard.graphs.local_graph import LocalGraph
 
@@ -63,7 +62,7 @@ def check_halo_depth(
     left, key = _LEFT.setdefault(module, {}), (graph.key, module.training, counted(given))
     if left.get(key, _MAX_CHECKS) == 0:
         return
-    code = torch.tensor([_code_of(module, graph.as_given(given), given)], device=_device_of(group))
+    code = torch.tensor([_code_of(module, graph.as_given(given), given)], device=device_of(group))
     found = int(reduce(code, dist.ReduceOp.MAX, group).item())
     if found in _FAULTS:
         inner = module.module if isinstance(module, DistributedDataParallel) else module

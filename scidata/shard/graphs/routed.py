@@ -21,8 +21,8 @@ from torch.distributed.tensor import Shard
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
-from scidata.shard.comm.transport import gather
-from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, _device_of, ghost_exchange, ghosts_key, graph_axis
+from scidata.shard.comm.transport import device_of, gather_rows
+from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, ghost_exchange, ghosts_key, graph_axis
 from scidata.shard.op_table import TorchFunction, Types, find, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -313,8 +313,8 @@ def route_relations(
     place, fault = next(((i, code) for i, (_, code) in enumerate(faults) if code), (0, 0))
     named = zlib.crc32(repr([what for what, _ in faults]).encode())
     counts = [relations[each].shape[-1] if relations[each].ndim else 0 for each in ordered]
-    row = torch.tensor([[named, place, fault, *counts]], device=_device_of(axis.group))
-    table = (gather(row, (1,) * axis.size, 0, axis.group) if axis.size > 1 else row).tolist()
+    row = torch.tensor([named, place, fault, *counts], device=device_of(axis.group))
+    table = gather_rows(row, axis.group).tolist()
     if len({given for given, *_ in table}) > 1:
         raise ShardLayoutError("the ranks give different relations or fields; give all of them on each rank")
     for rank, (_, at, code, *_) in enumerate(table):

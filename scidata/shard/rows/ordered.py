@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scidata.shard.comm import transport
-from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
+from scidata.shard.comm.transport import Group, exchange, gather, gather_rows, group_rank, group_size
 
 LARGEST = torch.iinfo(torch.int64).max  # the key of NaN
 _SAMPLES = 32  # of each rank for each rank: parts then differ by some percent
@@ -60,7 +60,7 @@ def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor
     splitters = samples[[i * len(samples) // num_ranks for i in range(1, num_ranks)]]
     cuts = [0, *[_first_not_before(keys, ids, key, number) for key, number in splitters.tolist()], len(pairs)]
     counts = torch.tensor([b - a for a, b in itertools.pairwise(cuts)], device=keys.device)
-    table = gather(counts[None], (1,) * num_ranks, 0, group)
+    table = gather_rows(counts, group)
     parts = torch.split(pairs, counts.tolist())
     received = torch.cat(exchange(parts, [(n, 2) for n in table[:, rank].tolist()], group))
     # in rank order, so in the order of the global numbers where keys are equal
@@ -117,6 +117,4 @@ def least_over(x: Tensor, groups: Sequence[Group]) -> Tensor:
 
 def counts_of(count: int, group: Group, device: torch.device) -> tuple[int, ...]:
     """Return how many each rank has of something. Collective."""
-    num_ranks = group_size(group)
-    mine = torch.tensor([count], device=device)
-    return tuple((gather(mine, (1,) * num_ranks, 0, group) if num_ranks > 1 else mine).tolist())
+    return tuple(gather_rows(torch.tensor([count], device=device), group)[:, 0].tolist())

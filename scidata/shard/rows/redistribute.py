@@ -18,7 +18,7 @@ from torch import Tensor
 from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import IntArray
 from scidata.shard.comm.collectives import indexed_all_to_all_v
-from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size
+from scidata.shard.comm.transport import Group, exchange, gather_rows, group_rank, group_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group
     owners = torch.searchsorted(bounds, ids, right=True) - 1  # owners_of, on the device
     bad = bool(((ids < 0) | (ids >= extent)).any())
     counts = torch.full((num_ranks,), -1, device=ids.device) if bad else torch.bincount(owners, minlength=num_ranks)
-    table = gather(counts[None], (1,) * num_ranks, 0, group) if num_ranks > 1 else counts[None]
+    table = gather_rows(counts, group)
     if bool((table < 0).any()):
         raise IndexError(f"an index is out of range for dim {dim} of extent {extent}")
     order = torch.argsort(owners, stable=True)

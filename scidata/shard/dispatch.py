@@ -29,6 +29,7 @@ from scidata.shard.op_table import (
     Types,
     find,
     handler_of_operator,
+    is_in_place,
     op_name,
     unsupported,
 )
@@ -160,12 +161,11 @@ def _all_in_order(
     func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Bring edges among the arguments to the order of one process. Collective where they are not in it."""
-    name = func.__name__
 
     def ordered(x: ShardBase) -> ShardBase:
         if x.spec.in_order:
             return x
-        if name.endswith("_") and not name.endswith("__"):
+        if is_in_place(func):
             refuse_disorder(func, x.spec)
         x.refresh()
         return x.like(*in_one_order(func, x.local, x.spec), None, x.global_strides)

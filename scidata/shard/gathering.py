@@ -15,7 +15,7 @@ from torch.autograd import Function
 from scidata.core.keywords import checked_keywords
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.memory import laid_out
-from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, TorchFunction, op_name
+from scidata.shard.op_table import FALLBACKS, HANDLERS, REFUSES, TorchFunction, is_in_place, op_name
 from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_flatten, tree_map_only, tree_unflatten, version_of
@@ -126,7 +126,7 @@ def _can_gather(func: TorchFunction, tensors: list[ShardTensor]) -> bool:
 
 def _writes(func: TorchFunction) -> bool:
     name = getattr(func, "__name__", "")
-    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
+    return is_in_place(func) or name == "__setitem__" or name.startswith("__i")
 
 
 def _whole(x: ShardTensor) -> Tensor:

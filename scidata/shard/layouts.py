@@ -19,7 +19,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size
 from scidata.shard.op_table import TorchFunction, unsupported
-from scidata.shard.spec import ShardSpec, Sizes
+from scidata.shard.spec import ShardSpec, Sizes, dim_of
 
 _Sizes: TypeAlias = Sequence[Sequence[int]]
 Laid: TypeAlias = list[tuple[tuple[int, ...], tuple[int, ...]]]  # shape and strides of parts, none where row-major
@@ -68,7 +68,7 @@ def with_gradient(x: Tensor, spec: ShardSpec, given: Sequence[Placement] | None,
         own = Replicate() if dim is None or whole else Shard(dim)
         if isinstance(own, Replicate) and type(wanted) is Partial and wanted.reduce_op == "sum":
             shares.append(axis.group)
-        elif wanted not in (own, own if isinstance(own, Replicate) else Shard(own.dim - spec.ndim)):
+        elif wanted != own and (dim is None or whole or dim_of(wanted, spec.ndim) != dim):
             raise ShardLayoutError(
                 f"axis {axis.name!r}: a gradient of what lies as {own!r} cannot come as {wanted!r}; it comes as "
                 "that lies, or where that is Replicate() as Partial()"
@@ -155,9 +155,9 @@ def chunked_spec(mesh: DeviceMesh, placements: Sequence[Placement], global_shape
     """Split as ``torch.chunk`` and DTensors do."""
     shape = tuple(global_shape)
     sizes: dict[int | str, Sequence[int]] = {
-        i: chunk_sizes(shape[placement.dim], axis.size)
+        i: chunk_sizes(shape[dim], axis.size)
         for i, (axis, placement) in enumerate(zip(mesh_axes(mesh), placements, strict=False))
-        if isinstance(placement, Shard) and -len(shape) <= placement.dim < len(shape)
+        if (dim := dim_of(placement, len(shape))) is not None
     }
     return ShardSpec.even(mesh, placements, shape, sizes)
 
@@ -180,7 +180,7 @@ def target_spec(spec: ShardSpec, placements: Sequence[Placement], sizes: Sizes |
     given: dict[int | str, Sequence[int]] = {
         axis: spec.sizes_of(axis)
         for axis, (dim, new) in enumerate(zip(spec.dims, placements, strict=False))
-        if dim is not None and isinstance(new, Shard) and new.dim in (dim, dim - spec.ndim)
+        if dim is not None and dim_of(new, spec.ndim) == dim
     }
     for axis, new_sizes in by_axis(sizes or {}, spec.axes).items():
         given[axis] = new_sizes
@@ -202,13 +202,11 @@ def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
     own, global_shape = tuple(local.shape), list(local.shape)
     sizes: dict[int | str, Sequence[int]] = {}
     for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
-        if not isinstance(placement, Shard):
+        dim = dim_of(placement, local.ndim)
+        if dim is None:  # it replicates, or is refused below
             continue
         if i not in parts:
             raise ShardLayoutError(f'sharding_shapes has nothing for axis {axis.name!r}; give it, or use "infer"')
-        if not -local.ndim <= placement.dim < local.ndim:
-            raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for a local part of shape {own}")
-        dim = placement.dim % local.ndim
         for rank, shape in enumerate(parts[i]):
             if len(shape) != local.ndim or any(
                 s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim
@@ -271,8 +269,8 @@ def infer_spec(
     sizes: dict[int | str, Sequence[int]] = {}
     expected = np.broadcast_to(first, held.shape).copy()
     for i, placement in enumerate(placements[: len(axes)]):
-        if isinstance(placement, Shard) and -ndim <= placement.dim < ndim:
-            dim = placement.dim % ndim
+        dim = dim_of(placement, ndim)
+        if dim is not None:
             along = held[tuple(slice(None) if j == i else 0 for j in range(len(axes)))][:, 2 + dim]
             expected[..., 2 + dim] = along.reshape([-1 if j == i else 1 for j in range(len(axes))])
             sizes[i], shape[dim] = along.tolist(), along.sum()

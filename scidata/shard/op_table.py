@@ -66,8 +66,6 @@ FALLBACKS: list[Callable[[TorchFunction, tuple[object, ...], dict[str, object], 
 TRANSFORMS: dict[str, Callable[..., object]] = {}
 
 _NAMESPACES: tuple[object, ...] = (torch, torch.Tensor, F, torch.special, torch.linalg)
-_SHOWN_OPERATORS = ("__getitem__", "__setitem__", "__matmul__")  # the others are of functions that are named
-_OF_SOME_VERSIONS = ("linear_cross_entropy",)  # of torch: left out of the table in Markdown, which is the same for all
 _REMEDY = (
     "redistribute() to Replicate() on that axis first, work on to_local() or full_tensor(), or run it in a block of "
     "scidata.gather()"
@@ -199,21 +197,10 @@ def shard_ops() -> tuple[str, ...]:
     return tuple(sorted({op_name(function) for function, handler in HANDLERS.items() if handler not in REFUSES}))
 
 
-def op_table() -> str:
-    """Return the op table in Markdown, one row for each family; in-place forms and aliases are not repeated."""
-    families: dict[str, set[str]] = {}
-    for function, handler in HANDLERS.items():
-        name = op_name(function).rsplit(".", 1)[-1]
-        if handler in REFUSES or op_name(function).startswith("aten.") or name in _OF_SOME_VERSIONS:
-            continue
-        name = op_name(function).split(".")[-2] if name == "__get__" else name
-        families.setdefault(handler.__module__.rsplit(".", 1)[-1].replace("_", " "), set()).add(name)
-    rows = ["| family | functions and methods |", "|---|---|"]
-    for family, names in sorted(families.items()):
-        shown = [n for n in sorted(names) if n.rstrip("_") not in names - {n}]
-        shown = [n for n in shown if not n.startswith("__") or n in _SHOWN_OPERATORS]
-        rows.append(f"| {family} | {', '.join(f'`{name}`' for name in shown)} |")
-    return "\n".join(rows)
+def is_in_place(func: object) -> bool:
+    """Whether a function writes to its first argument, by its name: ``add_`` does, ``__add__`` does not."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
 
 
 def unsupported(func: object, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:

@@ -13,8 +13,8 @@ from torch.distributed.tensor.placement_types import Placement
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import mesh_axes
-from scidata.shard.comm.rooted import scatter_v
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, broadcast
+from scidata.shard.comm.rooted import scattered
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, broadcast, with_dim
 from scidata.shard.layouts import check_layout, describe
 from scidata.shard.memory import laid_out, own_strides
 from scidata.shard.spec import ShardSpec, Sizes, Strides
@@ -111,7 +111,8 @@ def _scattered(
             part = part.contiguous() if holds else part.new_empty(shape)
             broadcast(part, source[i], axis.group)
         elif takes_part[i] and dim is not None:
-            part = scatter_v(part if holds else None, spec.sizes_of(i), dim, source[i], axis.group, device=device)
+            rows = part if holds else part.new_empty(with_dim(shape, dim, 0))
+            part = scattered(rows, spec.sizes_of(i), dim, source[i], axis.group)
         if dim is not None:
             shape[dim] = spec.sizes_of(i)[axis.rank]
     if not any(strides):

@@ -40,6 +40,12 @@ def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     return sizes if sizes is None or type(sizes) is tuple else tuple(sizes)
 
 
+def dim_of(placement: Placement, ndim: int) -> int | None:
+    """Return the dim that a placement shards, counted from the front; None where it shards none of so many."""
+    is_one = isinstance(placement, Shard) and -ndim <= placement.dim < ndim
+    return placement.dim % ndim if is_one else None  # type: ignore[attr-defined]
+
+
 def row_major(shape: Sequence[int]) -> Strides:
     """Return the strides of a contiguous tensor, as torch counts them."""
     steps = [1]
@@ -116,15 +122,15 @@ class ShardSpec:
         for i, (axis, placement, sizes) in enumerate(zip(self.axes, self.placements, self.sizes, strict=True)):
             if isinstance(placement, Replicate):
                 if sizes is not None:
-                    raise ShardLayoutError(f"axis {axis.name!r} replicates, but has sizes {sizes}; give None")
+                    raise ShardLayoutError(f"sizes {sizes} given for axis {axis.name!r}, which replicates")
                 continue
             if type(placement) is not Shard:
                 raise ShardLayoutError(
                     f"axis {axis.name!r}: placement {placement} is neither Shard(dim) nor Replicate()"
                 )
-            if not -ndim <= placement.dim < ndim:
+            dim = dim_of(placement, ndim)
+            if dim is None:
                 raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
-            dim = placement.dim % ndim
             placements[i] = placement if placement.dim == dim else Shard(dim)
             if dim in sharding:
                 raise ShardLayoutError(
@@ -163,16 +169,10 @@ class ShardSpec:
         given = by_axis(sizes or {}, axes)
         parts: list[tuple[int, ...] | None] = []
         for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
-            if not isinstance(placement, Shard):
-                if i in given:
-                    raise ShardLayoutError(f"sizes given for axis {axis.name!r}, which replicates")
-                parts.append(None)
-            elif i in given:
-                parts.append(tuple(int(n) for n in given[i]))
-            elif not -len(shape) <= placement.dim < len(shape):
-                raise ShardLayoutError(f"axis {axis.name!r}: {placement} is out of range for global shape {shape}")
-            else:
-                parts.append(sizes_of(even_bounds(shape[placement.dim], axis.size)))
+            dim, wanted = dim_of(placement, len(shape)), given.get(i)
+            if wanted is None and dim is not None:
+                wanted = sizes_of(even_bounds(shape[dim], axis.size))
+            parts.append(None if wanted is None else tuple(int(n) for n in wanted))
         return cls.on(device_mesh, tuple(placements), shape, tuple(parts))
 
     @classmethod

@@ -27,7 +27,7 @@ from scidata.shard.comm.sums import defer, deferred_groups
 from scidata.shard.layouts import add_up
 from scidata.shard.memory import memory_of
 from scidata.shard.op_table import TorchFunction, Types, unsupported
-from scidata.shard.spec import UNKNOWN, ShardSpec, Strides
+from scidata.shard.spec import UNKNOWN, ShardSpec, Strides, dim_of
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import (
     forbid_address,
@@ -260,10 +260,8 @@ def _checked(placement: Placement, spec: ShardSpec) -> tuple[Placement, int | No
     if type(placement) not in (Shard, Replicate):
         remedy = "use Shard(dim) or Replicate()"
         raise unsupported(DTensor.redistribute, f"{placement} along tensor parallelism", spec, remedy=remedy)
-    if not isinstance(placement, Shard):
-        return placement, None
-    dim = placement.dim % spec.ndim
-    return Shard(dim), dim
+    dim = dim_of(placement, spec.ndim)
+    return placement if dim is None else Shard(dim), dim
 
 
 def _spec(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.base import ShardBase, ViewState
-from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.op_table import TorchFunction, is_in_place, unsupported
 from scidata.shard.spec import UNKNOWN, row_major
 from scidata.shard.torch_internals import is_of_leaf, shares_memory, tree_map_only, version_of
 
@@ -181,8 +181,7 @@ def call_on_copies(
     A result that shares memory with a copy is a copy, too.
     """
     name = func.__name__
-    by_name = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
-    by_name = by_name or kwargs.get("inplace") is True
+    by_name = is_in_place(func) or name in ("__setitem__", "__set__") or kwargs.get("inplace") is True
     if name == "__setitem__" and _is_there(*args):
         return None
     targets = [x for x in copies if by_name and x.local is args[0]]

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.transport import Group, group_rank, group_size
-
-
-def normal_dim(shape: Sequence[int], dim: int) -> int:
-    """Return a dim counted from the front."""
-    if not -len(shape) <= dim < len(shape):
-        raise ShardLayoutError(f"dim {dim} is out of range for a tensor of shape {tuple(shape)}")
-    return dim % len(shape)
 
 
 def normal_sizes(sizes: Sequence[int], group: Group) -> tuple[int, ...]:
@@ -27,23 +18,24 @@ def normal_sizes(sizes: Sequence[int], group: Group) -> tuple[int, ...]:
     return checked
 
 
-def check_part(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> None:
-    """Refuse a part that is not as large as its size says."""
-    rank = group_rank(group)
-    if x.shape[dim] != sizes[rank]:
+def normal_layout(
+    shape: Sequence[int], sizes: Sequence[int], dim: int, group: Group, *, is_whole: bool
+) -> tuple[int, tuple[int, ...]]:
+    """Return the dim from the front and the sizes as plain integers; refuse those that the part, or whole, has not."""
+    if not -len(shape) <= dim < len(shape):
+        raise ShardLayoutError(f"dim {dim} is out of range for a tensor of shape {tuple(shape)}")
+    dim, checked, rank = dim % len(shape), normal_sizes(sizes, group), group_rank(group)
+    if is_whole and shape[dim] != sum(checked):
         raise ShardLayoutError(
-            f"rank {rank} holds {x.shape[dim]} rows along dim {dim} (shape {tuple(x.shape)}), but sizes {sizes} give "
-            f"it {sizes[rank]}; pass the sizes of the parts that the ranks really hold"
+            f"a tensor of shape {tuple(shape)} cannot be split along dim {dim} into {checked}: they add up to "
+            f"{sum(checked)}, not {shape[dim]}"
         )
-
-
-def check_whole(shape: Sequence[int], sizes: tuple[int, ...], dim: int) -> None:
-    """Refuse sizes that do not add up to the whole."""
-    if shape[dim] != sum(sizes):
+    if not is_whole and shape[dim] != checked[rank]:
         raise ShardLayoutError(
-            f"a tensor of shape {tuple(shape)} cannot be split along dim {dim} into {sizes}: they add up to "
-            f"{sum(sizes)}, not {shape[dim]}"
+            f"rank {rank} holds {shape[dim]} rows along dim {dim} (shape {tuple(shape)}), but sizes {checked} give "
+            f"it {checked[rank]}; pass the sizes of the parts that the ranks really hold"
         )
+    return dim, checked
 
 
 def check_member(rank: int, group: Group, name: str) -> None:

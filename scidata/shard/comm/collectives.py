@@ -29,7 +29,7 @@ from torch import Tensor
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.comm.checks import check_part, check_whole, normal_dim, normal_sizes
+from scidata.shard.comm.checks import normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.sums import is_deferred, replicate_deferred
 from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size, reduce_scatter
@@ -78,8 +78,7 @@ def all_gather_v(
     >>> scidata.all_gather_v(part, sizes=[3, 2], dim=0, group=group)
     tensor([0., 1., 2., 3., 4.])
     """
-    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
-    check_part(x, checked, dim, group)
+    dim, checked = normal_layout(x.shape, sizes, dim, group, is_whole=False)
     if grad not in ("own", "sum"):
         raise ConfigError(f"grad must be 'own' or 'sum', not {grad!r}")
     if group_size(group) == 1:
@@ -117,8 +116,7 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
     >>> [part.tolist()] if mesh.get_rank() == 0 else [[0.0, 2.0, 4.0]]  # rank 1 has [6, 8]
     [[0.0, 2.0, 4.0]]
     """
-    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
-    check_whole(x.shape, checked, dim)
+    dim, checked = normal_layout(x.shape, sizes, dim, group, is_whole=True)
     if x.dtype == torch.bool:
         raise ConfigError("a sum of bools over ranks is ambiguous; convert to an integer dtype first")
     if group_size(group) == 1:
@@ -128,8 +126,7 @@ def reduce_scatter_v(x: Tensor, sizes: Sequence[int], dim: int, group: Group) ->
 
 def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
     """Keep the own part of a replicated tensor. Backward: gather, the full gradient on each rank; collective there."""
-    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
-    check_whole(x.shape, checked, dim)
+    dim, checked = normal_layout(x.shape, sizes, dim, group, is_whole=True)
     if group_size(group) == 1:
         return x
     if is_deferred(x):

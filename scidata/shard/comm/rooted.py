@@ -13,9 +13,9 @@ from torch import Tensor
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
-from scidata.shard.comm.checks import check_member, check_part, check_whole, normal_dim, normal_sizes
+from scidata.shard.comm.checks import check_member, normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, exchange, group_rank, group_size, with_dim
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, device_of, exchange, group_rank, group_size, with_dim
 
 _NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
 
@@ -29,8 +29,8 @@ def _gather_to(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Gr
     return torch.cat(exchange(parts, shapes, group), dim)
 
 
-def _scatter_from(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
-    """On ranks other than the root, ``x`` has the right shape but no rows along ``dim``."""
+def scattered(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
+    """Return the own part of the root's ``x``; the others' has the right shape but no rows along ``dim``."""
     rank = group_rank(group)
     nothing = with_dim(x.shape, dim, 0)
     parts = list(torch.split(x, list(sizes), dim)) if rank == root else [x] * len(sizes)
@@ -75,12 +75,11 @@ def gather_v(x: Tensor, sizes: Sequence[int], dim: int, dst: int, group: Group) 
     >>> len(whole) == (5 if mesh.get_rank() == 0 else 0)
     True
     """
-    dim, checked = normal_dim(x.shape, dim), normal_sizes(sizes, group)
-    check_part(x, checked, dim, group)
+    dim, checked = normal_layout(x.shape, sizes, dim, group, is_whole=False)
     check_member(dst, group, "dst")
     if group_size(group) == 1:
         return x
-    return linear(_gather_to, _scatter_from, x, checked, dim, dst, group)
+    return linear(_gather_to, scattered, x, checked, dim, dst, group)
 
 
 @checked_keywords
@@ -123,26 +122,23 @@ def scatter_v(
     >>> part.tolist() == ([0, 1, 2] if mesh.get_rank() == 0 else [3, 4])
     True
     """
-    checked = normal_sizes(sizes, group)
+    normal_sizes(sizes, group)
     check_member(src, group, "src")
     if group is None or group_size(group) == 1:
         if x is None:
             raise ConfigError(_NO_SOURCE.format(src))
-        check_whole(x.shape, checked, normal_dim(x.shape, dim))
+        normal_layout(x.shape, sizes, dim, group, is_whole=True)
         return x
     if device is None:
-        nccl = "nccl" in dist.get_backend(group)
-        fallback = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        device = x.device if x is not None else fallback
+        device = device_of(group) if x is None else x.device
     shape, dtype, requires_grad = _broadcast_description(x, src, group, device)
-    dim = normal_dim(shape, dim)
-    check_whole(shape, checked, dim)
+    dim, checked = normal_layout(shape, sizes, dim, group, is_whole=True)
     if group_rank(group) != src:
         nothing = with_dim(shape, dim, 0)
         if x is None or (tuple(x.shape), x.dtype, x.requires_grad) != (nothing, dtype, requires_grad):
             x = torch.empty(nothing, dtype=dtype, device=device, requires_grad=requires_grad)
     assert x is not None
-    return linear(_scatter_from, _gather_to, x, checked, dim, src, group)
+    return linear(scattered, _gather_to, x, checked, dim, src, group)
 
 
 def _broadcast_description(

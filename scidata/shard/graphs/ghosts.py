@@ -320,13 +320,12 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
     return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
 
 
-def keep_ghosts(x: ShardTensor, held: Tensor, exchange: GhostExchange) -> None:
-    """Let gathers from ``x`` use ghosts that are here already: ``held`` is its owned rows, then its ghosts.
+def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExchange) -> None:
+    """Let gathers from ``x`` use ghosts that are here already, or on their way: ``held``, owned rows, then ghosts.
 
     On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
     """
-    local = x.local
-    x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, local
+    x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, x.local
 
 
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:

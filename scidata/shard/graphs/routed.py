@@ -22,7 +22,7 @@ from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.comm.transport import device_of, gather_rows
-from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, ghost_exchange, ghosts_key, graph_axis
+from scidata.shard.graphs.ghosts import GhostExchange, PendingHalo, ghost_exchange, ghosts_key, graph_axis, keep_ghosts
 from scidata.shard.op_table import TorchFunction, Types, find, unsupported
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -454,8 +454,7 @@ def start_exchange(x: Tensor, edge_index: Tensor) -> None:
     assert isinstance(sources, RoutedIndex)
     check_nodes(start_exchange, x, 0, sources)
     exchange = sources.exchange
-    key = ghosts_key(x, 0, exchange)
     held = x.__dict__.get("_with_ghosts")
-    if exchange.num_ghosts == 0 or sources.all_owned or (held is not None and held[0] == key):
-        return
-    x.__dict__["_with_ghosts"] = key, PendingHalo(x.local, exchange), exchange, x.local
+    is_here = held is not None and held[0] == ghosts_key(x, 0, exchange)
+    if exchange.num_ghosts and not sources.all_owned and not is_here:
+        keep_ghosts(x, PendingHalo(x.local, exchange), exchange)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scidata.core.bounds import bounds_of, halo_widths, window
 from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.comm.checks import check_part, normal_dim, normal_sizes
+from scidata.shard.comm.checks import normal_layout
 from scidata.shard.comm.transport import Group
 from scidata.shard.rows.runs import Runs, fetch_runs
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -50,8 +50,7 @@ def halo_exchange_dim(
     ConfigError
         Negative widths.
     """
-    dim, parts = normal_dim(local.shape, dim), normal_sizes(sizes, group)
-    check_part(local, parts, dim, group)
+    dim, parts = normal_layout(local.shape, sizes, dim, group, is_whole=False)
     if lo < 0 or hi < 0:
         raise ConfigError(f"halo widths must not be negative: ({lo}, {hi})")
     if lo == hi == 0:

@@ -11,7 +11,7 @@ Sizes (3, 2): rank 0 owns rows 0 to 2, rank 1 rows 3 and 4. Rank 0 asks for its 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -117,11 +117,11 @@ def runs_move(sizes: tuple[int, ...], wanted: tuple[Runs, ...]) -> bool:
 
 def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = False, fill: float = 0.0) -> Tensor:
     """Return the rows that this rank asked for; ``back``: add the copies of its own rows up, in a wide dtype."""
+    way = plan.back if back else plan.there
+    put: Callable[[Tensor, Tensor], Tensor] = Tensor.add_ if back else Tensor.copy_
     if back:
-        way, put = plan.back, Tensor.add_
         result = x.new_zeros(with_dim(x.shape, dim, way.length), dtype=SUM_IN.get(x.dtype, x.dtype))
     else:
-        way, put = plan.there, Tensor.copy_
         result = x.new_empty(with_dim(x.shape, dim, way.length))
         for offset, count in plan.filled:
             result.narrow(dim, offset, count).fill_(fill)

@@ -54,7 +54,8 @@ def test_a_plan_of_runs_names_each_wanted_row_once(sizes, wanted_rows):
         pieces = [(rank, start, place, n) for start, place, n in there.kept]
         for other, placed in enumerate(there.placed):
             sent = plans[other].there.sent[rank]
-            assert (other != rank or not placed) and [n for _, n in sent] == [n for _, n in placed]
+            assert other != rank or not placed
+            assert [n for _, n in sent] == [n for _, n in placed]
             pieces += [(other, start, place, n) for (start, n), (place, _) in zip(sent, placed, strict=True)]
         for owner, start, place, n in pieces:
             for i in range(n):

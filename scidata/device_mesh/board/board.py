@@ -9,7 +9,11 @@ A walk through a failure, on three ranks that share a loop; rank 1 meets an erro
     rank 0's thread   reads events/0 within 0.25 s, and asks its loops: the event is due in step 7 of iteration 1
     rank 0's loop     comes to step 7, and raises RankFailedError("rank 1 failed in step 7: ...")
 
-If rank 0 stands in a collective of step 7 already, :mod:`scidata.device_mesh.board.recall` calls it back.
+If the thread of rank 0 stands in an all-reduce of step 7 already, it is called back::
+
+    0.00 s  the board hears of rank 1's event; it is due for the thread: look again each 0.05 s
+    0.30 s  the thread has stood at one place in the collective: arm it with the error, say that rank 0 knows
+    0.35 s  all ranks know (or 0.7 s have gone): break the groups; the collective ends, and the thread raises the error
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch.distributed as dist
@@ -27,7 +32,6 @@ import torch.distributed as dist
 from scidata.device_mesh.board import stuck
 from scidata.device_mesh.board.events import Event, events_of
 from scidata.device_mesh.board.processes import ProcessId
-from scidata.device_mesh.board.recall import BREAK_SECONDS, Recall
 from scidata.device_mesh.board.state import BoardState, Loop, RecordedError
 from scidata.device_mesh.board.store import Postings, call_with_timeout, common_postings
 from scidata.errors import RankFailedError
@@ -41,6 +45,8 @@ _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
 _GAP = 3.0  # s between two looks, after which silence says nothing
 _SHORTEST_SILENCE = 1.0  # s of a stopped process, however short the timeouts are
+BREAK_SECONDS = 0.7  # s that a rank waits for others to know why, before it breaks groups that they share
+_STORE_SECONDS = 1.0  # s that breaking them may take
 _REASON_SECONDS = 1.0  # for another rank's end to be seen, after a collective with it has failed
 _ERROR_SECONDS = 0.2  # after an error of an operation, without a collective since
 _JOIN_SECONDS = 5.0
@@ -67,7 +73,10 @@ class Board(BoardState):
         self._num_read = self._count = 0
         self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
-        self._recall = Recall(self, self._hang_up)
+        self._is_due = False  # an event that a thread should not wait in spite of: worth looking often
+        self._breaks: Event | None = None  # for which this process breaks its groups
+        self._stalls, self._armed = stuck.StallDetector(), 0.0
+        self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._observing: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -127,7 +136,7 @@ class Board(BoardState):
 
     def has_said(self, event: Event) -> bool:
         """Whether the log has it that a collective was broken off for an event."""
-        return self._recall.breaks is not None and self._recall.breaks.number == event.number
+        return self._breaks is not None and self._breaks.number == event.number
 
     def look_again(self) -> None:
         """Have the board's thread look now."""
@@ -164,7 +173,7 @@ class Board(BoardState):
             finally:
                 self._asked = 0.0
             try:
-                work = self._inbox.get(timeout=_DUE_PERIOD if self._recall.is_due else period)
+                work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
             except queue.Empty:
                 work = _nothing
 
@@ -196,7 +205,7 @@ class Board(BoardState):
             if since and time.monotonic() - since > limit:
                 self._lose(f"for {limit:g} s")
                 while not self.has_ended and not self.is_over and self._asked:
-                    self._recall.look()
+                    self._recall()
                     time.sleep(_DUE_PERIOD)
                 return
 
@@ -212,12 +221,6 @@ class Board(BoardState):
             self.is_lost = True
             self.events.append(self.peers.lost(detail))
 
-    def _hang_up(self) -> None:
-        """Let go of the store for good, so that this process does not wait for an answer."""
-        self.is_lost = True
-        if self._port is not None:
-            stuck.hang_up(self._port)
-
     def _tick(self) -> None:
         self._count += 1
         if not self.is_alone and not self.is_lost:
@@ -230,7 +233,7 @@ class Board(BoardState):
             self._post_errors()
             if not self.is_alone:
                 self._look_after()
-        self._recall.look()
+        self._recall()
 
     def _beat(self) -> None:
         self.posts.post(f"beat/{self.rank}", {"beat": self._count, "loops": self.places})
@@ -292,11 +295,67 @@ class Board(BoardState):
         event = self.peers.dead(neighbour, self.peers.loops(self.posts, neighbour), how)
         self.events.append(self.post(event))
 
+    # -- calling a thread back that waits in a collective for a rank which does not come -----------------------------
+
+    def _recall(self) -> None:
+        """Let loops raise; call a thread back that waits in vain. By the board's threads, several times a second."""
+        event, thread, in_loop = next(self._due(), (None, 0, False))
+        self._is_due = event is not None
+        if event is None:
+            return
+        how = self._stalls.look(thread, anywhere=in_loop)
+        if event.kind in ("left", "met") and self._stalls.is_of_two:  # gloo counts these as collectives
+            how = None
+        if self._is_broken:  # in vain, where the thread waits for a rank to join a new group
+            if how == "call" and self._armed and time.monotonic() - self._armed > BREAK_SECONDS + _STORE_SECONDS:
+                self._armed, self.is_lost = 0.0, True
+                if self._port is not None:  # let go of the store for good: it does not answer the thread
+                    stuck.hang_up(self._port)
+        elif how is None:
+            self._armed = 0.0
+            if not self._stalls.is_inside and self._is_outside and not in_loop:  # a loop comes to it by itself
+                self.knows(event)
+            self._is_outside = not self._stalls.is_inside
+        elif not self._armed:
+            # an error of an operation may be over, its rank having gone on; not where that cannot be known any more
+            if event.kind != "met" or (self.is_answered and not self.posts.has(f"over/{event.number}")):
+                self._arm(event, thread, how)
+        elif (self.is_answered and self.peers.all_know(self.posts, event)) or (
+            time.monotonic() - self._armed > BREAK_SECONDS
+        ):
+            self._is_broken = True
+            if event.kind == "met" and self.is_answered:
+                self.posts.post(f"broken/{event.number}")
+            stuck.break_groups()
+
+    def _arm(self, event: Event, thread: int, how: str) -> None:
+        """Have the thread raise the reason as soon as it comes back.
+
+        All ranks do that before one breaks its groups, because that ends the collectives of the others, too.
+        """
+        self._armed = time.monotonic()
+        said = f"{event.text}; rank {self.rank} waited for it in a collective, which it has broken off"
+        _log.error("%s: its process groups are of no more use", said)
+        self._breaks = replace(event, text=said)
+        if how == "call":
+            stuck.raise_in(thread, self._breaks.error())
+        self.knows(event)
+
+    def _due(self) -> Iterator[tuple[Event, int, bool]]:
+        """Yield the events in spite of which a thread should not wait, the thread, and whether it is in a loop."""
+        for loop in self.loops:
+            event = loop.alarm()
+            if event is not None:
+                yield event, loop.thread, True
+        for event in self.events:
+            if (event.is_last and event.kind != "left") or (event.kind in ("left", "met") and self.waits_for(event)):
+                yield event, self.thread, False
+
     # -- when a collective fails -------------------------------------------------------------------------------------
 
     def reason(self) -> Exception | None:
         """Return the error to raise in place of a collective's; None if no other rank has failed."""
-        event = self._recall.breaks
+        event = self._breaks
         if event is None and self.is_answered:
             event = call_with_timeout(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
         event = event or next(filter(self.is_cause, self.events), None)

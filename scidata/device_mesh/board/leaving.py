@@ -6,9 +6,8 @@ import time
 from dataclasses import replace
 
 from scidata.device_mesh.board import stuck
-from scidata.device_mesh.board.board import Board
+from scidata.device_mesh.board.board import BREAK_SECONDS, Board
 from scidata.device_mesh.board.events import Event, failed, left, post
-from scidata.device_mesh.board.recall import BREAK_SECONDS
 from scidata.device_mesh.board.store import call_with_timeout
 from scidata.device_mesh.torch_internals import num_started
 from scidata.errors import RankFailedError
@@ -68,7 +67,7 @@ def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
 def _outlive(board: Board, rank: int) -> None:
     """Wait until the process that has failed is gone: launchers name the first that ends as the cause."""
     process, deadline = board.peers.process(rank), time.monotonic() + _CULPRIT_SECONDS
-    while process is not None and process.is_ending() and time.monotonic() < deadline:
+    while process is not None and process.is_there() and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
 
 

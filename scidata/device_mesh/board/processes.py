@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +44,22 @@ class ProcessId:
         """Whether its state can be seen from here."""
         return self.machine == _machine() and bool(self.started)
 
+    def _state(self) -> str:
+        """Return its state as one letter of Linux; "" where it has ended and its parent knows."""
+        state, started = _status(self.pid)
+        return state if started == self.started else ""
+
     def has_ended(self) -> bool:
         """Whether it has certainly ended; False where that cannot be seen from here."""
-        if not self.can_be_seen:
-            return False
-        state, started = _status(self.pid)
-        return state in ("", "Z", "X") or started != self.started  # a zombie waits for its parent only
+        return self.can_be_seen and self._state() in ("", "Z", "X")  # a zombie waits for its parent only
 
     def runs(self) -> bool | None:
         """Whether it is there, and not stopped (SIGSTOP, a debugger); None where that cannot be seen from here."""
-        if not self.can_be_seen:
-            return None
-        state, started = _status(self.pid)
-        return started == self.started and state not in ("", "Z", "X", "T", "t")
+        return self._state() not in ("", "Z", "X", "T", "t") if self.can_be_seen else None
 
-    def is_ending(self) -> bool:
-        """Whether it is there, not stopped; it is until its parent has taken note. False where that cannot be seen."""
-        state, started = _status(self.pid) if self.can_be_seen else ("", "")
-        return started == self.started and state not in ("", "X", "T", "t")
+    def is_there(self) -> bool:
+        """Whether it runs, or its parent has not taken note of its end. False where that cannot be seen."""
+        return self.can_be_seen and self._state() not in ("", "X", "T", "t")
 
 
 class StepShown:
@@ -72,19 +70,14 @@ class StepShown:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("scidata-step") if hasattr(os, "memfd_create") else -1
-        self._memory: mmap.mmap | None = None
-        if self.fd >= 0:
-            os.ftruncate(self.fd, mmap.PAGESIZE)
-            self._memory = mmap.mmap(self.fd, mmap.PAGESIZE)
 
     def show(self, step: int) -> None:
-        """Leave the number; costs no call of the system."""
-        if self._memory is not None:
-            self._memory[:8] = step.to_bytes(8, "little", signed=True)
+        """Leave the number."""
+        if self.fd >= 0:
+            os.pwrite(self.fd, step.to_bytes(8, "little", signed=True), 0)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the interpreter's end, os may be gone
-        if self._memory is not None:
-            self._memory.close()
+        if self.fd >= 0:
             close(self.fd)
 
 
@@ -92,17 +85,16 @@ class StepSeen:
     """Another process's :class:`StepShown`, opened while that lives."""
 
     def __init__(self, process: ProcessId, fd: int) -> None:
-        self._memory: mmap.mmap | None = None
-        if fd >= 0 and process.runs() is not None:
-            try:
-                with open(f"/proc/{process.pid}/fd/{fd}", "rb") as file:
-                    self._memory = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
-            except (OSError, ValueError):  # it has ended, or is another user's
-                pass
+        self._file: BinaryIO | None = None
+        if fd >= 0 and process.can_be_seen:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                self._file = open(f"/proc/{process.pid}/fd/{fd}", "rb")  # noqa: SIM115
 
     def step(self) -> int | None:
-        """Return what it has left last; None where that cannot be seen."""
-        return None if self._memory is None else int.from_bytes(self._memory[:8], "little", signed=True)
+        """Return the number that it has left last; None where that cannot be seen."""
+        return (
+            None if self._file is None else int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little", signed=True)
+        )
 
 
 def _machine() -> str:

@@ -2,7 +2,7 @@
 
 torch cannot call a gloo collective off: ``abort()`` does nothing there. But gloo breaks all connections of a group when
 a receive on it runs out of time, and whoever waits on them gets an error; so a receive of one millisecond, from another
-thread, ends what waits. NCCL's communicators are aborted, which is made for it.
+thread, ends all that wait. NCCL's communicators are aborted, which is made for it.
 
 And the end of a process that has groups. A thread of gloo's keeps the tensors of a collective until a moment after that
 has ended. Where it lets go of one that Python has let go of before, it waits for the GIL; if the interpreter begins to
@@ -69,7 +69,7 @@ def break_group(group: Any) -> None:
 
 @dataclass
 class _Process:
-    """What is true of this process, and asked for where torch, or the interpreter, calls."""
+    """The state of this process, asked for where torch, or the interpreter, calls."""
 
     explainers: list[Callable[[], Exception | None]] = field(default_factory=list)
     own_world: weakref.ref[Any] | None = None
@@ -98,7 +98,7 @@ _in_place = _InPlace()
 
 
 def add_explainer(explain: Callable[[], Exception | None], *, first: bool = False) -> None:
-    """From now on, have the functions of ``torch.distributed`` raise what this returns, when they fail for a peer.
+    """From now on, have the functions of ``torch.distributed`` raise the returned error, when they fail for a peer.
 
     It is called when one has failed, and returns None where it knows of no reason; then the next one is asked. What
     torch does without its Python functions (``Work.wait``, the end of DDP's backward) keeps torch's error; where nobody
@@ -127,7 +127,7 @@ class _Excepthook:
 
 
 def explained(error: BaseException) -> Exception | None:
-    """Return what to raise in place of a collective's error, if a peer is its reason."""
+    """Return the error to raise in place of a collective's own, if a peer is its reason."""
     found = (explain() for explain in _process.explainers if _is_of_a_collective(error))
     return next((reason for reason in found if reason is not None), None)
 
@@ -162,8 +162,8 @@ def own_groups() -> None:
 def end_well() -> None:
     """Have nothing under way in the threads of process groups when the interpreter ends.
 
-    Acts after what the script has registered with ``atexit`` since. After an error that nobody has caught, collectives
-    under way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
+    Acts after functions that the script has registered with ``atexit`` since. After an uncaught error, collectives under
+    way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
     """
     if _process.registered != os.getpid():
         _process.registered = os.getpid()

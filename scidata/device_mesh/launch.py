@@ -1,4 +1,4 @@
-"""What a launcher says about this process; the only reader of launcher variables in the package."""
+"""The place of this process among the ranks, as launchers give it; the only reader of launcher variables in the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0  # SLURM's batch, interactive and extern steps
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What the launcher says about this process.
+    """The place of this process among the ranks.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Launch:
 
 
 def read_launcher(environ: Mapping[str, str]) -> Launch:
-    """Find out from environment variables who started this process.
+    """Find this process's launcher, and its place among the ranks, in environment variables.
 
     torchrun's variables come first, then Open MPI's, then SLURM's: inside a SLURM job, ``mpirun`` leaves the variables
     of its own daemons visible to the ranks.
@@ -70,7 +70,7 @@ def keeps_store(environ: Mapping[str, str]) -> int | None:
 def ranks_per_node(environ: Mapping[str, str], num_ranks: int) -> int:
     """Return how many ranks a node has, as far as the launcher says; else as if all were on one.
 
-    For what a node's ranks do together: no result depends on it.
+    For work that the ranks of a node share: no result depends on it.
     """
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         found = re.match(r"\d+", environ.get(name, ""))  # SLURM says "4(x2),3"

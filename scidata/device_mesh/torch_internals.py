@@ -1,8 +1,7 @@
 """Every private name of torch that process groups and loaders use; each says why no public one serves.
 
-Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` holds each to what is expected of it. Those
-of tensors are in :mod:`scidata.shard.torch_internals`. Nothing here changes anything for the process; what does is in
-:mod:`scidata.device_mesh.groups`.
+Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tests each. Those of tensors are in
+:mod:`scidata.shard.torch_internals`. Nothing here changes the process; :mod:`scidata.device_mesh.groups` does.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def set_worker_info(dataset: Any, *, number: int, num_workers: int, seed: int) -
 
 
 def shared_storage(nbytes: int) -> torch.UntypedStorage:
-    """Return uninitialised shared memory, as torch's workers make it; ``share_memory_()`` copies what is there."""
+    """Return uninitialised shared memory, as torch's workers make it; ``share_memory_()`` copies the values."""
     return torch.UntypedStorage._new_shared(nbytes, device="cpu")  # type: ignore[no-untyped-call, no-any-return]
 
 

@@ -46,7 +46,7 @@ _NEEDS_INPUT = frozenset(
     + find("avg_pool1d avg_pool2d avg_pool3d")
 )
 _Run: TypeAlias = Callable[[TorchFunction, Types, tuple[object, ...], dict[str, object]], object]
-_NOTED, _DISORDER = 1, 2  # what arguments may ask for
+_NOTED, _DISORDER = 1, 2  # flags of _look()
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
 
 

@@ -58,7 +58,7 @@ REARRANGES: frozenset[object] = frozenset(
     ]
 )
 
-# Where torch's inference differs from what its CPU kernels do: all elementwise ones go by the same rule as add;
+# Where torch's inference differs from its CPU kernels: all elementwise ones go by the same rule as add;
 _AS_ADD = frozenset(
     find("copysign div divide true_divide floor_divide logaddexp logaddexp2 xlogy xlog1py logical_and logical_or")
     + find("logical_xor heaviside")

@@ -40,7 +40,7 @@ class ShardTensor(ShardBase):
     """A tensor whose parts lie on the ranks of a device mesh.
 
     Make one with :meth:`from_local`, ``from_padded`` or :func:`scidata.scatter_tensor`. Every supported operation
-    gives what one process would give on the whole tensor, forward and backward; every other one raises
+    gives the result of one process on the whole tensor, forward and backward; every other one raises
     :class:`~scidata.errors.UnsupportedShardOp`. Values that come out replicated on all axes (a loss) are plain
     tensors, the same on each rank.
 

@@ -85,8 +85,8 @@ def inferring(*, fake: bool) -> Iterator[None]:
     """Run functions for the shapes and strides of their results, unseen by modes of the user's.
 
     On tensors of the device ``"meta"``; or with ``fake``, on any device, where tensors made here have no values either.
-    Compilers' inference of shapes is not public. Hooks on saved tensors do not see it either: a checkpoint counts what
-    is saved.
+    Compilers' inference of shapes is not public. Hooks on saved tensors do not see it either: a checkpoint counts
+    saved tensors.
     """
     hooks = saved_tensors_hooks(_unchanged, _unchanged) if _hooks_allowed() else nullcontext()
     with hooks, _disable_current_modes(), DisableTorchFunction(), FakeTensorMode() if fake else nullcontext():
@@ -350,7 +350,7 @@ def sees(given: object, kind: type[Tensor]) -> bool:
 def reached(given: object) -> Iterator[object]:
     """Return nested values, and those that functions among them hold.
 
-    Functions hold what they close over, their defaults and bound arguments, and the globals that they name; of
+    Functions hold the values that they close over, their defaults and bound arguments, and the globals that they name; of
     functions among those, nothing more.
     """
     seen: set[int] = set()

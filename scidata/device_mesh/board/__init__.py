@@ -1,8 +1,8 @@
 """The board of failures: ranks find out, beside their work, when one of them fails, dies, stops or leaves.
 
 It begins with :func:`scidata.init_mesh`, or the first ShardTensor. No rank waits for another here, and no collective
-is called: what ranks say to each other lies in the key-value store that the process group was started with (TCPStore
-under torchrun), whatever backend the group has. One thread a rank looks there four times a second, over a connection
+is called: ranks talk through the key-value store that the process group was started with (TCPStore under torchrun),
+whatever backend the group has. One thread a rank looks there four times a second, over a connection
 of its own; operations and loops pay nothing.
 
 The protocol, below ``scidata/board<n>/``, where n counts the process groups that a rank has had:
@@ -24,8 +24,8 @@ has met an error in an operation on shards, has begun nothing since, and still h
 that all ranks meet alike, or that a script has caught and is done with. The thread that waits is brought back by
 breaking its process groups (:mod:`scidata.device_mesh.board.stuck`): the collective ends with an error, in whose place
 the failed rank's own is raised where that can be; a line in the log says it in any case. The groups are of no use then.
-Where torch ends a collective because the other's process is gone, what has become of that is raised in place of torch's
-word, too.
+Where torch ends a collective because the other's process is gone, the fate of that process is raised in place of
+torch's error, too.
 
 **Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process; otherwise its
 count must go up.

@@ -1,4 +1,4 @@
-"""Events: what ranks post on the board when one of them fails, leaves, or is found dead."""
+"""Events, which ranks post on the board when one of them fails, leaves, or is found dead."""
 
 from __future__ import annotations
 

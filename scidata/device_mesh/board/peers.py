@@ -71,7 +71,7 @@ class PeerState:
         return Event(kind="failed", rank=0, text=text, places={ANYWHERE: (0, -1)}, is_last=True)
 
     def cause(self, posts: Postings, is_cause: Callable[[Event], bool], deadline: float) -> Event | None:
-        """Return why a collective has failed: what another rank has said, or that its process has ended.
+        """Return why a collective has failed: the event of another rank, or that its process has ended.
 
         It may take a moment until anything can be seen.
         """

@@ -1,4 +1,4 @@
-"""What one process knows of the other ranks, and what it tells them: the part of a board that needs no thread."""
+"""The knowledge of one process about the other ranks, and its posts: the part of a board that needs no thread."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RecordedError:
 
 
 class BoardState:
-    """What one process knows of the other ranks, and tells them.
+    """The knowledge of one process about the other ranks, and its posts.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class BoardState:
         return None if self.host is None else self.peers.process(self.host)
 
     def name_for(self, kind: str, ranks: Sequence[int]) -> str:
-        """Return a prefix for one more loader, or writer, of some ranks: the same on all of them, who count alike."""
+        """Return a prefix for one more loader, or writer, of some ranks: the same on all of them, as they count alike."""
         of = "" if len(ranks) == len(self.ranks) else f"of{zlib.crc32(repr(list(ranks)).encode()):08x}"
         self._names[kind + of] += 1
         return f"{kind}{self._names[kind + of]}{of}"

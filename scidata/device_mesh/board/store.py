@@ -1,7 +1,7 @@
 """Values that ranks post for each other in the store that the process group was started with.
 
 This module alone talks to torch's store: it owns keys, encodings, waits and votes. Its users (the board, the agreement
-and the ballot of loaders, the writer's ranks, the notes of samples) say what they post and what they await.
+and the ballot of loaders, the writer's ranks, the notes of samples) name the values that they post and await.
 
 A vote of three ranks, of which rank 1 has found something::
 
@@ -121,7 +121,7 @@ class Postings:
         Parameters
         ----------
         look
-            Called with the seconds waited so far, between two questions; may raise what makes waiting vain.
+            Called with the seconds waited so far, between two questions; may raise, to end the wait.
         pauses
             Seconds between two questions, in the beginning and in the end: all ranks ask one process.
         """

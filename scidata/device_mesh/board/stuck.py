@@ -1,7 +1,7 @@
 """The door through which scidata reaches into other threads and breaks process groups.
 
 Why there is one: a thread that waits in a collective for a rank that will not come waits for minutes, and torch cannot
-call a gloo collective off. What is here sees that it waits, has it raise the reason, and ends the collective.
+call a gloo collective off. These functions see that it waits, have it raise the reason, and end the collective.
 
 Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks have a mesh of
 :func:`scidata.init_mesh`, or ShardTensors. Nothing else calls these four;
@@ -16,7 +16,7 @@ Who may pass: the board (:mod:`scidata.device_mesh.board`), where several ranks 
 - :func:`break_groups` ends all collectives of the process, for good: when all ranks know of the failure, or soon after
   it; and when a process ends that has left its loop in the middle, so that the others do not wait for it.
 
-How to do without: the process group's timeout ends what waits, in any case. ``DataLoader(..., watch=False)`` keeps a
+How to do without: the process group's timeout ends a wait in any case. ``DataLoader(..., watch=False)`` keeps a
 loader off the board. A process that ends with an error which nobody has caught breaks its groups before its
 interpreter ends (:func:`scidata.device_mesh.groups.end_well`).
 """

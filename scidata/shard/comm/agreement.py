@@ -31,7 +31,7 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     Raises
     ------
     ConfigError
-        Names the values that differ, and which ranks hold what.
+        Names the values that differ, and the ranks that hold each.
     """
     texts = {name: str(value) for name, value in values.items()}
     encoded = json.dumps(texts, sort_keys=True).encode()

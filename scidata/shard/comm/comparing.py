@@ -83,7 +83,7 @@ class Comparison(Generic[ValueT]):
         self._vote(report)
         wait(f"{self._key}/result", self._ranks)
         reports: list[Report] = self._posts.read(f"{self._key}/result")
-        self._posts.remove(own)  # all who may read it have voted
+        self._posts.remove(own)  # all ranks that may read it have voted
         return reports
 
     def pass_by(self) -> None:

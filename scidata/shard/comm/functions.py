@@ -47,7 +47,7 @@ def linear(
     compute
         A linear function of ``x``.
     transposed
-        Takes the gradient of the result, and the same ``layout``, to that of ``x``: what backward calls. Its own
+        Takes the gradient of the result, and the same ``layout``, to that of ``x``, in backward. Its own
         gradient is ``compute`` again.
     linear_part
         That instead, where ``compute`` also puts in constants.

@@ -1,6 +1,6 @@
 """Differentiable collectives between one rank of a group and all: a pair, each the backward of the other.
 
-See :mod:`scidata.shard.comm.collectives` for what holds for all of them.
+See :mod:`scidata.shard.comm.collectives` for the rules of all of them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One value's gradient is summed at each use, those of parameters that are used together in one collective. Where the
 gradients of a model are averaged over all ranks of its mesh afterwards, that mean can do it too, and the sum is put
-off: each rank multiplies its share by the number of shards, so that the mean over the domain is their sum, and what met
-no shard, the same on each rank, is its own mean.
+off: each rank multiplies its share by the number of shards, so that the mean over the domain is their sum; a value that
+met no shard, the same on each rank, is its own mean.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
 def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
     """Say that a replicated value meets shards: forward the identity, backward a sum over each group.
 
-    This is what makes the ``.grad`` of a plain parameter the full gradient on each rank. Collective in backward,
+    So the ``.grad`` of a plain parameter is the full gradient on each rank. Collective in backward,
     except for parameters of a parallelized model, whose sums are those of ``parallelize``.
     """
     if is_deferred(x):
@@ -107,7 +107,7 @@ _DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
 def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
     """Leave the sums over these groups to the mean over the mesh, for all later uses of this leaf.
 
-    Also what ``to_local()`` returns of a leaf that is a DTensor can be given.
+    The ``to_local()`` of a leaf that is a DTensor can be given, too.
     """
     key = id(parameter)
 

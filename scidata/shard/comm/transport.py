@@ -141,7 +141,7 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     count_sent(padded.nbytes * (len(sizes) - 1))
     compare(group)
     _all_gather(gathered.view(-1).view(torch.uint8), as_bytes(padded), group=group)
-    if min(sizes) == longest:  # no view: nobody could write to what a custom function gives then
+    if min(sizes) == longest:  # no view: torch forbids writes to a custom function's views
         return gathered.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim % x.ndim else gathered
     parts = zip(torch.split(gathered, longest), sizes, strict=True)
     return torch.cat([part[:size].movedim(0, dim) for part, size in parts], dim)
@@ -181,7 +181,7 @@ def _all_reduce_extreme(x: Tensor, op: dist.ReduceOp.RedOpType, neutral: float, 
         return x.detach()
     if not x.is_floating_point():
         return reduce(x.to(torch.uint8) if x.dtype == torch.bool else x, op, group).to(x.dtype)
-    # Backends differ in what becomes of NaN, torch's own reductions keep it: so it travels beside the values.
+    # Backends differ in how they reduce NaN, torch's own reductions keep it: so it travels beside the values.
     missing = x.isnan()
     is_max = op == dist.ReduceOp.MAX
     pair = torch.stack([x.masked_fill(missing, neutral), missing.to(x.dtype) if is_max else -missing.to(x.dtype)])

@@ -1,7 +1,7 @@
 """Ghosts of irregular data: rows of other ranks, fetched by one exchange in each direction, differentiably.
 
-An ``IndexMap`` says which global ids are ghosts here; who has to send what is found once for each map, by one exchange
-of ids, and kept. Local rows are the owned ones, then the ghosts in the map's order, which is the order of their owners.
+An ``IndexMap`` says which global ids are ghosts here; the rows that each rank has to send are found once for each map, by
+one exchange of ids, and kept. Local rows are the owned ones, then the ghosts in the map's order, which is the order of their owners.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
 def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     """Return this rank's owned rows followed by its ghosts, ``(num_local, ...)``. Collective.
 
-    One all-to-all forward; one backward, that adds the ghosts' gradients up where the rows are owned. Who sends what
-    is found at the first use of an index map, by one more exchange.
+    One all-to-all forward; one backward, that adds the ghosts' gradients up where the rows are owned. The
+    first use of an index map costs one more exchange, of ids.
 
     Parameters
     ----------

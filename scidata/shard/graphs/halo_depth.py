@@ -38,7 +38,7 @@ _FAULTS = {
     "which there may be {layers}",
 }
 
-#: Checks that are left to do, by module, and by hops, mode and whether it leaves out what is far.
+#: Checks that are left to do, by module, and by hops, mode and whether it leaves out far rows.
 _LEFT: WeakKeyDictionary[nn.Module, dict[tuple[Hashable, bool, bool], int]] = WeakKeyDictionary()
 
 
@@ -56,7 +56,7 @@ def check_halo_depth(
     Raises
     ------
     UnsupportedShardOp
-        Says what the module looks at.
+        Names the rows or edges that the module looks at.
     """
     given = args, dict(kwargs)
     left, key = _LEFT.setdefault(module, {}), (graph.key, module.training, counted(given))

@@ -1,7 +1,7 @@
 """Models on a rank's plain rows, ghosts included: message passing without exchange.
 
-With ghosts as many hops deep as a model has layers, and the edges that end at all but the last of them, what a rank
-computes for its owned rows is what one process computes. The ghosts are computed again by each rank that holds them;
+With ghosts as many hops deep as a model has layers, and the edges that end at all but the last of them, a rank
+computes the same for its owned rows as one process. The ghosts are computed again by each rank that holds them;
 in return nothing is sent in forward, and backward sends the parameters' gradients only.
 """
 
@@ -35,14 +35,14 @@ def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: object, **kwar
     Parameters
     ----------
     args, kwargs
-        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``graph``, and what is the
-        same on every rank. With counts of :class:`~scidata.shard.graphs.hops.HopCounts` among them, all in that order,
+        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``graph``, and values
+        that are the same on every rank. With counts of :class:`~scidata.shard.graphs.hops.HopCounts` among them, all in that order,
         and the result may have left out ghosts.
 
     Raises
     ------
     UnsupportedShardOp
-        On every rank: owned rows that depend on what is not here, since the halo is too narrow, or rows are mixed
+        On every rank: owned rows that depend on rows or edges elsewhere, since the halo is too narrow, or rows are mixed
         (pooling, normalisation over nodes), edges followed the other way or random numbers drawn (dropout); batch
         normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
     """

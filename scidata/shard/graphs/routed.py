@@ -309,9 +309,9 @@ def route_relations(
     axis, ordered = graph_axis(device_mesh), sorted(relations)
     exchanges = {name: ghost_exchange(rows, axis.group) for name, rows in sorted(index_maps.items())}
     faults = [(" ".join(r), edge_fault(relations[r], index_maps[r[0]], index_maps[r[2]])) for r in ordered]
-    faults += [(what, 0 if fits else _UNFIT) for what, fits in fields]
+    faults += [(name, 0 if fits else _UNFIT) for name, fits in fields]
     place, fault = next(((i, code) for i, (_, code) in enumerate(faults) if code), (0, 0))
-    named = zlib.crc32(repr([what for what, _ in faults]).encode())
+    named = zlib.crc32(repr([name for name, _ in faults]).encode())
     counts = [relations[each].shape[-1] if relations[each].ndim else 0 for each in ordered]
     row = torch.tensor([named, place, fault, *counts], device=device_of(axis.group))
     table = gather_rows(row, axis.group).tolist()

@@ -213,7 +213,7 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     >>> x = scidata.scatter_tensor(torch.ones(5, 4), 0, mesh["domain"], [Shard(0)])
     >>> with scidata.no_sync(model):
     ...     model(x).sum().backward()
-    >>> model(x).sum().backward()  # averages what has added up
+    >>> model(x).sum().backward()  # averages the sums
     >>> model.weight.grad
     tensor([[10., 10., 10., 10.]])
     """

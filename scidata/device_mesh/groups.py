@@ -162,8 +162,8 @@ def own_groups() -> None:
 def end_well() -> None:
     """Have nothing under way in the threads of process groups when the interpreter ends.
 
-    Acts after functions that the script has registered with ``atexit`` since. After an uncaught error, collectives under
-    way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
+    Acts after functions that the script has registered with ``atexit`` since. After an uncaught error, collectives
+    under way are ended with an error of their own. Groups are destroyed only where scidata has begun them.
     """
     if _process.registered != os.getpid():
         _process.registered = os.getpid()

@@ -1,4 +1,4 @@
-"""The place of this process among the ranks, as launchers give it; the only reader of launcher variables in the package."""
+"""The place of this process among the ranks, as its launcher gives it; the package reads its variables here alone."""
 
 from __future__ import annotations
 

@@ -350,8 +350,8 @@ def sees(given: object, kind: type[Tensor]) -> bool:
 def reached(given: object) -> Iterator[object]:
     """Return nested values, and those that functions among them hold.
 
-    Functions hold the values that they close over, their defaults and bound arguments, and the globals that they name; of
-    functions among those, nothing more.
+    Functions hold the values that they close over, their defaults and bound arguments, and the globals that they name;
+    of functions among those, nothing more.
     """
     seen: set[int] = set()
     left = tree_leaves(given)

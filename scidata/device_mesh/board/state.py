@@ -122,7 +122,7 @@ class BoardState:
         return None if self.host is None else self.peers.process(self.host)
 
     def name_for(self, kind: str, ranks: Sequence[int]) -> str:
-        """Return a prefix for one more loader, or writer, of some ranks: the same on all of them, as they count alike."""
+        """Return a prefix for one more loader, or writer, of some ranks: the same on all, as they count alike."""
         of = "" if len(ranks) == len(self.ranks) else f"of{zlib.crc32(repr(list(ranks)).encode()):08x}"
         self._names[kind + of] += 1
         return f"{kind}{self._names[kind + of]}{of}"

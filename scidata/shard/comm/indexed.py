@@ -2,9 +2,9 @@
 
 Indexing never communicates, and one rank may look at a sample alone. But torch's own loader, or a loop over indices
 that are drawn on each rank, may give ranks of a domain parts of different samples, which an operation on shards would
-mix without a word. So a data set notes here each sample that it hands out, and the first collective after that, on the ranks
-that share samples, compares the notes through the common store. A rank that has nothing new in a collective does not
-take part, and the others do not wait long for it.
+mix without a word. So a data set notes here each sample that it hands out, and the first collective after that, on the
+ranks that share samples, compares the notes through the common store. A rank that has nothing new in a collective does
+not take part, and the others do not wait long for it.
 """
 
 from __future__ import annotations

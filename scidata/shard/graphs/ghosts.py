@@ -1,7 +1,8 @@
 """Ghosts of irregular data: rows of other ranks, fetched by one exchange in each direction, differentiably.
 
-An ``IndexMap`` says which global ids are ghosts here; the rows that each rank has to send are found once for each map, by
-one exchange of ids, and kept. Local rows are the owned ones, then the ghosts in the map's order, which is the order of their owners.
+An ``IndexMap`` says which global ids are ghosts here; the rows that each rank has to send are found once for each map,
+by one exchange of ids, and kept. Local rows are the owned ones, then the ghosts in the map's order, which is the order
+of their owners.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Halos: each rank's part grows by rows of its neighbours, by a differentiable exchange, or as it was read.
 
-``bounds.window`` names the rows of a rank's halo, for readers too; here the rows are only moved. Two dims are exchanged one after the other: the second exchange carries the corners.
+``bounds.window`` names the rows of a rank's halo, for readers too; here the rows are only moved. Two dims are exchanged
+one after the other: the second exchange carries the corners.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch.distributed as dist
 
@@ -157,7 +157,8 @@ class Board(BoardState):
 
     def _run(self) -> None:
         period = _PERIOD * max(1.0, len(self.ranks) / _RANKS_A_PERIOD)
-        work: Callable[[], object] | None = self._introduce
+        own = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
+        work: Callable[[], object] | None = partial(self.posts.post, f"process/{self.rank}", own)
         while work is not None:
             try:
                 self._asked = time.monotonic()
@@ -176,10 +177,6 @@ class Board(BoardState):
                 work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
             except queue.Empty:
                 work = _nothing
-
-    def _introduce(self) -> None:
-        record = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
-        self.posts.post(f"process/{self.rank}", record)
 
     def _say_over(self) -> None:
         if self.is_answered:
@@ -288,7 +285,7 @@ class Board(BoardState):
         silence = now - (stopped or since)
         if not has_ended and silence <= self._patience(process):
             return
-        if self.posts.has(f"ended/{neighbour}") or self.last_event_of(neighbour) is not None:
+        if self.posts.has(f"ended/{neighbour}") or any(e.rank == neighbour and e.is_last for e in self.events):
             return  # with a word: an event, which comes
         how = "has died, without a word" if has_ended else f"has given no sign of life for {silence:.0f} s"
         how += ": its process is stopped" if not has_ended and runs is False else ""

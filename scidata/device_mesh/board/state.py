@@ -144,16 +144,12 @@ class BoardState:
 
     def waits_for(self, event: Event) -> bool:
         """Whether this rank has begun a collective that the event's rank had not come to."""
-        if event.kind == "met" and self._has_met_alike(event):
-            return False
+        own, words = self.last_error, event.text.partition(": ")[2]
+        is_alike = own is not None and own.words.partition(":")[0] == words.partition(":")[0]
+        if event.kind == "met" and own is not None and is_alike and time.monotonic() - own.time <= _ALIKE_SECONDS:
+            return False  # all ranks meet it
         started = num_started(event.rank)
         return any(started.get(name, 0) > number for name, number in event.started.items())
-
-    def _has_met_alike(self, event: Event) -> bool:
-        own, words = self.last_error, event.text.partition(": ")[2]
-        if own is None or time.monotonic() - own.time > _ALIKE_SECONDS:
-            return False
-        return own.words.partition(":")[0] == words.partition(":")[0]
 
     def is_cause(self, event: Event) -> bool:
         """Whether an event may be the reason of a collective's failure."""
@@ -162,7 +158,3 @@ class BoardState:
         if event.kind == "left":  # one that has destroyed its groups cannot say how far it has come
             return self.waits_for(event) or not event.started
         return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
-
-    def last_event_of(self, rank: int) -> Event | None:
-        """Return the event with which a rank has ended, if that was heard."""
-        return next((event for event in self.events if event.rank == rank and event.is_last), None)

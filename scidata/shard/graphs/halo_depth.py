@@ -59,7 +59,7 @@ def check_halo_depth(
         Names the rows or edges that the module looks at.
     """
     given = args, dict(kwargs)
-    left, key = _LEFT.setdefault(module, {}), (graph.key, module.training, counted(given))
+    left, key = _LEFT.setdefault(module, {}), ((graph.layers, graph.rows_of), module.training, counted(given))
     if left.get(key, _MAX_CHECKS) == 0:
         return
     code = torch.tensor([_code_of(module, graph.as_given(given), given)], device=device_of(group))
@@ -91,7 +91,7 @@ def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[object, ..
             expected = graph.owned_rows(twin(*whole[0], **whole[1]))
             if expected is None:
                 return 6
-            if graph.owns_all:
+            if all(rows.num_owned == rows.num_global for rows in graph.index_maps.values()):
                 return _NOTHING_SEEN
             if same(run(into=True, outof=True)):
                 if trims and not same(graph.owned_rows(twin(*given[0], **given[1]), trimmed=True)):

@@ -47,7 +47,7 @@ class LocalGraph:
     device_mesh
         One axis, the domain.
     rows_of
-        The set whose rows a result has where no key of a dict says so; needless with one set.
+        The set whose rows a result has where no key of a dict says so; the one set of a graph that has no others.
     """
 
     index_maps: Mapping[str, IndexMap]
@@ -55,6 +55,10 @@ class LocalGraph:
     layers: tuple[tuple[Relation, ...], ...]
     device_mesh: DeviceMesh
     rows_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.index_maps) == 1:
+            object.__setattr__(self, "rows_of", next(iter(self.index_maps)))
 
     @property
     def only(self) -> tuple[IndexMap, Tensor] | None:
@@ -87,14 +91,9 @@ class LocalGraph:
                 )
             return node_tensor(x[: rows.num_owned], rows, self.device_mesh)
 
-        return self._mapped(wrap, result, self._result_set)
+        return self._mapped(wrap, result, self.rows_of)
 
     # -- for the check of the halo's depth -----------------------------------------------------------------------------
-
-    @property
-    def key(self) -> Hashable:
-        """A check that has passed holds for all graphs of this key."""
-        return self.layers, self.rows_of
 
     @property
     def reach(self) -> str:
@@ -114,11 +113,6 @@ class LocalGraph:
     def device(self) -> torch.device:
         """The device of the edges."""
         return next((edges.device for edges in self.edges.values()), torch.device("cpu"))
-
-    @property
-    def owns_all(self) -> bool:
-        """Whether the rank owns every row."""
-        return all(rows.num_owned == rows.num_global for rows in self.index_maps.values())
 
     @property
     def is_cut(self) -> bool:
@@ -163,7 +157,7 @@ class LocalGraph:
                 found.append(x[: rows.num_owned] if fits else None)
             return x
 
-        self._mapped(take, result, self._result_set)
+        self._mapped(take, result, self.rows_of)
         kept = [x for x in found if x is not None]
         return kept if len(kept) == len(found) else None
 
@@ -229,10 +223,6 @@ class LocalGraph:
         return {relation: (~mask).nonzero()[:, 0] for relation, mask in complete.items()}
 
     # -- whose rows tensors are ----------------------------------------------------------------------------------------
-
-    @property
-    def _result_set(self) -> str | None:
-        return next(iter(self.index_maps)) if len(self.index_maps) == 1 else self.rows_of
 
     def _mapped(
         self,

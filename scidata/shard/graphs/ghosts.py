@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
@@ -27,7 +25,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
-from scidata.shard.comm.functions import call
+from scidata.shard.comm.functions import known
 from scidata.shard.comm.indexed import compare
 from scidata.shard.comm.transport import (
     Group,
@@ -245,53 +243,41 @@ class _Flight:
 
 
 class PendingHalo:
-    """An exchange under way; :meth:`wait` returns the result of :func:`halo_exchange`."""
+    """An exchange under way; :meth:`wait` returns the result of :func:`halo_exchange`.
+
+    Forward sends rows here, and :meth:`wait` receives them; backward the other way round.
+    """
 
     def __init__(self, local: Tensor, plan: GhostExchange) -> None:
-        self._local, self._flight = local, _Flight(plan)
-        self._ghosts = call(_Start, local, self._flight) if plan.num_ghosts else None
+        flight, num_owned = _Flight(plan), len(local)
+
+        def send(x: Tensor) -> Tensor:
+            return flight.send(x.index_select(0, torch.cat(plan.on(x.device)[0])), back=False)
+
+        def receive_back(grad: Tensor) -> Tensor:  # in place of a gradient that is all zeros
+            rows = flight.land()
+            assert rows is not None
+            sums = rows.new_zeros((num_owned, *rows.shape[1:]))
+            return sums.index_add_(0, torch.cat(plan.on(rows.device)[0]), rows)
+
+        self._local, self._flight = local, flight
+        self._ghosts = known(local, send, receive_back) if plan.num_ghosts else None
 
     def wait(self) -> Tensor:
         """Return owned rows and ghosts, ``(num_local, ...)``, once the ghosts are there."""
-        if self._ghosts is None:
+        ghosts, flight = self._ghosts, self._flight
+        if ghosts is None:
             return self._local
-        return torch.cat([self._local, call(_Finish, self._ghosts, self._flight)])
 
+        def receive(x: Tensor) -> Tensor:
+            flight.land()
+            return x.view_as(x)
 
-class _FlightContext(Protocol):
-    """The ``ctx`` that autograd hands :class:`_Start` and :class:`_Finish`."""
+        def send_back(grad: Tensor) -> Tensor:
+            flight.send(grad.contiguous(), back=True)
+            return grad.new_zeros(()).expand(grad.shape)
 
-    flight: _Flight
-    num_owned: int
-
-
-class _Start(Function):
-    @staticmethod
-    def forward(ctx: _FlightContext, local: Tensor, flight: _Flight) -> Tensor:
-        ctx.flight, ctx.num_owned = flight, len(local)
-        rows = local.detach().index_select(0, torch.cat(flight.plan.on(local.device)[0]))
-        return flight.send(rows, back=False)
-
-    @staticmethod
-    def backward(ctx: _FlightContext, grad: Tensor) -> tuple[Tensor, None]:
-        returned = ctx.flight.land()
-        assert returned is not None
-        indices = torch.cat(ctx.flight.plan.on(returned.device)[0])
-        sums = returned.new_zeros((ctx.num_owned, *returned.shape[1:]))
-        return sums.index_add_(0, indices, returned), None
-
-
-class _Finish(Function):
-    @staticmethod
-    def forward(ctx: _FlightContext, ghosts: Tensor, flight: _Flight) -> Tensor:
-        ctx.flight = flight
-        flight.land()
-        return ghosts.view_as(ghosts)
-
-    @staticmethod
-    def backward(ctx: _FlightContext, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.flight.send(grad.contiguous(), back=True)
-        return grad.new_zeros(()).expand(grad.shape), None  # _Start takes the rows that come back instead
+        return torch.cat([self._local, known(ghosts, receive, send_back)])
 
 
 # -- tensors of nodes ----------------------------------------------------------------------------------------------

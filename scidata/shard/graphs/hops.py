@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,17 +46,6 @@ def untrimmed(arguments: _T) -> _T:
     return found
 
 
-def hops_of(rows: IndexMap, edge_index: Tensor, num_hops: int) -> Tensor:
-    """Return ``(num_local,)`` how many hops against the edges each row is from the owned ones, ``num_hops`` at most."""
-    hops = torch.full((rows.num_local,), num_hops, device=edge_index.device)
-    hops[: rows.num_owned] = 0
-    source, target = edge_index
-    for hop in range(1, num_hops):
-        reached = source[hops[target] < hop]
-        hops[reached] = hops[reached].clamp(max=hop)
-    return hops
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HopOrder:
     """A rank's rows by hops, and its edges by those of their targets, each otherwise in the order that it had.
@@ -80,9 +68,14 @@ class HopOrder:
 
 
 def hop_order(rows: IndexMap, edge_index: Tensor, num_hops: int) -> HopOrder:
-    """Find the order of hops; see :class:`HopOrder`."""
-    hops = hops_of(rows, edge_index, num_hops)
-    ends = hops[edge_index[1]]
+    """Find the order of hops, against the edges from the owned rows; see :class:`HopOrder`."""
+    hops = torch.full((rows.num_local,), num_hops, device=edge_index.device)
+    hops[: rows.num_owned] = 0
+    source, target = edge_index
+    for hop in range(1, num_hops):
+        reached = source[hops[target] < hop]
+        hops[reached] = hops[reached].clamp(max=hop)
+    ends = hops[target]
     by_row, by_edge = hops.argsort(stable=True), ends.argsort(stable=True)
     place = torch.empty_like(by_row)
     place[by_row] = torch.arange(len(by_row), device=place.device)
@@ -90,11 +83,6 @@ def hop_order(rows: IndexMap, edge_index: Tensor, num_hops: int) -> HopOrder:
         rows=by_row,
         edges=by_edge,
         edge_index=place[edge_index[:, by_edge]],
-        num_rows=_counts(hops, num_hops + 1),
-        num_edges=_counts(ends, num_hops),
+        num_rows=HopCounts(torch.bincount(hops, minlength=num_hops + 1).tolist()),
+        num_edges=HopCounts(torch.bincount(ends, minlength=num_hops).tolist()),
     )
-
-
-def _counts(hops: Tensor, length: int) -> HopCounts:
-    counts: Sequence[int] = torch.bincount(hops, minlength=length).tolist()
-    return HopCounts(counts)

@@ -267,15 +267,14 @@ class ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""
         key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
         found: ShardSpec | None = self.plans.get(key)
-        return self.plans.put(key, self._resized(global_shape, sizes)) if found is None else found
-
-    def _resized(self, global_shape: Sequence[int], sizes: PartSizes) -> ShardSpec:
+        if found is not None:
+            return found
         sizes_before = dict(self.past_sizes)
         for dim, axis in self.sharded.items():
             if global_shape[dim] != self.global_shape[dim]:
                 sizes_before[axis, self.global_shape[dim]] = self.sizes_of(axis)
         new = self.derive(global_shape, self.dims, sizes)
-        return new if sizes_before == self.past_sizes else replace(new, past_sizes=sizes_before)
+        return self.plans.put(key, new if sizes_before == self.past_sizes else replace(new, past_sizes=sizes_before))
 
     def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
         """Give one dim other rows: so many, or where it is sharded so many on each rank."""

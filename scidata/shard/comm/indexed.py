@@ -27,10 +27,6 @@ _noted: dict[str, deque[str]] = {}  # by name of the group
 _calls: Counter[str] = Counter()  # collectives of each group, as many on all of its ranks
 
 
-class _LateError(Exception):
-    """Others have nothing to compare, or are slow."""
-
-
 def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
     """Say that a sample was handed out, whose parts the ranks of some groups share."""
     for group in groups:
@@ -57,11 +53,11 @@ def compare(group: dist.ProcessGroup | None) -> None:
 
     def wait(key: str, whose: Sequence[int]) -> None:
         if not posts.wait([key], seconds=_SECONDS, pauses=_PAUSES):
-            raise _LateError
+            raise TimeoutError  # others have nothing to compare, or are slow
 
     try:
         reports = comparison.run({"notes": {"": list(notes)}}, {"notes": ranks[0]}, wait)
-    except _LateError:
+    except TimeoutError:
         return
     if reports:
         found = reports[0]["notes"]

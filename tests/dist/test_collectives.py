@@ -292,7 +292,7 @@ def sums_in_float32(rank, num_ranks):
             "of keys": gradient_of(lambda x: all_gather_v(x, ones, 0, group, grad="sum"), parts[:1], parts)[0],
         }
         # a row and its two copies, in the halos of the others
-        halo = lambda x: halo_exchange_dim(x, ones, 0, 1, 1, True, group)  # noqa: E731
+        halo = lambda x: halo_exchange_dim(x, tuple(ones), 0, 1, 1, True, group)  # noqa: E731
         weight = halo(torch.tensor([rank]))  # whose row each is
         weight = torch.where(weight == rank, large, small).to(dtype)[:, None].expand(-1, 3)
         found["of a halo"] = gradient_of(halo, parts[:1], weight)[0]

@@ -102,7 +102,7 @@ MAPS = {
     "indexed_all_to_all_v": Map(
         run=indexed, expected=lambda xs, s: [torch.cat([x[wanted(s, r, p)] for p, x in enumerate(xs)]) for r in range(len(s))]
     ),
-    "halo_exchange_dim": Map(run=lambda x, s, g: halo_exchange_dim(x, s, 0, 2, 1, False, g), expected=windows),
+    "halo_exchange_dim": Map(run=lambda x, s, g: halo_exchange_dim(x, tuple(s), 0, 2, 1, False, g), expected=windows),
 }  # fmt: skip
 
 

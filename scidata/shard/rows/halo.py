@@ -12,8 +12,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of, halo_widths, window
-from scidata.errors import ConfigError, ShardLayoutError
-from scidata.shard.comm.checks import normal_layout
+from scidata.errors import ShardLayoutError
 from scidata.shard.comm.transport import Group
 from scidata.shard.rows.runs import Runs, fetch_runs
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -28,34 +27,14 @@ def halo_runs(sizes: tuple[int, ...], lo: int, hi: int, periodic: bool) -> tuple
 
 
 def halo_exchange_dim(
-    local: Tensor, sizes: Sequence[int], dim: int, lo: int, hi: int, periodic: bool, group: Group
+    local: Tensor, sizes: tuple[int, ...], dim: int, lo: int, hi: int, periodic: bool, group: Group
 ) -> Tensor:
     """Return the own part with up to ``lo`` rows below and ``hi`` rows above it. Collective, if any rank has a halo.
 
-    Backward adds the gradients of all copies of a row up where it is owned.
-
-    Parameters
-    ----------
-    local
-        The own part, ``sizes[rank]`` rows along ``dim``; the other dims are the same on all ranks of the group.
-    lo, hi
-        Halo widths. A halo may be wider than a neighbour's part: it then reaches the next one.
-    periodic
-        Whether the dim wraps; otherwise the halo clips at the edges. An empty part gets no halo.
-
-    Raises
-    ------
-    ShardLayoutError
-        Sizes that do not fit the group or the part.
-    ConfigError
-        Negative widths.
+    The halo wraps in a ``periodic`` dim, else it clips at the edges; wider than a neighbour's part, it reaches the next
+    one. An empty part gets none. Backward adds the gradients of all copies of a row up where it is owned.
     """
-    dim, parts = normal_layout(local.shape, sizes, dim, group, is_whole=False)
-    if lo < 0 or hi < 0:
-        raise ConfigError(f"halo widths must not be negative: ({lo}, {hi})")
-    if lo == hi == 0:
-        return local
-    return fetch_runs(local, parts, dim, halo_runs(parts, int(lo), int(hi), bool(periodic)), group)
+    return fetch_runs(local, sizes, dim, halo_runs(sizes, lo, hi, periodic), group) if lo or hi else local
 
 
 # -- parts with their halo in memory -------------------------------------------------------------------------------

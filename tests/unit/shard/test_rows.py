@@ -140,7 +140,7 @@ def test_halos_as_users_say_them():
         assert torch.equal(halo.owned_of(padded, spec, {1: HaloDim(lo=2, hi=2)}), padded[:, :4])
         for lo, hi in ((-1, 2), (2, -1)):
             with pytest.raises(ConfigError, match="must not be negative"):
-                halo.halo_exchange_dim(torch.zeros(4), (4, 4), 0, lo, hi, False, mesh.get_group())
+                HaloDim(lo=lo, hi=hi)
 
 
 def test_keys_are_in_the_order_of_the_values():

@@ -197,7 +197,6 @@ def spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placeme
 
 def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shapes: Shapes) -> ShardSpec:
     axes = mesh_axes(mesh)
-    check_layout(local, placements)
     parts = {axis: [tuple(map(int, shape)) for shape in given] for axis, given in by_axis(shapes, axes).items()}
     own, global_shape = tuple(local.shape), list(local.shape)
     sizes: dict[int | str, Sequence[int]] = {}
@@ -257,7 +256,6 @@ def infer_spec(
     read along each axis at place 0 of the others, and all parts are compared with those that these sizes imply.
     """
     axes = mesh_axes(mesh)
-    check_layout(local, placements)
     table = describe(local, strides)[0]
     for axis in reversed(axes):
         table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)

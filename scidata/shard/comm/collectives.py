@@ -203,13 +203,8 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
 def return_rows(
     y: Tensor, num_rows: int, send_indices: tuple[Tensor, ...], recv_counts: tuple[int, ...], group: Group
 ) -> Tensor:
-    """Send rows back to where :func:`indexed_all_to_all_v` has them from, and add them up: its transpose. Collective.
+    """Send rows ``y`` back to where :func:`indexed_all_to_all_v` has them from, and add them up in ``num_rows`` rows.
 
-    Parameters
-    ----------
-    y
-        ``(sum(recv_counts), ...)``, in rank order.
-    num_rows
-        Rows of the result.
+    Its transpose. Collective.
     """
     return linear(_return_rows, _send_rows, y, num_rows, send_indices, recv_counts, group)

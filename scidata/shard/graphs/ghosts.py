@@ -155,21 +155,6 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     )
 
 
-def _owned_part(x: Tensor, index_map: IndexMap) -> Tensor:
-    if not isinstance(x, Tensor) or not isinstance(index_map, IndexMap):
-        raise ShardLayoutError(
-            f"expected a tensor and an IndexMap, not {type(x).__name__} and {type(index_map).__name__}; "
-            "sample.index_map('node') has one"
-        )
-    local = x.to_local() if isinstance(x, ShardTensor) else x
-    if local.ndim == 0 or len(local) != index_map.num_owned:
-        raise ShardLayoutError(
-            f"part {index_map.part} owns {index_map.num_owned} rows, but the tensor's part has shape "
-            f"{tuple(local.shape)}; shard it along dim 0 by the index map's bounds"
-        )
-    return local
-
-
 @checked_keywords
 def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     """Return this rank's owned rows followed by its ghosts, ``(num_local, ...)``. Collective.
@@ -204,7 +189,17 @@ def halo_exchange(x: Tensor, index_map: IndexMap, group: Group) -> Tensor:
     >>> scidata.halo_exchange(owned, rows, group).tolist() == [[0, 1, 2, 3], [3, 4, 2]][rank]
     True
     """
-    local = _owned_part(x, index_map)
+    if not isinstance(x, Tensor) or not isinstance(index_map, IndexMap):
+        raise ShardLayoutError(
+            f"expected a tensor and an IndexMap, not {type(x).__name__} and {type(index_map).__name__}; "
+            "sample.index_map('node') has one"
+        )
+    local = x.to_local() if isinstance(x, ShardTensor) else x
+    if local.ndim == 0 or len(local) != index_map.num_owned:
+        raise ShardLayoutError(
+            f"part {index_map.part} owns {index_map.num_owned} rows, but the tensor's part has shape "
+            f"{tuple(local.shape)}; shard it along dim 0 by the index map's bounds"
+        )
     return torch.cat([local, ghost_exchange(index_map, group).ghosts_of(local)])
 
 
@@ -294,17 +289,10 @@ def graph_axis(device_mesh: DeviceMesh) -> MeshAxis:
 
 
 def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> ShardTensor:
-    """Wrap the owned rows, ``(num_owned, ...)``, of a tensor sharded along dim 0 by the index map. No communication.
-
-    Raises
-    ------
-    ShardLayoutError
-        A device mesh of more than one axis, or rows that do not fit.
-    """
+    """Wrap the owned rows, ``(num_owned, ...)``, of a tensor sharded along dim 0 by the index map. No communication."""
     graph_axis(device_mesh)
-    local = _owned_part(owned, index_map)
-    global_shape = (index_map.num_global, *local.shape[1:])
-    return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
+    global_shape = (index_map.num_global, *owned.shape[1:])
+    return ShardTensor(owned, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
 
 
 def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExchange) -> None:

@@ -375,20 +375,9 @@ def edge_fault(edge_index: Tensor, source_map: IndexMap, target_map: IndexMap) -
 
 
 def edge_tensor(local: Tensor, edge_index: RoutedIndex) -> ShardTensor:
-    """Wrap a tensor of this rank's edges, ``(num_local_edges, ...)``, in the order of ``edge_index``.
-
-    Raises
-    ------
-    ShardLayoutError
-        Another number of rows.
-    """
+    """Wrap a tensor of this rank's edges, ``(num_local_edges, ...)``, in the order of ``edge_index``."""
     spec = edge_index.spec
-    if local.ndim == 0 or len(local) != spec.local_shape[1]:
-        raise ShardLayoutError(
-            f"an edge field has shape {tuple(local.shape)}, but this rank holds {spec.local_shape[1]} edges"
-        )
-    shape = (spec.global_shape[1], *local.shape[1:])
-    return ShardTensor(local, spec.derive(shape, (0,), spec.sizes))
+    return ShardTensor(local, spec.derive((spec.global_shape[1], *local.shape[1:]), (0,), spec.sizes))
 
 
 # -- along them --------------------------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def init_mesh(
         launch = read_launcher(os.environ)
         shape = _resolve(sizes, launch.num_ranks, launch.launcher)
         _start(launch, kind, backend, limit)
+        groups.own_groups()
     watch = board.begin(0.0 if limit is None else limit.total_seconds(), host=keeps_store(os.environ))
     mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
     if watch is not None:  # torch gives the groups of a mesh 30 minutes, whatever the first group was given
@@ -166,7 +167,6 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
     if launch.num_ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(name, store=store, rank=0, world_size=1, timeout=limit)  # no ports
-        groups.own_groups()
         return
     # torchrun's agent may keep the store itself, which env:// knows about
     method = "env://" if launch.launcher == "torchrun" else f"tcp://{launch.address}:{launch.port}"
@@ -180,7 +180,6 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
                 "that they cannot reach, set GLOO_SOCKET_IFNAME to the interface which they share (see: ip route)"
             )
         raise
-    groups.own_groups()
 
 
 def _choose_interface(launch: Launch) -> None:

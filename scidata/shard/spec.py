@@ -274,7 +274,10 @@ class ShardSpec:
             if global_shape[dim] != self.global_shape[dim]:
                 sizes_before[axis, self.global_shape[dim]] = self.sizes_of(axis)
         new = self.derive(global_shape, self.dims, sizes)
-        return self.plans.put(key, new if sizes_before == self.past_sizes else replace(new, past_sizes=sizes_before))
+        if sizes_before != self.past_sizes:
+            new = replace(new, past_sizes=sizes_before)
+        self.plans.put(key, new)
+        return new
 
     def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
         """Give one dim other rows: so many, or where it is sharded so many on each rank."""

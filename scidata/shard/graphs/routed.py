@@ -326,29 +326,20 @@ def route_relations(
             )
     edges = {}
     for number, relation in enumerate(ordered, 3):
-        sizes = tuple(row[number] for row in table)
-        source, target = exchanges[relation[0]], exchanges[relation[2]]
-        edges[relation] = routed_edges(relations[relation], source, target, sizes, device_mesh)
+        sizes, pair = tuple(row[number] for row in table), (exchanges[relation[0]], exchanges[relation[2]])
+        spec = ShardSpec(
+            device_mesh=device_mesh,
+            placements=(Shard(1),),
+            global_shape=(2, sum(sizes)),
+            sizes=(sizes,),
+            axes=(axis,),
+            exchange=pair[0] if pair[0] is pair[1] else BetweenSets(source=pair[0], target=pair[1]),
+            edge_parts=(sizes,),
+        )
+        ids = relations[relation].to(torch.int64)
+        known = torch.stack([each.on(ids.device)[1][row] for each, row in zip(pair, ids, strict=True)])
+        edges[relation] = RoutedIndex(known, spec, exchanges=pair, ids=ids, owned=(False, True))
     return {relation: edges[relation] for relation in relations}, exchanges
-
-
-def routed_edges(
-    edge_index: Tensor, source: GhostExchange, target: GhostExchange, sizes: tuple[int, ...], device_mesh: DeviceMesh
-) -> RoutedIndex:
-    """Wrap edges that were checked, ``sizes`` of each rank. No communication."""
-    spec = ShardSpec(
-        device_mesh=device_mesh,
-        placements=(Shard(1),),
-        global_shape=(2, sum(sizes)),
-        sizes=(sizes,),
-        axes=(graph_axis(device_mesh),),
-        exchange=source if source is target else BetweenSets(source=source, target=target),
-        edge_parts=(sizes,),
-    )
-    ids, exchanges = edge_index.to(torch.int64), (source, target)
-    to_global = [exchange.on(ids.device)[1] for exchange in exchanges]
-    known = torch.stack([places[row] for places, row in zip(to_global, ids, strict=True)])
-    return RoutedIndex(known, spec, exchanges=exchanges, ids=ids, owned=(False, True))
 
 
 _UNFIT = 4

@@ -54,9 +54,9 @@ def read_launcher(environ: Mapping[str, str]) -> Launch:
         A launcher's variables are there in part, or make no sense. Nothing falls back to a single process.
     """
     if any(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
-        return _torchrun(environ)
+        return _launch_at_master(environ, "torchrun", "", "WORLD_SIZE")
     if any(name.startswith("OMPI_COMM_WORLD_") for name in environ):
-        return _open_mpi(environ)
+        return _launch_at_master(environ, "Open MPI", "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_SIZE")
     if any(name in environ for name in ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID")):
         return _slurm(environ)
     return Launch(launcher="none")
@@ -92,11 +92,15 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
         raise LauncherError(f"{launcher}: {name}={text!r} is not an integer") from None
 
 
-def _launch_at_master(
-    environ: Mapping[str, str], launcher: str, rank: int, num_ranks: int, local_rank: int | None
-) -> Launch:
-    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say."""
-    address = port = None
+def _launch_at_master(environ: Mapping[str, str], launcher: str, prefix: str, size: str) -> Launch:
+    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say.
+
+    ``prefix``: before ``RANK`` and ``LOCAL_RANK``; ``size``: the variable of the number of ranks.
+    """
+    address = port = local_rank = None
+    num_ranks, rank = _integer(environ, size, launcher), _integer(environ, f"{prefix}RANK", launcher)
+    if f"{prefix}LOCAL_RANK" in environ or launcher != "torchrun":
+        local_rank = _integer(environ, f"{prefix}LOCAL_RANK", launcher)
     if num_ranks > 1 and "MASTER_ADDR" not in environ:
         raise LauncherError(
             f"{launcher} started {num_ranks} ranks, but MASTER_ADDR is missing: set it to the host of rank 0, and "
@@ -106,19 +110,6 @@ def _launch_at_master(
     if num_ranks > 1:
         address, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT", launcher)
     return Launch(launcher=launcher, rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
-
-
-def _torchrun(environ: Mapping[str, str]) -> Launch:
-    num_ranks, rank = _integer(environ, "WORLD_SIZE", "torchrun"), _integer(environ, "RANK", "torchrun")
-    local_rank = _integer(environ, "LOCAL_RANK", "torchrun") if "LOCAL_RANK" in environ else None
-    return _launch_at_master(environ, "torchrun", rank, num_ranks, local_rank)
-
-
-def _open_mpi(environ: Mapping[str, str]) -> Launch:
-    rank, num_ranks, local_rank = (
-        _integer(environ, f"OMPI_COMM_WORLD_{name}", "Open MPI") for name in ("RANK", "SIZE", "LOCAL_RANK")
-    )
-    return _launch_at_master(environ, "Open MPI", rank, num_ranks, local_rank)
 
 
 def _slurm(environ: Mapping[str, str]) -> Launch:

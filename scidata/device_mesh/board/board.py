@@ -79,9 +79,8 @@ class Board(BoardState):
         self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._observing: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.ended = threading.Event()
         self._asked = 0.0  # when the thread began to ask the store; 0 while it does not
-        self.has_ended = False
         self._threads = [
             threading.Thread(target=run, name="scidata-board", daemon=True) for run in (self._run, self._observe)
         ]
@@ -144,9 +143,8 @@ class Board(BoardState):
 
     def stop(self) -> None:
         """Tell the threads to end."""
-        self.has_ended = True
+        self.ended.set()
         self._inbox.put(None)
-        self._observing.put(None)
 
     def join(self, *, only_store: bool = False) -> None:
         """Wait for the end of the threads, or of the one that talks to the store, unless the store holds them up."""
@@ -168,7 +166,7 @@ class Board(BoardState):
                     return
                 self._tick()
             except Exception as e:
-                if self.is_over or self.has_ended:
+                if self.is_over or self.ended.is_set():
                     return
                 self._lose(f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
             finally:
@@ -187,21 +185,15 @@ class Board(BoardState):
     def _observe(self) -> None:
         """See whether the store still answers the other thread, which waits for it if it takes for ever."""
         looked = time.monotonic()
-        while True:
-            try:
-                self._observing.get(timeout=_PERIOD)
-                return
-            except queue.Empty:
-                looked, before = time.monotonic(), looked
-            if self.is_over:
-                return
+        while not self.ended.wait(_PERIOD) and not self.is_over:
+            looked, before = time.monotonic(), looked
             since, limit = self._asked, self._patience(self.host_process())
             if since and looked - before > _GAP:  # this process was stopped itself
                 self._asked = looked
                 continue
             if since and time.monotonic() - since > limit:
                 self._lose(f"for {limit:g} s")
-                while not self.has_ended and not self.is_over and self._asked:
+                while not self.ended.is_set() and not self.is_over and self._asked:
                     self._recall()
                     time.sleep(_DUE_PERIOD)
                 return

@@ -23,7 +23,7 @@ _REST_SECONDS = 0.25  # for the answers that are under way
 
 def leave(board: Board, error: BaseException | None) -> None:
     """Say why this process ends, once, and give the others the time to hear of it."""
-    if board.has_ended:
+    if board.ended.is_set():
         return
     for loop in list(board.loops):
         loop.end()

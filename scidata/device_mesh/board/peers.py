@@ -57,13 +57,11 @@ class PeerState:
 
     def lost(self, detail: str) -> Event:
         """Return the event of a store that does not answer."""
-        host, how = (self.process(0) if self.rank else None), ""
+        host = self.process(0) if self.rank else None
         if host is not None and host.has_ended():
-            how = "has died, without a word"
-        elif host is not None and host.runs() is False:
-            how = f"has given no sign of life {detail}: its process is stopped"
-        if how:
-            return Event(**vars(self.dead(0, {}, how)) | {"places": {ANYWHERE: (0, -1)}})
+            return self.dead(0, {}, "has died, without a word")
+        if host is not None and host.runs() is False:
+            return self.dead(0, {}, f"has given no sign of life {detail}: its process is stopped")
         text = (
             "the ranks' common store does not answer: the process that keeps it, rank 0 or torchrun's agent, has "
             f"probably died ({detail})"

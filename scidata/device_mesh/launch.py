@@ -48,10 +48,7 @@ def read_launcher(environ: Mapping[str, str]) -> Launch:
     torchrun's variables come first, then Open MPI's, then SLURM's: inside a SLURM job, ``mpirun`` leaves the variables
     of its own daemons visible to the ranks.
 
-    Raises
-    ------
-    LauncherError
-        A launcher's variables are there in part, or make no sense. Nothing falls back to a single process.
+    A launcher that is half set up raises; nothing falls back to a single process.
     """
     if any(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return _launch_at_master(environ, "torchrun", "", "WORLD_SIZE")

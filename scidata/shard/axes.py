@@ -73,13 +73,7 @@ def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
 def by_axis(
     given: Mapping[int, _T] | Mapping[str, _T] | Mapping[int | str, _T], axes: tuple[MeshAxis, ...]
 ) -> dict[int, _T]:
-    """Index values that are given by an axis's name or number by its number.
-
-    Raises
-    ------
-    ShardLayoutError
-        An axis that the mesh does not have.
-    """
+    """Index values that are given by an axis's name or number by its number."""
     names = {axis.name: i for i, axis in enumerate(axes)}
     result = {}
     for key, value in given.items():

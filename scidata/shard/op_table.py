@@ -142,11 +142,6 @@ def find(
     """Return the functions and methods called any of ``names`` in torch's public namespaces, each once.
 
     One Python call, whatever the number of names: an import of scidata makes it for all of the table.
-
-    Raises
-    ------
-    LookupError
-        A name that none of them has, unless ``optional``.
     """
     found: dict[TorchFunction, None] = {}
     for name in names.split() if isinstance(names, str) else names:

@@ -395,13 +395,7 @@ def has_dual_level() -> bool:
 
 
 def flat_out_dims(out_dims: object, results: object) -> list[int | None]:
-    """Return ``vmap``'s ``out_dims`` for each tensor of one call's results.
-
-    Raises
-    ------
-    ValueError
-        They do not have the structure of the results.
-    """
+    """Return ``vmap``'s ``out_dims`` for each tensor of one call's results."""
     if isinstance(results, Tensor) and isinstance(out_dims, tuple) and len(out_dims) == 1:
         (out_dims,) = out_dims
     found = _broadcast_to_and_flatten(out_dims, tree_flatten(results)[1])

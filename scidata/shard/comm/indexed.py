@@ -37,10 +37,7 @@ def note(sample: str, groups: Sequence[dist.ProcessGroup]) -> None:
 def compare(group: dist.ProcessGroup | None) -> None:
     """Compare the notes since the last time; every collective of scidata calls this before it begins.
 
-    Raises
-    ------
-    ConfigError
-        On all ranks alike: the ranks have taken different samples.
+    Raises ConfigError on all ranks alike, where they have taken different samples.
     """
     name = group.group_name if group is not None else ""
     _calls[name] += 1

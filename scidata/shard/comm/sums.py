@@ -37,11 +37,6 @@ def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
     """Sum each rank's ``x``: a partial value becomes a replicated one. Backward: the identity. Collective.
 
     16-bit floats are added in float32.
-
-    Raises
-    ------
-    ConfigError
-        ``x`` is bool.
     """
     if x.dtype == torch.bool:
         raise ConfigError("a sum of bools over ranks is ambiguous; convert to an integer dtype first")

@@ -43,13 +43,7 @@ def group_size(group: Group) -> int:
 
 
 def group_rank(group: Group) -> int:
-    """Return this rank inside the group; 0 for no group.
-
-    Raises
-    ------
-    ConfigError
-        This process is not in the group.
-    """
+    """Return this rank inside the group; 0 for no group."""
     if group is None:
         return 0
     rank = dist.get_rank(group)

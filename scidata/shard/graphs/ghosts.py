@@ -107,11 +107,6 @@ def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
 
     Maps with a key share the exchange of their key, which is kept until 256 MiB of newer ones have been made.
     Collective where it is made. All ranks must use their maps in the same order.
-
-    Raises
-    ------
-    ShardLayoutError
-        On every rank, where the maps of the ranks do not belong together.
     """
     number = id(group)  # the exchange holds the group, so that no other gets its id
     if index_map.key is not None:

@@ -52,11 +52,6 @@ def check_halo_depth(
     """Raise on every rank where owned rows of a result depend on rows that a rank lacks. Collective.
 
     Does nothing once a module has passed; before that it costs two passes of a copy without gradients.
-
-    Raises
-    ------
-    UnsupportedShardOp
-        Names the rows or edges that the module looks at.
     """
     given = args, dict(kwargs)
     left, key = _LEFT.setdefault(module, {}), ((graph.layers, graph.rows_of), module.training, counted(given))

@@ -25,13 +25,7 @@ def counted(arguments: object) -> bool:
 
 
 def check_counts(arguments: object, num_rows: int, num_edges: int) -> None:
-    """Make sure that counts by hops are those of a graph of this size; a check of the model is made but once.
-
-    Raises
-    ------
-    ConfigError
-        They are another graph's.
-    """
+    """Make sure that counts by hops are those of a graph of this size; a check of the model is made but once."""
     for counts in tree_leaves(arguments):
         if isinstance(counts, HopCounts) and sum(counts) not in (num_rows, num_edges):
             raise ConfigError(

@@ -68,13 +68,7 @@ class LocalGraph:
         return next(iter(self.index_maps.values())), next(iter(self.edges.values()))
 
     def owned(self, result: object, *, trimmed: bool = False) -> Any:
-        """Return the owned rows of a module's result as ShardTensors; a ``trimmed`` result may lack ghosts.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            The result does not say whose rows it has, or lacks a row of a local node.
-        """
+        """Return the owned rows of a module's result as ShardTensors; a ``trimmed`` result may lack ghosts."""
 
         def wrap(x: Tensor, entity: Entity | None) -> Tensor:
             if entity not in self.index_maps:

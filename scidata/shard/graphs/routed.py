@@ -70,13 +70,7 @@ class RoutedIndex(ShardTensor):
 
     @property
     def exchange(self) -> GhostExchange:
-        """The ghosts of the one set of nodes whose ids these are.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            The rows are ids of two sets.
-        """
+        """The ghosts of the one set of nodes whose ids these are."""
         first = self.exchanges[0]
         if any(other is not first for other in self.exchanges):
             raise UnsupportedShardOp(
@@ -87,13 +81,7 @@ class RoutedIndex(ShardTensor):
 
     @property
     def local_ids(self) -> Tensor:
-        """The ids in local numbering: owned nodes, then ghosts. Shape of the local part.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            The ids were written to.
-        """
+        """The ids in local numbering: owned nodes, then ghosts. Shape of the local part."""
         if self.is_written:
             raise UnsupportedShardOp(
                 f"an edge index was written to after its routes were made ({self.spec}); make a new one instead"

@@ -44,13 +44,7 @@ class FilledTensor(ShardTensor):
         return self.local
 
     def decide(self, local: Tensor, spec: ShardSpec) -> None:
-        """Be sharded from now on.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            It was made to require grad, which the sharded tensor would not carry on.
-        """
+        """Be sharded from now on."""
         if self.local.requires_grad:
             raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
         self.local, self.spec = local, spec
@@ -77,13 +71,7 @@ class MovedTensor(Tensor):
 
     @classmethod
     def become(cls, target: Tensor, result: Tensor) -> None:
-        """Turn ``target`` into a stand-in for ``result``.
-
-        Raises
-        ------
-        UnsupportedShardOp
-            ``target`` is a parameter, a leaf that requires grad or a tensor of another class.
-        """
+        """Turn ``target`` into a stand-in for ``result``."""
         if type(target) is not Tensor or target.requires_grad:
             raise UnsupportedShardOp(
                 "a parameter or a tensor that requires grad cannot take messages of a sharded graph in place; "

@@ -40,13 +40,7 @@ def shard_fully(
     options: Mapping[str, Any],
     buffers: ChangingBuffers,
 ) -> None:
-    """Shard the parameters over the last axis of ``mesh``; gradients are averaged over all of it, the domain's too.
-
-    Raises
-    ------
-    ConfigError
-        A parameter without dims, or one that a unit shares with other modules; ``units`` that match nothing.
-    """
+    """Shard the parameters over the last axis of ``mesh``; gradients are averaged over all of it, the domain's too."""
     scalars = [name for name, p in model.named_parameters() if p.ndim == 0]
     if scalars:
         raise ConfigError(f"fsdp cannot shard parameter {scalars[0]!r}, which has no dims; give it the shape (1,)")

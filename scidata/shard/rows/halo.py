@@ -52,13 +52,7 @@ def halo_dims(
 
 
 def owned_of(padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tensor:
-    """Return the owned rows of a part that holds its halo, as a view.
-
-    Raises
-    ------
-    ShardLayoutError
-        ``padded`` does not have the owned shape plus its halo.
-    """
+    """Return the owned rows of a part that holds its halo, as a view."""
     shape, below = list(spec.local_shape), {}
     for dim, widths in halo.items():
         below[dim], above = halo_widths(*spec.dim_bounds(dim), **vars(widths))

@@ -25,13 +25,7 @@ _DIGIT = 13  # bits; five rounds for a key, of 64 KiB each
 
 
 def order_keys(x: Tensor) -> Tensor:
-    """Return int64 keys in the order of the values; those of equal values are equal, -0 and 0 among them.
-
-    Raises
-    ------
-    RuntimeError
-        Complex numbers, as torch says.
-    """
+    """Return int64 keys in the order of the values; those of equal values are equal, -0 and 0 among them."""
     if x.is_complex():
         raise RuntimeError("complex numbers have no order")
     if not x.is_floating_point():

@@ -96,10 +96,7 @@ def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:
 def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group: Group) -> Tensor:
     """Return the rows at global ``ids``, ``(num,)`` integers that differ by rank. Collective, three rounds.
 
-    Raises
-    ------
-    IndexError
-        On every rank, where an id of any is out of range.
+    An id out of range raises on every rank.
     """
     num_ranks, extent = group_size(group), sum(sizes)
     ids = torch.where(ids < 0, ids + extent, ids).to(torch.int64)

@@ -80,7 +80,8 @@ def init_mesh(
     sizes = _axis_sizes(domain, dp, names, extra or {})
     limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
     if dist.is_initialized():
-        kind = _device_of_group() if device is None else _checked_device(device)
+        has_nccl = "nccl" in dist.get_backend_config() and torch.cuda.is_available()
+        kind = ("cuda" if has_nccl else "cpu") if device is None else _checked_device(device)
         num_ranks, launcher = dist.get_world_size(), "the process group"
         shape = _resolve(sizes, num_ranks, launcher)
     else:
@@ -152,11 +153,6 @@ def _checked_device(device: str | None) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda', but torch finds no GPU here; use device='cpu'")
     return device
-
-
-def _device_of_group() -> str:
-    """Return where the group that is already there can communicate."""
-    return "cuda" if "nccl" in dist.get_backend_config() and torch.cuda.is_available() else "cpu"
 
 
 def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timedelta | None) -> None:

@@ -86,7 +86,10 @@ class Gathering:
         self.calls += 1
         flat, tree = tree_flatten((args, kwargs))
         tensors = [x for x in flat if isinstance(x, ShardTensor)]
-        if not _can_gather(func, tensors):
+        name = getattr(func, "__name__", "")
+        if HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split() or not tensors:
+            raise error
+        if not all(x.spec.in_order or x.spec.is_replicated for x in tensors):
             raise error
         if not self.quiet:
             self._tell(func, error, tensors)
@@ -95,9 +98,10 @@ class Gathering:
         full_args, full_kwargs = tree_unflatten([whole.get(id(x), x) for x in flat], tree)
         run: TorchFunction = func.apply if isinstance(func, type) and issubclass(func, Function) else func
         result = run(*full_args, **full_kwargs)
+        writes = is_in_place(func) or name.startswith(("__setitem__", "__i"))
         for x in tensors:
             full = whole[id(x)]
-            if version_of(full) != versions[id(x)] or (_writes(func) and x is args[0]):  # some writes are not counted
+            if version_of(full) != versions[id(x)] or (writes and x is args[0]):  # some writes are not counted
                 _write_back(func, x, full)
         owners = {id(whole[id(x)]): x for x in tensors} | {id(x): x for x in flat if type(x) is Tensor}
         return tree_map_only(Tensor, lambda x: owners[id(x)] if id(x) in owners else _sharded(x, tensors), result)
@@ -116,17 +120,6 @@ class Gathering:
             held = sum(x.numel() * x.element_size() for x in tensors)
             message = f"{op_name(func)} runs on gathered tensors, {held:,} bytes on each rank: {error}"
             warnings.warn_explicit(message, UserWarning, *place, registry={})
-
-
-def _can_gather(func: TorchFunction, tensors: list[ShardTensor]) -> bool:
-    name = getattr(func, "__name__", "")
-    mine = HANDLERS.get(func) in REFUSES or name in _ITS_OWN.split()
-    return not mine and bool(tensors) and all(x.spec.in_order or x.spec.is_replicated for x in tensors)
-
-
-def _writes(func: TorchFunction) -> bool:
-    name = getattr(func, "__name__", "")
-    return is_in_place(func) or name == "__setitem__" or name.startswith("__i")
 
 
 def _whole(x: ShardTensor) -> Tensor:

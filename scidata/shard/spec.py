@@ -242,6 +242,8 @@ class ShardSpec:
         self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
     ) -> ShardSpec:
         new = tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True))
+        one = self.edge_parts is not None and len(self.edge_parts) == 1
+        parts = tuple([each for each in new if each is not None]) if one else ()
         return ShardSpec(
             device_mesh=self.device_mesh,
             placements=tuple(Replicate() if d is None else Shard(d) for d in dims),
@@ -250,7 +252,7 @@ class ShardSpec:
             axes=self.axes,
             exchange=self.exchange,
             past_sizes=self.past_sizes,
-            edge_parts=self.edge_parts if new == self.sizes else self._new_edge_parts(new),
+            edge_parts=self.edge_parts if new == self.sizes else parts or None,
         )
 
     def replicated(self, global_shape: Sequence[int]) -> ShardSpec:
@@ -285,10 +287,6 @@ class ShardSpec:
         extent, parts = (rows, None) if isinstance(rows, int) else (sum(rows), rows)
         sizes = [parts if a == axis else s for a, s in enumerate(self.sizes)]
         return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
-
-    def _new_edge_parts(self, sizes: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...] | None:
-        one = self.edge_parts is not None and len(self.edge_parts) == 1
-        return tuple([each for each in sizes if each is not None]) or None if one else None
 
     def with_edge_parts(self, parts: Sequence[Sequence[int]] | None) -> ShardSpec:
         """Set the parts that the edges of each rank are joined of."""

@@ -39,8 +39,10 @@ def leave(board: Board, error: BaseException | None) -> None:
     if was_left and not board.is_over:  # a collective that is under way would wait for ranks that will not come
         stuck.break_groups()
     board.join()
-    if isinstance(error, RankFailedError):
-        _outlive(board, error.rank)
+    if isinstance(error, RankFailedError):  # launchers name the first that ends as the cause
+        process, deadline = board.peers.process(error.rank), time.monotonic() + _CULPRIT_SECONDS
+        while process is not None and process.is_there() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
 
 
 def _last_word(board: Board, error: BaseException | None) -> Event | None:
@@ -61,13 +63,6 @@ def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
         event = post(board.base, event)
     board.base.post(f"ended/{board.rank}")
     while event is not None and time.monotonic() < deadline and not board.peers.all_know(board.base, event):
-        time.sleep(_LOOK_SECONDS)
-
-
-def _outlive(board: Board, rank: int) -> None:
-    """Wait until the process that has failed is gone: launchers name the first that ends as the cause."""
-    process, deadline = board.peers.process(rank), time.monotonic() + _CULPRIT_SECONDS
-    while process is not None and process.is_there() and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
 
 

@@ -91,7 +91,7 @@ def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[object, ..
             if same(run(into=True, outof=True)):
                 if trims and not same(graph.owned_rows(twin(*given[0], **given[1]), trimmed=True)):
                     return 7
-                return _FINE if graph.is_cut else _NOTHING_SEEN
+                return _FINE if any(map(len, graph.incomplete.values())) else _NOTHING_SEEN
             if not same(graph.owned_rows(twin(*whole[0], **whole[1]))):
                 return 5
             if not same(run(into=False, outof=False)):

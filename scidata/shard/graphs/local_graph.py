@@ -108,11 +108,6 @@ class LocalGraph:
         """The device of the edges."""
         return next((edges.device for edges in self.edges.values()), torch.device("cpu"))
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether some rows lack edges that end at them."""
-        return any(map(len, self._incomplete.values()))
-
     def as_given(self, arguments: object) -> LocalGraph:
         """Return the graph with edges in the order that they have in arguments: as stored, or by hops."""
         if self.only is None:
@@ -189,13 +184,13 @@ class LocalGraph:
     def _new_edges(self, relation: Relation, into: bool, outof: bool) -> Tensor:
         source, _, target = relation
         first, last = self.index_maps[source].num_local, self.index_maps[target].num_local
-        ends = self._incomplete[relation][: None if into else 0]
+        ends = self.incomplete[relation][: None if into else 0]
         starts = torch.arange(first if outof else 0, device=self.device)
         return torch.stack([torch.cat([torch.full_like(ends, first), starts]),
                             torch.cat([ends, torch.full_like(starts, last)])])  # fmt: skip
 
     @cached_property
-    def _incomplete(self) -> dict[Relation, Tensor]:
+    def incomplete(self) -> dict[Relation, Tensor]:
         """By relation, the local rows of its target set that lack edges.
 
         Walk back from the last layer, which computes the owned rows. It needs all edges that end there, so their

@@ -25,7 +25,8 @@ class FilledTensor(ShardTensor):
         cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         handler = HANDLERS.get(func)
-        if handler in OF_THE_WHOLE or (handler in _ACCEPT_FILLED and _meets_shards(args, kwargs)):
+        given = tree_leaves((args, kwargs)) if handler in _ACCEPT_FILLED else ()
+        if handler in OF_THE_WHOLE or any(isinstance(x, ShardTensor) and not x.spec.is_replicated for x in given):
             return super().__torch_function__(func, types, args, kwargs)
         new_args, new_kwargs = tree_map_only(FilledTensor, FilledTensor.settled, (args, kwargs or {}))
         return func(*new_args, **new_kwargs)
@@ -48,10 +49,6 @@ class FilledTensor(ShardTensor):
         if self.local.requires_grad:
             raise UnsupportedShardOp("a leaf that requires grad cannot take messages of a sharded graph in place")
         self.local, self.spec = local, spec
-
-
-def _meets_shards(args: object, kwargs: object) -> bool:
-    return any(isinstance(x, ShardTensor) and not x.spec.is_replicated for x in tree_leaves((args, kwargs)))
 
 
 #: Handlers that take a FilledTensor as it is, where it meets shards.

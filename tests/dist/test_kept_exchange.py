@@ -72,6 +72,16 @@ def test_exchanges_are_made_once_per_topology(store):
     run_ranks(once_per_topology, 3, store, timeout=120)
 
 
+def test_an_exchange_goes_with_a_map_that_has_no_key():
+    graph = importlib.import_module("scidata.shard.graphs.ghosts")
+    rows = scidata.IndexMap(bounds=np.array([0, 3]), part=0, ghosts=np.array([], dtype=np.int64))
+    exchange = graph.ghost_exchange(rows, None)
+    assert graph.ghost_exchange(rows, None) is exchange
+    before = len(graph._OF_MAPS)
+    del rows
+    assert len(graph._OF_MAPS) == before - 1
+
+
 def kept_rows(rank, num_ranks, path):
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     data, whole = (scidata.open_dataset(path, on)[0].to_pyg(x="u") for on in (mesh, None))

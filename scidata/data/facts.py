@@ -102,8 +102,14 @@ def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, object]:
         "the number of samples": len(dataset),
         "the dims": {name: dataset.dims(name) for name in dataset.fields},
         "the dtypes that are read": {name: str(reader.dtype(name)) for name in dataset.fields},
-        "the values": dataset.fingerprint if hasattr(reader, "store") else None,
+        "the values": dataset.fingerprint if _is_stored(dataset) else None,
     }
+
+
+def _is_stored(dataset: IrregularDataset[Any]) -> bool:
+    from scidata.store.reading.reader import StoreReader  # which grids do without
+
+    return isinstance(dataset.reader, StoreReader)
 
 
 def witness_of(dataset: object, index: int) -> dict[str, str]:
@@ -120,10 +126,9 @@ def witness_of(dataset: object, index: int) -> dict[str, str]:
     found = {}
     try:
         if isinstance(dataset, IrregularDataset):
-            reader: Any = dataset.reader
-            cut = {entity: bounds.tolist() for entity, bounds in reader.partition_of(index).bounds.items()}
+            cut = {entity: bounds.tolist() for entity, bounds in dataset.reader.partition_of(index).bounds.items()}
             found[f"bounds of sample {index}"] = shortened(str(cut))
-            if hasattr(reader, "store"):
+            if _is_stored(dataset):
                 return found
         if is_url(getattr(dataset.reader, "path", "") or dataset.reader.paths[0]):
             return found  # each read would be a request, and so may be finding out where to read

@@ -62,21 +62,22 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
         first = next((x for x in first if isinstance(x, ShardBase) and not x.spec.is_replicated), None)
+    direct: Callable[..., object] | None = None
     if handler is None or not isinstance(first, ShardBase) or first.spec.is_replicated:
         run: _Run = partial(_call_unusual, handler)
-    else:
+    elif (bound := None if kwargs else BOUND.get(func)) is None:
         run = handler
+    else:  # torch's own parameters, all by position: without the handler's binding of names
+        direct, run = bound, partial(_call_bound, bound)
     if func in _NEEDS_INPUT and torch.is_grad_enabled():
-        run = partial(_call_watched, run)
+        direct, run = None, partial(_call_watched, run)
     try:
         found = _look((*args, *kwargs.values()) if kwargs else args)
         disorder = found & _DISORDER and handler is not None
         if disorder and (handler not in ANY_ORDER or _are_mixed(func, args, kwargs)):
             args, kwargs = _all_in_order(func, args, kwargs)
         if not found & _NOTED and func not in REARRANGES:
-            if run is handler and not kwargs and (bound := BOUND.get(func)) is not None:  # without one call more
-                return bound(*args)
-            return run(func, types, args, kwargs)
+            return run(func, types, args, kwargs) if direct is None else direct(*args)
         if handler is not None and handler in OF_THE_WHOLE:
             return handler(func, types, args, kwargs)
         return _call_noted(run, func, types, args, kwargs)
@@ -87,6 +88,12 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     except Exception as error:
         record_error(error)  # the others may be in a collective by now
         raise
+
+
+def _call_bound(
+    bound: Callable[..., object], func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    return bound(*args)
 
 
 def _call_watched(
@@ -202,8 +209,9 @@ def _call_unusual(
     handler: Handler | None, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Run any function on tensors that are replicated on all axes; refuse an unknown one on any others."""
+    bound = None if kwargs else BOUND.get(func)
     if handler is not None and handler in KEEPS_REPLICATED:
-        return handler(func, types, args, kwargs)
+        return handler(func, types, args, kwargs) if bound is None else bound(*args)
     flat, tree = tree_flatten((args, kwargs))
     tensors = [x for x in flat if isinstance(x, ShardBase)]
     specs = [x.spec for x in tensors]
@@ -221,4 +229,4 @@ def _call_unusual(
         return call_on_copies(func, copies, plain_args, plain_kwargs)
     if handler is None:
         raise unsupported(func, f"{op_name(func)} has no rule for sharded tensors", *specs)
-    return handler(func, types, args, kwargs)
+    return handler(func, types, args, kwargs) if bound is None else bound(*args)

@@ -40,10 +40,10 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
     """Take the rows of ``x`` at sharded global ids: one for each id, in the ids' layout. Collective for ghosts."""
     if index.dtype not in (torch.int64, torch.int32):
         raise unsupported(func, "a sharded index must hold integers", index.spec)
-    dim = normal_dim(dim, len(x.shape))
+    old, ispec = x.shape, index.spec
+    dim = normal_dim(dim, len(old))
     if not isinstance(index, RoutedIndex):
         return take_advanced(func, x, {dim: index})
-    ispec = index.spec
     if ispec.ndim != 1:
         raise unsupported(func, "ids of a graph must have one dim here", ispec)
     (axis,) = ispec.sharded.values()
@@ -53,8 +53,7 @@ def take_rows(func: TorchFunction, x: Tensor, dim: int, index: ShardTensor) -> T
         rows = source.index_select(dim, index.local_ids)
     else:
         rows = replicate_to_shards(local_of(x), [ispec.group(axis)]).index_select(dim, index.local)
-    shape = (*x.shape[:dim], *ispec.global_shape, *x.shape[dim + 1 :])
-    return ShardTensor(rows, ispec.along(axis, dim, shape))
+    return ShardTensor(rows, ispec.along(axis, dim, (*old[:dim], *ispec.global_shape, *old[dim + 1 :])))
 
 
 def only_index(items: Sequence[object]) -> tuple[int, ShardTensor] | None:

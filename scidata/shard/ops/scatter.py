@@ -148,11 +148,12 @@ def _scatter(
         specs = specs_of([target, index, src])
         raise unsupported(func, "the index is not sharded, but its target or values are", *specs, remedy=REMEDY)
     refuse_without_dims(func, target, index)
-    dim = normal_dim(dim, len(target.shape))
+    shape = target.shape
+    dim = normal_dim(dim, len(shape))
     if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
         raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs_of([target, index, src]))
     in_place = func.__name__.endswith("_")
-    if isinstance(index, RoutedIndex) and target.shape[dim] == sum(index.exchange.node_sizes):
+    if isinstance(index, RoutedIndex) and shape[dim] == sum(index.exchange.node_sizes):
         result, spec = _to_nodes(func, target, dim, index, src, compute, reduce == "sum")
         return write_to(func, target, result, spec) if in_place else ShardTensor(result, spec)
     result = _to_all(func, target, dim, index, src, compute, reduce)

@@ -48,11 +48,12 @@ class Entry:
         self.data, self.where, self.key = data, where, key
         if not isinstance(data, dict):
             raise damaged(where, f"{key or 'it'} is {shown(data)}, but a JSON object was expected")
-        if optional is None or (len(data) == len(known) and all(key in data for key in known)):
+        every = set(known)
+        if optional is None or data.keys() == every:
             return
-        if missing := set(known) - data.keys() - set(optional):
+        if missing := every - data.keys() - set(optional):
             self.fail(min(missing), "is missing")
-        if unknown := data.keys() - set(known):
+        if unknown := data.keys() - every:
             self.fail(min(unknown), "is no key that this scidata knows here")
 
     def values(self, readers: Readers) -> dict[str, Any]:
@@ -115,7 +116,8 @@ class Entry:
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""
         value = self.data[key]
-        if not isinstance(value, list) or not all(map(is_count, value)):
+        numbers = isinstance(value, list) and {*map(type, value)} <= {int}
+        if not numbers or (value and not 0 <= min(value) <= max(value) <= MOST):
             self.wrong(key, "a list of numbers of things")
         return tuple(value)
 

@@ -51,7 +51,7 @@ def write_shard(
 
 def chunks_held(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
     """Return how many chunks hold values of ``shape``, along each dim."""
-    return tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+    return tuple([-(-n // c) for n, c in zip(shape, chunk, strict=True)])
 
 
 def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], shard: Sequence[int]) -> bytes:

@@ -28,7 +28,7 @@ from scidata.store.raw_points.file import PointsFile, PointsFiles, coordinate
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.numbering import Numbering
-from scidata.store.reading.part import SamplePart
+from scidata.store.reading.part import LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
 
 
@@ -159,7 +159,10 @@ class PointsReader(PartReader):
         pos = self.store.file(stored).positions
         return tuple(array for name in self.fields for array in (pos if name == "pos" else (name,)))
 
-    def _fields(self, arrays: dict[str, npt.NDArray[np.generic]], stored: int) -> Mapping[str, npt.NDArray[np.generic]]:
+    def _read_fields(
+        self, access: RowAccess, index: int, topology: LocalTopology, stored: int
+    ) -> Mapping[str, npt.NDArray[np.generic]]:
+        arrays = self._reads.read(access, self._arrays(stored), index, topology)
         if "pos" not in self.fields:
             return arrays
         file = self.store.file(stored)

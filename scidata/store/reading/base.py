@@ -299,16 +299,17 @@ class PartReader:
             topology = self.topology_of(access, cut, part)
         else:
             topology = self._drawn(access, cut, index, part, epoch)
-        fields = self._fields(self._reads.read(access, self._arrays(cut.index), index, topology), cut.index)
+        fields = self._read_fields(access, index, topology, cut.index)
         return LocalPart(index=index % self.num_samples, part=cut, fields=fields, stats=access.stats, **vars(topology))
 
     def _arrays(self, stored: int) -> tuple[str, ...]:
         """Return the arrays that the fields are read from."""
         return self.fields
 
-    def _fields(self, arrays: dict[str, npt.NDArray[np.generic]], stored: int) -> Mapping[str, npt.NDArray[np.generic]]:
-        """Return the fields of arrays that were read."""
-        return arrays
+    def _read_fields(
+        self, access: RowAccess, index: int, topology: LocalTopology, stored: int
+    ) -> Mapping[str, npt.NDArray[np.generic]]:
+        return self._reads.read(access, self.fields, index, topology)
 
     def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
         """Return how the stored sample of a sample is cut, and access to it."""

@@ -41,6 +41,7 @@ from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES
 from scidata.sources import open_source
+from scidata.sources.file_source import FileSource
 
 #: VTK's codes by meshio's names, which are VTK's for linear cells.
 _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
@@ -106,7 +107,7 @@ def open_any(path: str, *, allow_external: bool = False) -> Source:
         return source
 
 
-class MeshioSource:
+class MeshioSource(FileSource[MeshData]):
     """A file that meshio reads, as a source: its arrays are ``point/<name>`` and ``cell/<name>``.
 
     Parameters
@@ -117,10 +118,11 @@ class MeshioSource:
         Also read other files outside the folder of this one (XDMF's data items, external links, included files).
     """
 
+    attributes: Mapping[str, Any] = {}
+
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
-        self.path = path
+        super().__init__(path)
         self.allow_external = allow_external
-        self._mesh: MeshData | None = None
 
     @property
     def format(self) -> str:
@@ -128,9 +130,6 @@ class MeshioSource:
         if not _is_vtp(self.path):
             return "vtu" if _is_vtk_xml(self.path) else "meshio"
         return "vtp points" if self.mesh.cells is None else "vtp"
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"path": self.path, "allow_external": self.allow_external, "_mesh": None}
 
     @property
     def mesh(self) -> MeshData:
@@ -145,19 +144,15 @@ class MeshioSource:
         RefusedError
             The file leads out of its folder, or declares XML entities.
         """
-        if self._mesh is None:
-            mesh = _read(self.path, allow_external=self.allow_external)
-            of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
-            for fields in (of_points, of_cells):
-                if GHOSTS in fields:  # VTK's mark; where it marks none, it is no field
-                    check_ghosts(self.path, GHOSTS, fields.pop(GHOSTS), of_cells=fields is of_cells)
-            self._mesh = replace(mesh, point_data=of_points, cell_data=of_cells)
-        return self._mesh
+        return self._read()
 
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """None: meshio gives no attributes of a file."""
-        return {}
+    def _parse(self) -> MeshData:
+        mesh = _read(self.path, allow_external=self.allow_external)
+        of_points, of_cells = dict(mesh.point_data), dict(mesh.cell_data)
+        for fields in (of_points, of_cells):
+            if GHOSTS in fields:  # VTK's mark; where it marks none, it is no field
+                check_ghosts(self.path, GHOSTS, fields.pop(GHOSTS), of_cells=fields is of_cells)
+        return replace(mesh, point_data=of_points, cell_data=of_cells)
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
@@ -183,17 +178,13 @@ class MeshioSource:
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Copy a box into ``out``."""
-        out[...] = self._values()[layout.name][box]
+        out[...] = self._item(layout, self._values())[box]
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Nothing to check: the file is read whole, once."""
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
         """Return None: some formats lead to other files."""
-
-    def close(self) -> None:
-        """Drop the mesh from memory; the next use reads it again."""
-        self._mesh = None
 
     def _values(self) -> dict[str, npt.NDArray[Any]]:
         of_points = {f"point/{name}": values for name, values in self.mesh.point_data.items()}

@@ -237,7 +237,8 @@ def node_part(func: TorchFunction, target: Tensor, dim: int, index: RoutedIndex)
     if is_sharded(target):
         check_nodes(func, target, dim, index)
         return target.local.clone(), target.spec
-    spec = node_spec(index.spec, index.exchange, tuple(target.shape), dim)
+    shape = tuple(target.shape)
+    spec = node_spec(index.spec, index.exchange, shape, dim)
     (axis,) = spec.sharded.values()
     plain = local_of(target)
     if plain.requires_grad:

@@ -147,8 +147,9 @@ def _scatter(
     if not is_sharded(index):
         specs = specs_of([target, index, src])
         raise unsupported(func, "the index is not sharded, but its target or values are", *specs, remedy=REMEDY)
-    refuse_without_dims(func, target, index)
     shape = target.shape
+    if not shape:
+        refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(shape))
     if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
         raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs_of([target, index, src]))

@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
 
 
 def check_dataset(source: DatasetAdapter) -> None:
-    """Refuse what has no parts to read."""
+    """Refuse a data set that has no parts to read."""
     missing = source.lacks("read_into" if source.has_buffers else "read_local", "assemble", "__len__")
     if missing or isinstance(source.dataset, IterableDataset):
         raise ConfigError(
@@ -90,8 +90,8 @@ def as_device(device: torch.device | str | int) -> torch.device:
 def needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool | str) -> bool:
     """Whether torch's own samplers do not serve: ranks must agree, samples are mixed, shuffled by blocks, or too many.
 
-    On a mesh always: what rebuilds loaders (Lightning) replaces samplers that deal nothing to ranks. And of more
-    samples than torch's ``RandomSampler`` could list in memory.
+    On a mesh always: Lightning, say, replaces samplers that deal nothing to ranks. And of more samples than torch's
+    ``RandomSampler`` could list in memory.
     """
     if isinstance(shuffle, str) or dataset.mesh is not None:
         return True
@@ -108,7 +108,7 @@ def default_sampler(
 ) -> DistributedSampler:
     """Return the sampler of a loader that was given none, where ranks must agree.
 
-    It drops what does not fill a step of all ranks, with ``drop_last``, so that every rank has as many batches.
+    With ``drop_last`` it drops samples that do not fill a step of all ranks, so that every rank has as many batches.
     """
     if generator is not None and (shuffle or getattr(dataset, "mixture", None) is not None):
         raise ConfigError(

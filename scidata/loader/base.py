@@ -1,4 +1,4 @@
-"""A loader's arguments: the attributes that hold them, in words for people, and what all ranks must have alike."""
+"""A loader's arguments: the attributes that hold them, in words for people, and those that all ranks must share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BatchT = TypeVar("BatchT", covariant=True, default=Sample)
 
 
 class BaseLoader(torch.utils.data.DataLoader[BatchT]):
-    """torch's loader with the attributes that scidata's has besides, and what follows from them."""
+    """torch's loader with the attributes that scidata's has besides."""
 
     device: torch.device | None
     on_error: str
@@ -54,9 +54,9 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
     # -- in words ----------------------------------------------------------------------------------------------------
 
     def facts_for_ranks(self) -> dict[str, str]:
-        """Return what all ranks must have alike, before an iteration begins, which moves the sampler's place.
+        """Return the arguments that all ranks must share; call it before an iteration, which moves the sampler's place.
 
-        Left out is what may differ: how and where to it reads (workers, prefetching, devices, pinned memory, timeouts).
+        Workers, prefetching, devices, pinned memory and timeouts may differ.
         """
         sampler = self.index_source
         facts: dict[str, object] = {
@@ -73,7 +73,7 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
         return {name: str(value) for name, value in facts.items()}
 
     def _facts(self) -> dict[str, str]:
-        """Return what decides the batches and how they are read, for people."""
+        """Describe the batches, and how they are read, for people."""
         sampler = self.index_source
         count = "an unknown number of" if self.num_batches is None else str(self.num_batches)
         size = "samples" if self.batch_size is None and self.batch_sampler is None else "batches"

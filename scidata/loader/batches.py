@@ -1,4 +1,4 @@
-"""One epoch of a :class:`scidata.DataLoader`: from what was read to batches, and what is asked of a data set."""
+"""One epoch of a :class:`scidata.DataLoader`: parts that were read become batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scidata.loader.peers.watch import Watch
 from scidata.loader.position import Position
 from scidata.loader.prefetch.buffers import Batch
 from scidata.loader.prefetch.prefetcher import Prefetcher
-from scidata.loader.prefetch.slots import Slot, SlotRing
+from scidata.loader.prefetch.slots import Slot
 from scidata.loader.waiting import WaitWatch
 from scidata.shard import ShardTensor
 
@@ -83,7 +83,7 @@ class Batches(Iterator[BatchT]):
         return batch
 
     def _read(self) -> tuple[list[int], Batch]:
-        """Return what was read, once all ranks are known to read the same."""
+        """Return the next item's parts, once all ranks are known to read the same."""
         if self.agreement is not None:
             self.agreement.begin()
         try:
@@ -172,10 +172,10 @@ class Announced(Iterator[list[int]]):
 def facts_of_data(
     dataset: object, watch: Watch, draws: tuple[int, int], position: Position, items: Announced, batches: int | None
 ) -> dict[str, str]:
-    """Return what ranks that share their samples must have alike, once the iteration has begun.
+    """Return values that ranks which share their samples must share, once the iteration has begun.
 
-    Of the data set in the first iteration only, as it stays the same; what lies in its files each time, in another
-    sample.
+    The data set stays the same, so its own are compared in the first iteration only; the content of its files each
+    time, in another sample.
     """
     facts = facts_of(dataset) if watch.iteration == 1 else {}
     facts |= {
@@ -188,14 +188,13 @@ def facts_of_data(
     return facts | (witness_of(dataset, first[0]) if first else {})
 
 
-def part_reader(source: DatasetAdapter, memory: ArrayPool, ring: SlotRing) -> Callable[[int, Slot], object]:
-    """Return what reads a sample of any size into the memory of its place."""
+def part_reader(source: DatasetAdapter, memory: ArrayPool) -> Callable[[int, Slot], object]:
+    """Return a function that reads a sample of any size into the memory of its place."""
     read = source.reader(empty=memory.empty)  # of this epoch: threads may still read ahead when the next one is set
 
     def fill(index: int, out: Slot) -> object:
         part = read(index)
         out.put(part)
-        memory.max_free = max(memory.max_free, 2 * ring.rows * out.nbytes)  # the batch let go, and the next one's
         return getattr(part, "stats", None)
 
     return fill

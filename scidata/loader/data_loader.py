@@ -62,10 +62,10 @@ class DataLoader(BaseLoader[BatchT]):
     Takes all of ``torch.utils.data.DataLoader``'s arguments and raises its errors; those that mean something else
     here, and those that are refused, are listed below. No process is started and no collective is called: that all
     ranks of a domain iterate alike is the sampler's work. On a mesh of several ranks a thread watches the others
-    through the process group's key-value store: what one rank cannot read ends all of them at the same step, within a
-    second, with its message; so do ranks of a domain that read different samples, and a rank that dies. See
-    :mod:`scidata.loader.peers.watch` for what that can and cannot do. Before the first batch, and at the end of an
-    epoch, ranks compare there what must be the same on them: :mod:`scidata.loader.peers.agreement`.
+    through the process group's key-value store: a sample that one rank cannot read ends all of them at the same step,
+    within a second, with its message; so do ranks of a domain that read different samples, and a rank that dies. See
+    :mod:`scidata.loader.peers.watch`. Before the first batch, and at the end of an epoch, ranks compare there their
+    arguments and orders: :mod:`scidata.loader.peers.agreement`.
 
     A batch stays valid for as long as it, or any tensor on its memory, is kept. Memory is bounded by
     ``prefetch_factor + 1`` batches (2 with ``num_workers=0``), and one more for each batch kept beyond the current one.
@@ -95,8 +95,8 @@ class DataLoader(BaseLoader[BatchT]):
         ``"process"``: each thread has a process, spawned, in which reading, and the data set's ``local_transform``,
         run; the rest is as with threads. For Python-heavy work only: parts come through shared memory, and are copied
         once more. ``worker_init_fn``, ``multiprocessing_context`` (``"spawn"``, ``"forkserver"``),
-        ``persistent_workers``, ``generator`` (of the processes' seeds) and ``prefetch_factor`` then mean what they mean
-        to torch.
+        ``persistent_workers``, ``generator`` (of the processes' seeds) and ``prefetch_factor`` are then as in
+        torch.
     collate_fn : Callable[[Any], Any] or None, optional
         Called with the list of a batch's samples. Default: a batch is read where it lies in the end; where the data
         set has a transform, :func:`scidata.collate` stacks the transformed samples.
@@ -166,7 +166,7 @@ class DataLoader(BaseLoader[BatchT]):
     1 [2, 1] (2, 3, 7, 8)
     """
 
-    # To type checkers: a batch is what samples are, or what ``collate_fn`` returns.
+    # To type checkers: a batch has the type of samples, or that which ``collate_fn`` returns.
     # fmt: off
     @overload
     def __init__(
@@ -273,7 +273,7 @@ class DataLoader(BaseLoader[BatchT]):
             raise
 
     def _begin_epoch(self, session: Session | None, device: torch.device | None) -> Batches[BatchT]:
-        """Put an epoch together: its order, what ranks compare of it, its read path, and the threads that read it."""
+        """Put an epoch together: its order, the agreement of ranks, its read path, and the threads that read it."""
         of_loader = {} if session is None else self.facts_for_ranks()  # before the position moves the sampler's place
         position = self._position = self._next_position()
         num_batches = None if session is None else self.num_batches
@@ -310,7 +310,7 @@ class DataLoader(BaseLoader[BatchT]):
         return self.workers == "thread" and not self.timeout and device is None and self._source.reads_alone
 
     def _read_ahead(self, items: Iterator[list[int]]) -> ReadAhead | None:
-        """Return what looks further ahead than readers do, where samples share blocks that this process keeps."""
+        """Return the reading of shared blocks ahead; None where samples share none that this process keeps."""
         source = self._source
         reads = source.shared_reads(0) if self.workers == "thread" and len(source.dataset) else ()
         if not reads:
@@ -319,7 +319,8 @@ class DataLoader(BaseLoader[BatchT]):
         if isinstance(sampler, DistributedSampler):
             warn_of_shared_blocks(sampler)
             if not isinstance(source.dataset, CombinedDataset):
-                warn_of_room(sampler, reads[0].samples_nbytes, reads[0].room)
+                pool, part = reads[0].pool, reads[0].key.part
+                warn_of_room(sampler, pool.sizes.of(part).bytes_of_block, pool.max_bytes(part))
         return ReadAhead(items, source.shared_reads, self._prefetch + 1)
 
     def _draws(self) -> tuple[int, int]:
@@ -372,7 +373,7 @@ class DataLoader(BaseLoader[BatchT]):
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop is, as plain values for JSON: counts what it has received, not what was read ahead.
+        """Return where the loop is, as plain values for JSON: counts received samples, not those read ahead.
 
         With a :class:`scidata.DistributedSampler`, the default on a mesh, it is the same on every rank, and an epoch
         can go on with other numbers of dp and domain ranks, workers, and samples in a batch. With any other sampler it
@@ -392,9 +393,9 @@ class DataLoader(BaseLoader[BatchT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
 
-        The order stays that of the whole epoch; what its samples do not fill is padded or dropped as at the end of a
-        whole one. The iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is
-        the number of batches of a whole epoch throughout, as in torchdata.
+        The order stays that of the whole epoch; its last batch is padded or dropped as at the end of a whole one. The
+        iteration after it is whole, and so is one after ``set_epoch`` of another epoch. ``len`` is the number of
+        batches of a whole epoch throughout, as in torchdata.
 
         Parameters
         ----------
@@ -433,7 +434,7 @@ class DataLoader(BaseLoader[BatchT]):
         return self._position
 
     def stats(self) -> LoaderStats:
-        """Return counts and times of what was handed out so far, over all iterators: a dict that prints as a table.
+        """Return counts and times of the batches so far, over all iterators: a dict that prints as a table.
 
         Examples
         --------

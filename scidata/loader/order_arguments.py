@@ -1,4 +1,4 @@
-"""The order that a sampler's arguments ask for: what fits together, and what does not."""
+"""The order that a sampler's arguments ask for, and the checks that they fit together."""
 
 from __future__ import annotations
 

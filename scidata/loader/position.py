@@ -1,6 +1,6 @@
-"""Where a loader's loop is in its order: what it saves, and what it leaves out when it goes on.
+"""Where a loader's loop is in its order, saved and loaded again.
 
-Counted is what the loop has received, not what was read ahead for it. There are two kinds of order. A
+Samples count that the loop has received, not those read ahead for it. There are two kinds of order. A
 :class:`scidata.DistributedSampler` is a function of (seed, epoch), so its place is one number for all ranks and holds
 on any number of them. Of any other sampler only this rank's own indices are known: the place is how many there were,
 with a checksum, and a resumed epoch goes through them again and compares.

@@ -57,7 +57,7 @@ class DistributedSampler(_DistributedSampler[Any]):
     pad : bool, default True
         False, for validation: neither; each sample comes once, and dp ranks take numbers of steps that differ by one at
         most, some of them none. So there must be no collective over dp in a step (DDP's backward, ``on_error="skip"``):
-        sum what each rank has found at the end.
+        sum the results of the ranks at the end.
     check : bool, default True
         Whether ranks find out, when they first iterate, that they were given different arguments. That first time
         is collective over the mesh; not in a :class:`scidata.DataLoader`, which finds out by itself.
@@ -257,7 +257,7 @@ class DistributedSampler(_DistributedSampler[Any]):
     def state_dict(self, *, epoch: int | None = None, consumed: int | None = None) -> dict[str, Any]:
         """Return the place in the order, as plain values for JSON; the same on every rank. No communication.
 
-        Counts what was dealt. A loader reads ahead of its loop, so save :meth:`scidata.DataLoader.state_dict` there.
+        Counts dealt samples. A loader reads ahead of its loop, so save :meth:`scidata.DataLoader.state_dict` there.
 
         Parameters
         ----------
@@ -355,7 +355,7 @@ class DistributedSampler(_DistributedSampler[Any]):
         Raises
         ------
         ConfigError
-            Which ranks hold what, on all ranks.
+            Names the ranks and their values, on all ranks.
         """
         if not self._unchecked or self.mesh is None:
             return
@@ -394,14 +394,14 @@ def check_state(what: str, state: Mapping[str, Any], names: set[str], version: i
     ConfigError
         No state, a state of something else, or of a newer version.
     """
-    found = state.get("version") if isinstance(state, Mapping) else None
-    for name in names.intersection(state) if isinstance(state, Mapping) else ():
+    known = state if isinstance(state, Mapping) else {}
+    found, missing = known.get("version"), sorted(names - known.keys())
+    for name in names & known.keys():
         if not isinstance(state[name], str | int | float | Mapping | None):
             raise ConfigError(f"{what}: {name} must be a plain value, as JSON has them, not {state[name]!r}")
     if isinstance(found, int) and found > version:
         raise ConfigError(f"{what} is of version {found}, and this scidata knows up to {version}; use a newer scidata")
-    if found != version or not names <= state.keys():
-        missing = sorted(names - state.keys()) if isinstance(state, Mapping) else sorted(names)
+    if missing or found != version:
         raise ConfigError(f"{what} is not one that state_dict() has made: it has no {', '.join(missing) or 'version'}")
     for name in names.intersection(_COUNTS):
         value = state[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from scidata.core.html import card
 from scidata.read.context import ReadStats
 
-#: Stages in the order of a sample's way, and what their speed is counted in.
+#: Stages in the order of a sample's way, and the count that their speed is of.
 _STAGES = {"read": "bytes_fetched", "decode": "bytes_decoded", "copy": "bytes", "transform": "bytes", "wait": ""}
 _INTERNAL = ("num_ready", "warned")
 _MIB = 2**20
@@ -38,7 +38,7 @@ class PrefetchStats:
     warned: bool = False
 
     def count_read(self, stats: object, seconds: float) -> None:
-        """Add one sample's reading: a ReadStats, the bytes fetched, or what may have ``bytes_fetched``."""
+        """Add one sample's reading: a ReadStats, the bytes fetched, or an object that may have ``bytes_fetched``."""
         self.fill_seconds += seconds
         if not isinstance(stats, ReadStats):  # then all of it counts as reading
             self.bytes_fetched += stats if isinstance(stats, int) else getattr(stats, "bytes_fetched", 0)
@@ -57,7 +57,7 @@ class LoaderStats(dict[str, float]):
 
     ============================ ===================================================================================
     ``batches``, ``samples``     handed out
-    ``bytes``                    in the batches: what was wanted
+    ``bytes``                    in the batches: those that were wanted
     ``bytes_static``             of fields that are the same in all samples, which were read once and are kept beside
     ``bytes_fetched``            read from the store
     ``bytes_decoded``            that came out of decoding; raw data counts as well

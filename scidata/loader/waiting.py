@@ -79,50 +79,41 @@ class WaitWatch:
 
     def __init__(self, num_workers: int, prefetch: int) -> None:
         self._num_workers, self._prefetch = num_workers, prefetch
-        self._num_steps = 0
-        self._returned = 0
-        self._forget(None)
-
-    def _forget(self, stats: PrefetchStats | None) -> None:
-        self._before = stats
-        self._waits: list[int] = []
-        self._work: list[int] = []
+        self._num_steps = self._returned = 0
+        self._before: PrefetchStats | None = None  # the steps that are judged now
+        self._steps: list[tuple[int, int]] = []  # ns of each: of the wait, and of the loop's work before it
 
     def step(self, stats: PrefetchStats, called: int, arrived: int, returned: int) -> None:
         """Count one step: when ``next`` was called, when its data was there, and when it returned (ns)."""
         stats.transform_seconds += (returned - arrived) / 1e9
         stats.loop_seconds += (returned - (self._returned or called)) / 1e9
-        if not stats.warned and self._num_steps >= _WARM_UP:
-            self._waits.append(returned - called)
-            self._work.append(called - self._returned)
-            if len(self._waits) == _WINDOW:
-                self._judge(stats)
-        elif self._num_steps == _WARM_UP - 1:
-            self._forget(replace(stats))
         self._num_steps += 1
+        if not stats.warned and self._before is not None:
+            self._steps.append((returned - called, called - self._returned))
+            if len(self._steps) == _WINDOW:
+                self._judge(stats, self._before)
+        elif self._num_steps == _WARM_UP:
+            self._before = replace(stats)
         self._returned = returned
 
-    def _judge(self, stats: PrefetchStats) -> None:
-        longest = max(range(_WINDOW), key=self._waits.__getitem__)
-        waited = sum(self._waits) - self._waits[longest]
-        total = waited + sum(self._work) - self._work[longest]
-        if (
-            waited > _SHARE * total
-            and waited > _MIN_WAIT * (_WINDOW - 1)
-            and median(self._work) > _MIN_WORK
-            and self._before is not None
-        ):
+    def _judge(self, stats: PrefetchStats, before: PrefetchStats) -> None:
+        steps = sorted(self._steps)
+        self._steps.clear()
+        self._before = replace(stats)
+        waited = sum(wait for wait, _ in steps[:-1])
+        total = waited + sum(work for _, work in steps[:-1])
+        is_long = waited > _SHARE * total and waited > _MIN_WAIT * (_WINDOW - 1)
+        if is_long and median(work for _, work in steps) > _MIN_WORK:
             stats.warned = True
-            text = self._message(waited / total, waited / (_WINDOW - 1), self._before, stats)
+            text = self._message(waited / total, waited / (_WINDOW - 1), before, stats)
             warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line of the loop
-        self._forget(replace(stats))
 
     def _message(self, share: float, wait: float, before: PrefetchStats, now: PrefetchStats) -> str:
         def grown(name: str) -> float:
             return float(getattr(now, name) - getattr(before, name))
 
         times = {stage: grown(f"{stage}_seconds") for stage in ("read", "decode", "copy")}
-        # finding rows and ghosts, planning: what is left, where the stages do not run side by side
+        # the rest is finding rows and ghosts, and planning, where the stages do not run side by side
         times["preparation"] = max(0.0, grown("fill_seconds") - sum(times.values()))
         stage = max(times, key=times.__getitem__)
         if grown("transform_seconds") > grown("wait_seconds"):

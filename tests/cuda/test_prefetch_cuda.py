@@ -13,12 +13,13 @@ import torch
 import torch.utils.data
 
 import scidata
+from scidata.core.memory import ArrayPool
 from scidata.core.types import BufferSpec
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.buffers import BufferRing
-from scidata.loader.prefetch.copiers import DeviceCopier, Staging
+from scidata.loader.prefetch.buffers import BufferSet, Ring, buffer_ring
+from scidata.loader.prefetch.copiers import DeviceCopier
 from scidata.loader.prefetch.prefetcher import Prefetcher
 
 if not torch.cuda.is_available():
@@ -31,6 +32,10 @@ SPECS = {
     "mask": BufferSpec(shape=(3,), dtype=np.dtype(bool)),
 }
 DEVICE = torch.device("cuda", 0)
+
+
+def ring_of(limit: int = 2, *, pin: bool = True) -> Ring[BufferSet]:
+    return buffer_ring(SPECS, limit, ArrayPool(), pin_memory=pin)
 
 
 def fill(index: int, out: dict[str, np.ndarray]) -> None:
@@ -54,7 +59,7 @@ def _no_thread_left() -> Iterator[None]:
 @pytest.mark.parametrize("pin", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_batches_arrive_on_the_device(pin: bool, num_workers: int) -> None:
-    ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
+    ring = ring_of(pin=pin)
     items = [[2 * i, 2 * i + 1] for i in range(40)]
     seen = []
     for item, tensors in Prefetcher(
@@ -66,14 +71,13 @@ def test_batches_arrive_on_the_device(pin: bool, num_workers: int) -> None:
         assert low.tolist() == high.tolist() == item
         assert scalar.tolist() == item
         assert mask.tolist() == [[bool(i % 2), True, False] for i in item]
-    assert ring.num_allocated <= 3
-    assert ring.num_kept == 0  # what is kept is device memory
+    assert not ring.busy
 
 
 @pytest.mark.parametrize("pin", [True, False])
 def test_a_slow_consumer_stream_reads_each_batch_before_it_is_reused(pin: bool) -> None:
     """The compute stream lags: device memory must not be given to a later copy before it has read it."""
-    ring = BufferRing(SPECS, capacity=3, pin_memory=pin)
+    ring = ring_of(pin=pin)
     sums, items = [], [[i] for i in range(1, 60)]
     for _, tensors in Prefetcher(items, fill, ring, copier=DeviceCopier(ring, SideStream(DEVICE))):
         busy_gpu(2_000_000)
@@ -84,7 +88,7 @@ def test_a_slow_consumer_stream_reads_each_batch_before_it_is_reused(pin: bool) 
 
 def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
     """The copy lags: host memory must not be written before the copy has read it, nor used on the device before."""
-    ring = BufferRing(SPECS, capacity=2, pin_memory=True)
+    ring = ring_of(1)
     copier = DeviceCopier(ring, SideStream(DEVICE))
     first = ring.acquire(1)
     fill(1, first.slot(0))
@@ -95,16 +99,17 @@ def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
     assert not ticket.event.query()
     tensors = copier.finish(ticket)
     mean = tensors["u"].mean()
-    again = ring.acquire(1)  # waits for the event
-    assert again is first
-    assert ticket.event.query()
+    del first
+    again = ring.acquire(1)  # other memory: torch's allocator knows of the copy
     fill(9, again.slot(0))
+    copier.settle()
+    assert ticket.event.query()
     assert mean.item() == 1
     assert (tensors["u"] == 1).all()
 
 
 def test_hand_over_on_another_stream() -> None:
-    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    ring = ring_of()
     stream, means = torch.cuda.Stream(DEVICE), []
     with torch.cuda.stream(stream):
         for _, tensors in Prefetcher(
@@ -117,7 +122,7 @@ def test_hand_over_on_another_stream() -> None:
 
 
 def test_the_host_does_not_wait_for_the_computation() -> None:
-    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    ring = ring_of()
     prefetcher = Prefetcher([[i] for i in range(3)], fill, ring, copier=DeviceCopier(ring, SideStream(DEVICE)))
     _, first = next(prefetcher)
     busy_gpu(1_000_000_000)
@@ -130,7 +135,7 @@ def test_the_host_does_not_wait_for_the_computation() -> None:
 
 
 def test_at_most_one_batch_is_copied_ahead() -> None:
-    ring = BufferRing(SPECS, capacity=9, pin_memory=True)
+    ring = ring_of(8)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(DEVICE)
     most = 0
@@ -143,7 +148,7 @@ def test_at_most_one_batch_is_copied_ahead() -> None:
 
 def test_pinned_batches_on_the_host_may_be_copied_by_the_user_and_dropped() -> None:
     """The user's own asynchronous copy from a pinned batch must be over before its memory is written again."""
-    ring = BufferRing(SPECS, capacity=3, pin_memory=True)
+    ring = ring_of()
     stream, on_device = torch.cuda.Stream(DEVICE), []
     for _, tensors in Prefetcher([[i, i] for i in range(60)], fill, ring):
         assert tensors["u"].is_pinned()
@@ -197,13 +202,13 @@ def test_making_things_does_not_start_cuda() -> None:
 import numpy as np, torch
 import scidata
 from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.buffers import buffer_ring
 from scidata.data.side_stream import SideStream
-from scidata.loader.prefetch.copiers import DeviceCopier, Staging
+from scidata.loader.prefetch.copiers import DeviceCopier
 from scidata.loader.prefetch.prefetcher import Prefetcher
 from scidata.data.sample import Sample
 from scidata.core.types import BufferSpec
-ring = BufferRing({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, capacity=3, pin_memory=True)
+ring = buffer_ring({"u": BufferSpec(shape=(4,), dtype=np.dtype("f4"))}, 2, ArrayPool(), pin_memory=True)
 p = Prefetcher([[0]], lambda i, out: None, ring, copier=DeviceCopier(ring, SideStream(torch.device("cuda", 0))))
 assert not torch.cuda.is_initialized()
 next(p)
@@ -240,26 +245,21 @@ def test_irregular_samples_are_copied_ahead_and_whole(cloud: str, pin: bool, num
             extremes.append((sample.index, sample["u"].amin(), sample["u"].amax()))
             del sample
     assert [(int(low), int(high)) for _, low, high in extremes] == [(i, i) for i, _, _ in extremes]
-    if pin:
-        assert len(loader._read_paths.staging._free) <= 3
-        assert all(block.memory.is_pinned() for block in loader._read_paths.staging._free)
 
 
-def test_a_slow_copy_of_parts_is_waited_for_by_the_reader() -> None:
-    side, staging = SideStream(DEVICE), Staging()
+def test_page_locked_parts_are_not_overwritten_amid_their_copy() -> None:
+    side = SideStream(DEVICE)
     side._stream = torch.cuda.Stream(DEVICE)
     with torch.cuda.stream(side._stream):
         busy_gpu(200_000_000)
-    block, staged = staging.put([torch.full((1 << 20,), 1.0)])
-    copies, event = side.copy(staged)
+    copies, event = side.copy([torch.full((1 << 20,), 1.0).pin_memory()])
     side.hand_over(copies, event)
     mean = copies[0].mean()
     assert not event.query()
-    staging.give_back(block, event)
-    again, _ = staging.put([torch.full((1 << 20,), 9.0)])  # waits for the event
-    assert again is block
-    assert event.query()
+    other = torch.full((1 << 20,), 9.0).pin_memory()  # not in the memory that is still copied from
+    event.synchronize()
     assert mean.item() == 1
+    assert (other == 9).all()
 
 
 # -- transforms on a stream of their own -----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def one_after_another(rank, num_ranks, path, folder):
         time.sleep(0.01)
     for index in range(reader.num_samples):
         for block in reader.shared_reads(index, at):
-            block.load()
+            block.pool.read_ahead(block.key)
         decoded += reader.read_into(index, out, at).bytes_decoded
     open(os.path.join(folder, f"done{rank}"), "w").close()
     torch.distributed.barrier()  # what a rank has made ends with it
@@ -231,7 +231,7 @@ sys.stdin.readline()
 for epoch in range(3):
     for index in range(shared.num_samples):
         for block in shared.shared_reads(index, at):
-            block.load()
+            block.pool.read_ahead(block.key)
         decoded += shared.read_into(index, out[0], at).bytes_decoded
         own.read_into(index, out[1], at)
         assert all(np.array_equal(out[0][name], out[1][name]) for name in out[0])

@@ -48,43 +48,14 @@ class BlockRead(Wanted):
 
     Attributes
     ----------
+    pool
+        Has the block.
     enough
         Samples that must need it for the block to be worth reading whole.
     """
 
     pool: BlockPool
     enough: int
-
-    @property
-    def room(self) -> int:
-        """Bytes that the pool keeps."""
-        return self.pool.max_bytes(self.key.part)
-
-    @property
-    def samples_nbytes(self) -> int:
-        """Bytes of all that a block of samples shares."""
-        return self.pool.sizes.of(self.key.part).bytes_of_block
-
-    def is_kept(self) -> bool:
-        """Whether the block is there; it is the last to go then."""
-        return self.pool.is_kept(self.key)
-
-    def give_up(self) -> None:
-        """Say that no use of the block is in sight."""
-        self.pool.give_up(self.key)
-
-    def load(self, *, wait: bool = True) -> bool:
-        """Read the block, unless it is kept; samples that need it then wait for it. Errors are left to them.
-
-        Return false, ``wait`` being so, where another rank of the node decodes it right now.
-        """
-        try:
-            self.pool.read_ahead(self.key, wait=wait)
-        except BusyError:
-            return False
-        except Exception:  # the sample that needs it reads it again, and fails at its turn
-            return True
-        return True
 
 
 #: The blocks that a sample needs, by field.
@@ -212,14 +183,20 @@ class BlockPool:
                 values[place] = rows[row]
         return stats
 
-    def read_ahead(self, key: BlockKey, *, wait: bool = True) -> None:
-        """Read a block, unless it is kept; its statistics are counted with the next sample.
+    def read_ahead(self, key: BlockKey, *, wait: bool = True) -> bool:
+        """Read a block, unless it is kept; samples that need it then wait for it. The next sample counts the read.
 
-        Raises BusyError, ``wait`` being false, where another rank decodes it right now.
+        Return false, ``wait`` being so, where another rank of the node decodes it right now.
         """
         stats: list[ReadStats] = []
-        self._block(key, stats, wait=wait, ahead=True)
+        try:
+            self._block(key, stats, wait=wait, ahead=True)
+        except BusyError:
+            return False
+        except Exception:  # the sample that needs it reads it again, and fails at its turn
+            return True
         self._uncounted.extend(stats)
+        return True
 
     def _block(self, key: BlockKey, stats: list[ReadStats], *, wait: bool = True, ahead: bool = False) -> _Block:
         """Return a block; add the statistics of its reads to ``stats``.

@@ -1,10 +1,10 @@
-"""Ranks that read together compare what must be the same on them: before the first batch, and at the end of an epoch.
+"""Ranks that read together compare their arguments and orders: before the first batch, and at the end of an epoch.
 
 A loader that is told something else on one rank than on another (a batch size, a dtype, a file behind the same path, an
-order) would hang, or mix samples, in whatever collective comes next. So each rank writes what it has into the process
-group's store, and compares it with what the first rank has that reads the same samples, and with the first rank of all
-(:mod:`scidata.shard.comm.comparing`); what any of them has found, all raise. The loop waits meanwhile, and hears of a
-rank that fails. At the end, only the order is compared, by the ranks that share it.
+order) would hang, or mix samples, in whatever collective comes next. So each rank writes its values into the process
+group's store, and compares them with those of the first rank that reads the same samples, and of the first rank of all
+(:mod:`scidata.shard.comm.comparing`); all raise a difference that any of them has found. The loop waits meanwhile, and
+hears of a rank that fails. At the end, only the order is compared, by the ranks that share it.
 
 A rank that does not come to the first batch is named in a warning, and the loop goes on: one rank may iterate alone.
 Where it waits for that rank in a collective, the error after the process group's timeout (``init_mesh(timeout=)``)
@@ -33,10 +33,10 @@ _log = logging.getLogger("scidata")
 
 _PAUSES = 0.0002, 0.02  # s between two questions: at first, and in the end
 _RANKS_A_POLL = 64  # more ranks ask less often: one process answers them all
-_LOOK = 0.1  # s between two looks of the loop at what has become of other ranks
+_LOOK = 0.1  # s between two looks of the loop at the fate of other ranks
 _LOOKS = 10  # for why the store does not answer
 _GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
-_ASK_SECONDS = 1.0  # for who has not come, where a collective has failed
+_ASK_SECONDS = 1.0  # for the ranks that have not come, where a collective has failed
 _LATE_SECONDS = 10.0  # that others have not come, after which a warning names one of them
 
 
@@ -46,9 +46,9 @@ class Agreement:
     Parameters
     ----------
     of_loader
-        What is the same on all ranks.
+        Values that all ranks must share.
     of_data
-        Called when the first batch is asked for: what is the same on those that share their samples, besides these.
+        Called when the first batch is asked for: returns values that ranks which share their samples must share, too.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Agreement:
         Raises
         ------
         ConfigError
-            Ranks differ: in what, with the values; on all ranks alike.
+            Ranks differ: names the values, and which ranks have them; on all ranks alike.
         RankFailedError
             A rank has failed.
         """
@@ -120,7 +120,7 @@ class Agreement:
         raise talk.error
 
     def _leave(self) -> None:
-        """Let the others pass, once, who come to what this rank does not come to: the loop was left before."""
+        """Vote once in comparisons that this rank does not come to, since its loop was left: nobody waits for it."""
         self._session.leave = lambda: None
         for name in ("start", "end") if self._start is None else ("end",):
             self._talk(name).comparison.pass_by()

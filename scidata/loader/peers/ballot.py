@@ -1,7 +1,7 @@
-"""Leaving out samples that cannot be read, on all ranks alike: what ``on_error="skip"`` is made of.
+"""Leaving out samples that cannot be read, on all ranks alike, for ``on_error="skip"``.
 
 The samples of a step are left out of it as soon as one rank cannot read its part, and only when all ranks know: so
-every rank says of every step, once it has read it, how that went, and the last one to do so writes down what follows.
+every rank says of every step, once it has read it, how that went, and the last one to do so writes down the result.
 That is two short messages a step to the process group's store, sent by the reader threads; the loop asks for the
 result, which is there where reading runs ahead.
 """
@@ -21,7 +21,7 @@ _KEPT = 512  # steps whose votes stay in the store; far more than can be in flig
 
 
 class OwnBallot:
-    """For one process: leaves out what it cannot read."""
+    """For one process: leaves out samples that it cannot read."""
 
     def __init__(self) -> None:
         self._bad: dict[int, frozenset[int]] = {}
@@ -76,7 +76,7 @@ Ballot: TypeAlias = OwnBallot | CommonBallot
 
 
 class _Report(TypedDict):
-    """What one rank could not read of a step."""
+    """The places of a step that one rank could not read."""
 
     dp: int
     rank: int
@@ -86,7 +86,7 @@ class _Report(TypedDict):
 
 
 class _Result(TypedDict):
-    """What is left out of a step: ``places`` by dp rank, or the whole step."""
+    """The places that are left out of a step, by dp rank, or the whole step."""
 
     places: dict[str, list[int]]
     whole: bool

@@ -1,4 +1,4 @@
-"""One iteration of a loader under watch: what its loop says and asks, and what the board's thread does for it.
+"""One iteration of a loader under watch: the calls of its loop, and those of the board's thread.
 
 The protocol is told in :mod:`scidata.loader.peers.watch`.
 """
@@ -21,7 +21,7 @@ _SHOWN = 8  # samples of a step
 
 
 class _Reading(TypedDict):
-    """What a rank says of its reading: its latest step, with a checksum over all samples so far, and the first of them.
+    """The reading that a rank posts: its latest step, with a checksum over all samples so far, and the first of them.
 
     ``total`` is the number of steps, once the loop has come to their end.
     """
@@ -36,7 +36,7 @@ class _Reading(TypedDict):
 
 
 class Session:
-    """One iteration of a loader under watch. Ends with :meth:`end`; keeps no reference to who iterates.
+    """One iteration of a loader under watch. Ends with :meth:`end`; keeps no reference to the iterator.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Session:
     leave
         Called by it where the loop was left before its end.
     is_agreed
-        Whether what ranks compare before the first batch has been compared: it says more than the thread would.
+        Whether the ranks have compared their arguments: that error says more than the thread's would.
     meeting, is_aligned
         Those of the watch, in this iteration.
     """
@@ -114,7 +114,7 @@ class Session:
         return {"the samples of step 0": _shown(self._steps.get(0, (0, []))[1])}
 
     def whole_order(self) -> dict[str, str]:
-        """Return what the loop has come to the end of, in words."""
+        """Return the order of the epoch that the loop has come to the end of, in words."""
         step, checksum, own = self._latest
         self._total = step + 1
         facts = {"the number of steps": f"{step + 1}", "the order": f"{checksum:08x}, ending with {_shown(own)}"}
@@ -130,7 +130,7 @@ class Session:
         self._board.events.append(self._board.post(event) if tell else event)
 
     def go_on_alone(self) -> None:
-        """Say that the loop does not wait for who has not come.
+        """Say that the loop does not wait for the ranks that have not come.
 
         Where an iteration was left in its middle before, a first batch that this rank alone has looked at perhaps, the
         others may be in another iteration than this one, and there is nothing to compare any more.
@@ -169,10 +169,10 @@ class Session:
         self._board.say(event)
 
     def timed_out(self, step: int, error: Exception) -> Exception:
-        """Return what to raise where the loop has waited too long, and tell all ranks.
+        """Return the error of a loop that has waited too long, and tell all ranks.
 
-        A rank that was stopped meanwhile comes first: :meth:`_look_after` finds it after the same time, and those who
-        began to wait before it was stopped would be a moment faster.
+        A rank that was stopped meanwhile comes first: :meth:`_look_after` finds it after the same time, and ranks
+        that began to wait before it was stopped would be a moment faster.
         """
         stopped = self._board.stopped(f"when rank {self._watch.rank} had waited {self.timeout:g} s for its data")
         if stopped is not None:

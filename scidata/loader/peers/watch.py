@@ -4,12 +4,12 @@ The board (:mod:`scidata.device_mesh.board`) calls the loop's :class:`~scidata.l
 times a second. Besides what the board has, below ``loader<n>/``, where n counts the loaders that a rank has iterated:
 
 ``rank/<r>``
-    What rank r reads: iteration, step, a checksum over all indices so far, the last of them. Only ``r`` writes it.
+    The reading of rank r: iteration, step, a checksum over all indices so far, the last of them. Only ``r`` writes it.
 
-Each rank compares its checksum with that of the first rank which reads the same samples. What it finds, and what a rank
-fails with, are events of the board, with an iteration and a step. Every rank raises one when it comes to that step, or
-at once where it is past it: so a read that fails ahead of its use ends all ranks at the same step, before they are in a
-collective there.
+Each rank compares its checksum with that of the first rank which reads the same samples. A difference that it finds,
+and an error that a rank fails with, are events of the board, with an iteration and a step. Every rank raises one when
+it comes to that step, or at once where it is past it: so a read that fails ahead of its use ends all ranks at the same
+step, before they are in a collective there.
 """
 
 from __future__ import annotations

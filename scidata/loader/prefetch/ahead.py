@@ -19,12 +19,11 @@ from scidata.grids.blocks.pool import BlockPool, BlockRead
 _MAX_SAMPLES = 1024  # that are looked at ahead of those that are read
 _EARLY = 4  # times the blocks of one item are read before the first that needs them: new ones come in turns
 
-_Place: TypeAlias = tuple[int, BlockKey]  # of a block: its pool, and its key there
-_Reads: TypeAlias = list[tuple[_Place, BlockRead]]  # of one item
+_Reads: TypeAlias = list[BlockRead]  # of one item
 
 
 class ReadAhead(Iterator[list[int]]):
-    """Gives the items of an order as they are; has what their samples share read before, within what its pool keeps.
+    """Gives the items of an order as they are; has blocks that samples share read before, as far as there is room.
 
     Iterated by one thread; :meth:`run` is the body of others.
 
@@ -35,7 +34,7 @@ class ReadAhead(Iterator[list[int]]):
     reads_of
         Returns the blocks that a sample shares with others.
     in_flight
-        Items that may be read at once, or lie ready: what they share is kept for so long.
+        Items that may be read at once, or lie ready: their shared blocks are kept for so long.
 
     Attributes
     ----------
@@ -52,12 +51,11 @@ class ReadAhead(Iterator[list[int]]):
         self._given: deque[_Reads] = deque()
         self._next: tuple[list[int], _Reads] | None = None  # pulled, but there is no room for it yet
         self._end: Exception | None = None
-        self._uses: Counter[_Place] = Counter()
-        self._held: Counter[int] = Counter()  # bytes, by pool
-        self._wanted: dict[int, set[BlockKey]] = {}
-        self._pools: dict[int, BlockPool] = {}
-        self._due: deque[tuple[_Place, BlockRead]] = deque()  # wanted, but too early yet
-        self._early: set[_Place] = set()  # being read, or read, for items that were not given yet
+        self._uses: Counter[BlockKey] = Counter()  # in any pool: no two readers have the same part
+        self._held: Counter[BlockPool] = Counter()  # bytes
+        self._wanted: dict[BlockPool, set[BlockKey]] = {}
+        self._due: deque[BlockRead] = deque()  # wanted, but too early yet
+        self._early: set[BlockKey] = set()  # being read, or read, for items that were not given yet
         self._most = 0  # blocks of one item
         self._queue: queue.SimpleQueue[BlockRead | None] = queue.SimpleQueue()
         self._closed = self.has_begun = False
@@ -78,16 +76,16 @@ class ReadAhead(Iterator[list[int]]):
         self._num_samples -= len(item)
         self._given.append(reads)
         if self._early:
-            self._early.difference_update([place for place, _ in reads])
+            self._early.difference_update([read.key for read in reads])
         self._begin_reads()
         return item
 
     def _begin_reads(self) -> None:
         """Have blocks read that are wanted, not much sooner than needed: their memory is that of blocks let go."""
         while self._due and len(self._early) < _EARLY * self._most:
-            place, read = self._due.popleft()
-            if self._uses[place] and not read.is_kept():
-                self._early.add(place)
+            read = self._due.popleft()
+            if self._uses[read.key] and not read.pool.is_kept(read.key):
+                self._early.add(read.key)
                 self._queue.put(read)
                 self.has_begun = True
 
@@ -101,15 +99,15 @@ class ReadAhead(Iterator[list[int]]):
                 read, wait = later.popleft(), True
             if read is None or self._closed:
                 break
-            is_needed = (id(read.pool), read.key) in self._uses  # readers may have read it themselves, and be done
-            if is_needed and not read.load(wait=wait):
+            is_needed = read.key in self._uses  # readers may have read it themselves, and be done
+            if is_needed and not read.pool.read_ahead(read.key, wait=wait):
                 later.append(read)
         self._queue.put(None)  # for the next thread
 
     def stop(self) -> None:
         """Tell the threads to end; takes no lock."""
         self._closed = True
-        for pool in list(self._pools.values()):
+        for pool in list(self._wanted):
             pool.worth.wanted.pop(id(self), None)
         self._queue.put(None)
 
@@ -124,10 +122,7 @@ class ReadAhead(Iterator[list[int]]):
             except Exception as e:  # raised when it is its turn; an interrupt is at once
                 self._end = without_frames(e)
             else:
-                self._next = (
-                    item,
-                    [((id(read.pool), read.key), read) for index in item for read in self._shared_by(index)],
-                )
+                self._next = item, [read for index in item for read in self._shared_by(index)]
         if self._next is None or (self._coming and not self._fits(self._next[1])):
             return False
         item, reads = self._next
@@ -135,8 +130,8 @@ class ReadAhead(Iterator[list[int]]):
         self._coming.append((item, reads))
         self._num_samples += len(item)
         self._most = max(self._most, len(reads))
-        for place, read in reads:
-            self._note(place, read)
+        for read in reads:
+            self._note(read)
         return True
 
     def _shared_by(self, index: int) -> Sequence[BlockRead]:
@@ -146,35 +141,34 @@ class ReadAhead(Iterator[list[int]]):
             return ()
 
     def _fits(self, reads: _Reads) -> bool:
-        more: Counter[int] = Counter()
-        room = {}
-        for place, read in {place: read for place, read in reads if not self._uses[place]}.items():
-            room[place[0]] = read.room
-            more[place[0]] += read.nbytes
-        return all(self._held[pool] + nbytes <= room[pool] for pool, nbytes in more.items())
+        more: Counter[BlockPool] = Counter()
+        for read in {read.key: read for read in reads if not self._uses[read.key]}.values():
+            more[read.pool] += read.nbytes
+            if self._held[read.pool] + more[read.pool] > read.pool.max_bytes(read.key.part):
+                return False
+        return True
 
-    def _note(self, place: _Place, read: BlockRead) -> None:
-        pool = place[0]
+    def _note(self, read: BlockRead) -> None:
+        key, pool = read.key, read.pool
         if pool not in self._wanted:
-            self._pools[pool] = read.pool
-            self._wanted[pool] = read.pool.worth.wanted[id(self)] = set()
-        if not self._uses[place]:
+            self._wanted[pool] = pool.worth.wanted[id(self)] = set()
+        if not self._uses[key]:
             self._held[pool] += read.nbytes
-        self._uses[place] += 1
-        if self._uses[place] == read.enough:
-            self._wanted[pool].add(read.key)
-            if not read.is_kept():
-                self._due.append((place, read))
+        self._uses[key] += 1
+        if self._uses[key] == read.enough:
+            self._wanted[pool].add(key)
+            if not pool.is_kept(key):
+                self._due.append(read)
 
     def _forget(self, reads: _Reads) -> None:
-        for place, read in reads:
-            pool = place[0]
-            self._uses[place] -= 1
-            if not self._uses[place]:
-                del self._uses[place]
+        for read in reads:
+            key, pool = read.key, read.pool
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
                 self._held[pool] -= read.nbytes
-                self._wanted[pool].discard(read.key)
-                read.give_up()
+                self._wanted[pool].discard(key)
+                pool.give_up(key)
 
 
 def without_frames(error: Exception) -> Exception:

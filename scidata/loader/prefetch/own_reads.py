@@ -9,11 +9,12 @@ time.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 _SMALL = 0.002  # s: samples that take longer are left to threads, without a trial
 _MATTERS = 0.02  # of a step: reads that take less are not worth a trial
 _IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
-_BESIDE = 0.97  # ... and where it does: what steps differ by from trial to trial speaks for threads
+_BESIDE = 0.97  # ... and where it does: steps differ a little between trials, in doubt threads are taken
 _TRIAL = 16  # steps
 _SKIPPED = 3  # steps after a change, of which some were read the other way
 _SETTLED = (64, 1024)  # steps between two trials: at first, when much is done for the first time, and at most
@@ -30,9 +31,7 @@ class OwnReads:
 
     def __init__(self) -> None:
         self.now = False
-        self._steps: list[float] = []
-        self._loops: list[float] = []  # seconds of the loop itself in them
-        self._reads: list[float] = []
+        self._steps: list[tuple[float, float, float]] = []  # seconds of each, of the loop itself in it, and of reading
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED
         self._wait = 0  # steps until the next trial
@@ -62,30 +61,27 @@ class OwnReads:
         if self._skip:
             self._skip -= 1
             return
-        self._steps.append(at - last)
-        self._loops.append(asked - last)
-        self._reads.append(read)
-        if len(self._steps) < _TRIAL:
-            return
-        is_small = statistics.median(self._reads) <= _SMALL
+        self._steps.append((at - last, asked - last, read))
+        if len(self._steps) == _TRIAL:  # medians of each step would take as long as a tenth of a small read
+            steps, loops, reads = zip(*self._steps, strict=True)
+            self._steps.clear()
+            self._judge(_middle(steps), statistics.median(loops), statistics.median(reads))
+
+    def _judge(self, step: float, loop: float, read: float) -> None:
+        """Go on, change sides, or begin a trial: by the seconds of a step, of the loop itself in it, and of reading."""
+        is_small = read <= _SMALL
         if self._before is not None:
-            better = is_small or not self.now
-            ratio = _middle(self._steps) / self._before
-            idle = statistics.median(self._loops) < statistics.median(self._reads) / 2
-            most = _IDLE if idle else _BESIDE
-            better &= ratio < (most if self.now else 1 / most)
-            self._before = None
-            self._settle(change=not better)
+            most = _IDLE if loop < read / 2 else _BESIDE
+            ratio, self._before = step / self._before, None
+            is_better = is_small and ratio < most if self.now else ratio < 1 / most
+            self._settle(change=not is_better)
         elif self.now and not is_small:
             self._settle(change=True)
+        elif self._wait <= 0 and is_small and read < _MATTERS * step:
+            self._settle(change=False)
         elif self._wait <= 0 and is_small:
-            before = _middle(self._steps)
-            if statistics.median(self._reads) < _MATTERS * before:
-                self._settle(change=False)
-            else:
-                self._change()
-                self._before = before
-        self._forget()  # medians of each step would take as long as a tenth of a small read
+            self._change()
+            self._before = step
 
     def _settle(self, *, change: bool) -> None:
         self._wait = self._settled
@@ -97,13 +93,8 @@ class OwnReads:
         self.now = not self.now
         self._skip = _SKIPPED
 
-    def _forget(self) -> None:
-        self._steps.clear()
-        self._loops.clear()
-        self._reads.clear()
 
-
-def _middle(seconds: list[float]) -> float:
+def _middle(seconds: Sequence[float]) -> float:
     """Return the mean of the middle half: of two threads that take turns every other step is quick."""
     ordered, quarter = sorted(seconds), len(seconds) // 4
     return statistics.fmean(ordered[quarter : len(ordered) - quarter])

@@ -1,12 +1,12 @@
 """Read ahead in threads into reused buffers, and copy to the GPU beside the computation. Knows no format.
 
-The parts, from the inside out: a :class:`BufferRing` owns the memory, a copier (:class:`HostCopier`,
-:class:`DeviceCopier`) turns a filled buffer set into tensors, a
-:class:`Prefetcher` keeps reader threads filling sets ahead of the one that asks. They meet at four promises:
+The parts, from the inside out: a :class:`Ring` bounds how many batches there are at a time, a copier
+(:class:`HostCopier`, :class:`DeviceCopier`) turns filled places into tensors, a :class:`Prefetcher` keeps reader
+threads filling places ahead of the one that asks. They meet at four promises:
 
-* what the user keeps stays valid for ever: its memory leaves the ring and comes back when the last view of it dies;
-* memory follows what is kept: ``prefetch + 1`` sets, plus one for each batch kept beyond the current one;
-* a pinned buffer is written again only after its copy's event;
+* a batch that the user keeps stays valid for ever: its memory is used again when the last view of it dies;
+* memory follows the batches that are kept: ``prefetch + 1``, plus one for each batch kept beyond the current one;
+* memory is written again only after its copy's event;
 * leaving early, by whatever way, ends the threads.
 
 The threads are ended by a finalizer, which may run in the middle of a collection on a thread that holds a lock. So
@@ -44,9 +44,9 @@ _log = logging.getLogger("scidata")
 class Prefetcher(Iterator[tuple[list[int], Batch]]):
     """Iterate over items (lists of sample indices), reading ahead in threads; gives ``(item, tensors)`` in order.
 
-    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field; with a :class:`SlotRing` they
-    are the list of what ``fill`` put into the slots. At most ``prefetch`` items are being read or lie ready while the
-    consumer works on another. The items' iterator runs in the consumer's thread.
+    ``tensors`` hold the samples of an item side by side: ``(len(item), *shape)`` a field; with a :class:`SlotSet` they
+    are the list of parts that ``fill`` put into the slots. At most ``prefetch`` items are being read or lie ready while
+    the consumer works on another. The items' iterator runs in the consumer's thread.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         Reads one sample; called from several threads at once. An error it raises comes out of ``next()`` when it is
         that item's turn, with its own traceback and a note that names the sample; the items before it come first.
     ring
-        Whose capacity is ``prefetch + 1`` for the memory bound; used by one Prefetcher at a time.
+        Its limit is set to ``prefetch``; of one Prefetcher.
     num_workers
         Reader threads; 0 reads in the calling thread, when asked.
     prefetch
@@ -65,8 +65,6 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         Default: the tensors stay on the host.
     stats
         Counts are added to it.
-    on_close
-        Called once, when the threads have ended and the ring is free for another use.
     timeout
         Seconds that an item may be waited for, 0 for ever; half of them, or 30, are warned of.
     peers
@@ -74,7 +72,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
     ballot
         Samples that cannot be read are left out as it decides; default: they end the iteration.
     ahead
-        Reads what samples share, in as many threads besides; the items are its own.
+        Reads the blocks that samples share, in as many threads besides; the items are its own.
     own_reads
         Says whether the caller of ``next()`` reads for itself, though there are threads; default: never.
 
@@ -94,7 +92,6 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         prefetch: int | Depth = 2,
         copier: Copier | None = None,
         stats: PrefetchStats | None = None,
-        on_close: Callable[[], None] = lambda: None,
         timeout: float = 0.0,
         peers: Session | None = None,
         ballot: Ballot | None = None,
@@ -121,15 +118,19 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
         self._started: set[str] = set()  # kinds of them
-        self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending, on_close)
+        self._finalizer = weakref.finalize(self, shut_down, self._readers, self._threads, self._pending)
 
     def __next__(self) -> tuple[list[int], Batch]:
         """Return the next item's indices and tensors."""
         if not self._finalizer.alive:
             raise StopIteration
-        self._asked = time.perf_counter()
+        self._asked, self.taken = time.perf_counter(), []
         try:
-            return self._next()
+            while True:
+                item, tensors = self._one()
+                if item:
+                    return item, tensors
+                del tensors  # all of it was left out
         except BaseException:  # the end, an error, an interrupt
             self.close()
             raise
@@ -143,14 +144,6 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         results = self._readers.results
         return lambda: results.put(None)
 
-    def _next(self) -> tuple[list[int], Batch]:
-        self.taken = []
-        while True:
-            item, tensors = self._one()
-            if item:
-                return item, tensors
-            del tensors  # all of it was left out
-
     def _one(self) -> tuple[list[int], Batch]:
         if self._pending:
             read = [work.filled for work in self._pending]
@@ -159,7 +152,6 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         if depth != self._fitted:
             self._ring.fit(depth)
             self._fitted = depth
-        self._ring.make_room()
         self._submit()
         if not self._pending:
             raise StopIteration
@@ -215,21 +207,16 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
             thread.start()
 
     def _await(self, head: Work) -> None:
-        began = time.perf_counter()
+        began, warned = time.perf_counter(), False
         with trace.span("wait", batch=head.number):
-            self._await_since(began, head)
+            if head.own and not head.arrived:
+                self._readers.read_now(head)
+                if self._readers.closed:  # by another thread
+                    raise StopIteration
+            while not head.arrived:
+                warned = self._receive(head, time.perf_counter() - began, warned)
+            self._readers.start_copy(head)  # filled before it was allowed
         self.stats.wait_seconds += time.perf_counter() - began
-
-    def _await_since(self, began: float, head: Work) -> None:
-        if head.own and not head.arrived:
-            self._readers.read_now(head)
-            if self._readers.closed:  # by another thread
-                raise StopIteration
-            return
-        warned = False
-        while not head.arrived:
-            warned = self._receive(head, time.perf_counter() - began, warned)
-        self._readers.start_copy(head)  # filled before it was allowed
 
     def _receive(self, head: Work, waited: float, warned: bool) -> bool:
         """Wait for something to arrive; return whether the user was told that it takes long."""

@@ -8,32 +8,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 from scidata.core import trace
 from scidata.loader.peers.ballot import Ballot
 from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead
 from scidata.loader.prefetch.buffers import Ring
-from scidata.loader.prefetch.copiers import Copier
+from scidata.loader.prefetch.copiers import Copier, DeviceCopier
+from scidata.loader.prefetch.workers import WorkerReader
 
-#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or
-#: what may have ``bytes_fetched``.
+#: Reads one sample, by its index, into the given arrays (or slot); returns a ReadStats, the bytes it fetched, or an
+#: object that may have ``bytes_fetched``.
 Fill: TypeAlias = Callable[[int, Any], object]
 
 _JOIN_SECONDS = 5.0  # a read that hangs (a dead file system) must not hang the exit too
 _BEGIN_SECONDS = 1.0  # for the first step of a thread
-
-
-@runtime_checkable
-class ProcessFill(Protocol):
-    """A :data:`Fill` that waits for processes, which end with the iteration."""
-
-    def stop(self) -> None:
-        """Let waiting threads go; takes no lock."""
-
-    def end(self) -> None:
-        """Wait for the processes that were stopped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +41,7 @@ class Work:
     own: bool = False  # the consumer reads it
     error: BaseException | None = None
     error_slot: int = -1
-    reads: list[tuple[object, float]] = field(default_factory=list)  # what each fill returned, and its seconds
+    reads: list[tuple[object, float]] = field(default_factory=list)  # the result of each fill, and its seconds
     copy_seconds: float = 0.0
     bad: dict[int, BaseException] = field(default_factory=dict)  # places that may be left out
 
@@ -83,7 +73,7 @@ class Readers:
     _slot: int = 0
 
     def __post_init__(self) -> None:
-        self.processes = self.fill if isinstance(self.fill, ProcessFill) else None
+        self.processes = self.fill if isinstance(self.fill, WorkerReader) else None
 
     def run(self) -> None:
         """Fill slots until closed: the body of a reader thread."""
@@ -171,7 +161,7 @@ class Readers:
 
     def allow_copies(self, up_to: int) -> None:
         """Let the copies of items up to this number begin as soon as they are filled."""
-        self._copy_up_to = up_to  # before the caller asks what is filled, as readers say so before they look here
+        self._copy_up_to = up_to  # before the caller asks which are filled, as readers say so before they look here
 
     def start_copy(self, work: Work) -> None:
         """Begin the copy of a filled item that may be copied, once."""
@@ -218,9 +208,7 @@ def _join(thread: threading.Thread, deadline: float) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def shut_down(
-    readers: Readers, threads: list[threading.Thread], pending: deque[Work], on_close: Callable[[], None]
-) -> None:
+def shut_down(readers: Readers, threads: list[threading.Thread], pending: deque[Work]) -> None:
     """End the threads, then return the buffers that are still on their way. Lock-free: see the module's docstring."""
     readers.stop()
     if threading.current_thread() not in threads:  # a collection may run on one of them, which holds a turn then
@@ -230,8 +218,8 @@ def shut_down(
     if readers.processes is not None:
         readers.processes.end()
     if any(thread.ident is None or thread.is_alive() for thread in threads):
-        return  # it may still write: its buffers, and the ring, are not used again
+        return  # it may still write to its buffers
     while pending:
         readers.release(pending.popleft())
-    if not readers.ring.busy:  # an interrupt between two steps of a hand-over may leave a set behind
-        on_close()
+    if isinstance(readers.copier, DeviceCopier):
+        readers.copier.settle()

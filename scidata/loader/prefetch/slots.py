@@ -1,7 +1,6 @@
-"""Places for samples whose size is known only once they are read: they stand in for a buffer ring.
+"""Places for samples whose size is known only once they are read: they stand in for buffers.
 
-A place holds the part that the reader made, which is the user's from then on. The number of places is bounded.
-The memory of large arrays comes from a :class:`~scidata.core.memory.ArrayPool`.
+A place holds the part that the reader made, which is the user's from then on.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-
-from scidata.loader.prefetch.buffers import Ring
 
 
 @runtime_checkable
@@ -42,12 +39,12 @@ class Slot:
 
 
 class SlotSet:
-    """The places of one batch."""
+    """The places of one batch; ``pin``: its arrays pass through page-locked memory on their way to a device."""
 
-    __slots__ = ("slots",)
+    __slots__ = ("_pin", "slots")
 
-    def __init__(self, rows: int) -> None:
-        self.slots = [Slot() for _ in range(rows)]
+    def __init__(self, rows: int, *, pin: bool = False) -> None:
+        self.slots, self._pin = [Slot() for _ in range(rows)], pin
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +55,14 @@ class SlotSet:
         """Return the place of one sample."""
         return self.slots[row]
 
+    def contents(self) -> list[object]:
+        """Return the samples' parts."""
+        return [slot.part for slot in self.slots]
+
     def host_tensors(self) -> list[torch.Tensor]:
         """Return the arrays of all parts, one part after another; of a part that is no :class:`HasArrays`, none."""
-        return [torch.from_numpy(array) for arrays in self._arrays() for array in arrays.values()]
+        tensors = [torch.from_numpy(array) for arrays in self._arrays() for array in arrays.values()]
+        return [tensor.pin_memory() for tensor in tensors] if self._pin else tensors
 
     def batch_of(self, tensors: Sequence[torch.Tensor]) -> list[object]:
         """Return the parts, with these in place of their arrays."""
@@ -72,35 +74,3 @@ class SlotSet:
 
     def _arrays(self) -> list[Mapping[str, object]]:
         return [slot.part.arrays() if isinstance(slot.part, HasArrays) else {} for slot in self.slots]
-
-
-class SlotRing(Ring[SlotSet]):
-    """Bounds how many batches are being read, or wait for their turn, besides the one that the user works on."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-        self.rows = 1  # of the largest batch seen
-
-    def _take(self, rows: int) -> SlotSet | None:
-        if len(self._busy) >= self.limit:
-            return None
-        slots = SlotSet(rows)
-        self.rows = max(self.rows, rows)
-        self._busy.add(slots)
-        return slots
-
-    def hand_out(self, buffers: SlotSet) -> list[object]:
-        """Return the samples' parts."""
-        parts = [slot.part for slot in buffers.slots]
-        self.give_back(buffers)
-        return parts
-
-    def give_back(self, buffers: SlotSet, event: torch.cuda.Event | None = None) -> None:
-        """Let go of a batch: handed out, or wanted by nobody."""
-        self._busy.discard(buffers)
-        self.wake()
-
-    def fit(self, prefetch: int) -> None:
-        """Change how many there may be."""
-        self.limit = prefetch

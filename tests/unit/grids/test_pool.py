@@ -160,7 +160,7 @@ def test_threads_count_what_was_read_and_used(
         decoded = 0
         for index in range(STEPS):
             for each in pooled.shared_reads(index, pooled.partition.coordinate(0)):
-                each.load()
+                shared.read_ahead(each.key)
             decoded += read(pooled, index, 0)[1].bytes_decoded
             if i == 0:
                 pickle.dumps(pooled)
@@ -237,12 +237,13 @@ def test_a_block_that_has_been_used_is_not_read_ahead(tmp_path):
     here = reader.partition.coordinate(0)
     (first,), (second,) = reader.shared_reads(0, here), reader.shared_reads(3, here)
     reader.pool.worth.wanted[1] = {second.key}
-    assert first.load()
-    assert second.load()
-    assert (first.is_kept(), second.is_kept()) == (False, True)
-    reader.pool.worth.wanted[1].add(first.key)
-    first.load()
-    assert first.is_kept()
+    pool = reader.pool
+    assert pool.read_ahead(first.key)
+    assert pool.read_ahead(second.key)
+    assert (pool.is_kept(first.key), pool.is_kept(second.key)) == (False, True)
+    pool.worth.wanted[1].add(first.key)
+    pool.read_ahead(first.key)
+    assert pool.is_kept(first.key)
 
 
 def test_a_field_without_time_is_the_first_files_with_a_pool_and_without(tmp_path):

@@ -109,7 +109,9 @@ def test_a_thread_that_comes_late_reads_nothing_that_is_done_with(path: Path) ->
     used = {read.key for index in range(STEPS // 2 - 4, STEPS) for read in ds.shared_reads(index)}
     ahead._queue.put(None)
     ahead.run()
-    loaded = [key for index in range(STEPS) for read in ds.shared_reads(index) if (key := read.key) and read.is_kept()]
+    loaded = [
+        key for index in range(STEPS) for read in ds.shared_reads(index) if (key := read.key) and read.pool.is_kept(key)
+    ]
     assert loaded
     assert set(loaded) <= used
     assert len(set(loaded)) < queued

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import pickle
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import pytest
 import torch
 
 import scidata
+from scidata.core.memory import ArrayPool
 from scidata.core.options import ReadOptions
-from scidata.loader.data_loader import DataLoader
-from scidata.loader.prefetch.copiers import DeviceCopier, Staging
+from scidata.core.types import BufferSpec
+from scidata.loader.prefetch.buffers import Ring, buffer_ring
+from scidata.loader.prefetch.copiers import DeviceCopier
 from scidata.loader.prefetch.prefetcher import Prefetcher
-from scidata.loader.prefetch.slots import SlotRing
+from scidata.loader.prefetch.slots import SlotSet
 from scidata.store.reading.reader import StoreReader
 
 NUM_ROWS = [5, 0, 70, 71, 3, 200, 200, 1, 90, 12]
@@ -93,60 +95,70 @@ def equal(found: Part, index: int) -> bool:
     )
 
 
+def ring_of(limit: int = 2) -> Ring[SlotSet]:
+    return Ring(SlotSet, limit, ArrayPool())
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_block_is_written_again_only_after_its_copy(num_workers: int, size: int) -> None:
-    blocks: list[int] = []
+def test_memory_is_written_again_only_after_its_copy(num_workers: int, size: int) -> None:
+    transfer, memory = LateTransfer(), ArrayPool()
+    specs = {"u": BufferSpec(shape=(1 << 17,), dtype=np.dtype(np.float32))}
+    ring = buffer_ring(specs, 2, memory)
+    items = [list(range(i, min(i + size, 10))) for i in range(0, 10, size)] * 4
 
-    def allocate(nbytes: int) -> torch.Tensor:
-        blocks.append(nbytes)
-        return torch.full((nbytes,), 77, dtype=torch.uint8)
+    def fill(index: int, out: dict[str, np.ndarray]) -> None:
+        out["u"][...] = index
 
-    transfer, ring, staging = LateTransfer(), SlotRing(2), Staging(allocate)
-    items = [list(range(i, min(i + size, len(NUM_ROWS)))) for i in range(0, len(NUM_ROWS), size)] * 4
     kept = []
-    for item, parts in Prefetcher(
-        items, read, ring, num_workers=num_workers, copier=DeviceCopier(ring, transfer, staging)
-    ):
-        kept.append((item, parts))
-    while staging._free:  # what the device would have done by itself
-        event = staging._free.popleft().event
-        if event is not None:
-            event.synchronize()
-    assert all(equal(p, i) for item, parts in kept for i, p in zip(item, parts, strict=True))
+    copier = DeviceCopier(ring, transfer)
+    for item, tensors in Prefetcher(items, fill, ring, num_workers=num_workers, copier=copier):
+        kept.append((item, tensors["u"]))
+    assert all(u[:, [0, -1]].tolist() == [[i, i] for i in item] for item, u in kept)
+    assert transfer.begun == transfer.waits == len(items)
     assert not ring.busy
-    largest = max(sum(part(i).arrays()[n].nbytes + 64 for i in item for n in part(0).arrays()) for item in items)
-    assert max(blocks) <= 1.25 * largest
-    assert len(blocks) <= 3 * 4, "blocks are not used again"  # two under way and one late, each grown a few times
-    assert transfer.waits >= len(items) - 3
+    assert memory.num_allocated <= 3 + 2 * 4  # two under way and one late; and the short ones at the end
 
 
-def test_without_staging_parts_are_copied_from_where_they_lie() -> None:
-    transfer, ring = LateTransfer(), SlotRing(2)
-    prefetcher = Prefetcher([[5], [1], [2]], read, ring, copier=DeviceCopier(ring, transfer, None))
-    kept = []
-    for (index,), (found,) in prefetcher:
-        assert found.values["u"].shape == (NUM_ROWS[index], 3)
-        kept.append(found)
-    assert len(kept) == transfer.begun == 3
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_parts_are_copied_from_where_they_lie(num_workers: int) -> None:
+    transfer, ring = LateTransfer(), ring_of()
+    items = [[5, 1], [2], [0, 8, 9]]
+    kept = list(Prefetcher(items, read, ring, num_workers=num_workers, copier=DeviceCopier(ring, transfer)))
+    assert all(equal(p, i) for item, parts in kept for i, p in zip(item, parts, strict=True))
+    assert [item for item, _ in kept] == items
+    assert transfer.begun == 3
+
+
+def test_parts_pass_through_page_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.nbytes)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    ring = Ring(partial(SlotSet, pin=True), 2, ArrayPool())
+    ((_, (found,)),) = Prefetcher([[5]], read, ring, copier=DeviceCopier(ring, LateTransfer()))
+    assert equal(found, 5)
+    assert pinned == [array.nbytes for array in part(5).arrays().values()]
 
 
 def test_parts_of_another_make_are_handed_out_as_they_are() -> None:
     def plain(index: int, out: Any) -> None:
         out.part = index
 
-    ring = SlotRing(2)
-    copier = DeviceCopier(ring, LateTransfer(), Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
+    ring = ring_of()
+    copier = DeviceCopier(ring, LateTransfer())
     assert [parts for _, parts in Prefetcher([[3, 4], [5]], plain, ring, copier=copier)] == [[3, 4], [5]]
 
 
-def test_leaving_early_returns_the_blocks() -> None:
-    transfer, ring = LateTransfer(), SlotRing(3)
-    staging = Staging(lambda n: torch.empty(n, dtype=torch.uint8))
-    prefetcher = Prefetcher([[i] for i in range(10)], read, ring, copier=DeviceCopier(ring, transfer, staging))
+def test_leaving_early_returns_the_places() -> None:
+    transfer, ring = LateTransfer(), ring_of(3)
+    prefetcher = Prefetcher([[i] for i in range(10)], read, ring, copier=DeviceCopier(ring, transfer))
     next(prefetcher)
     prefetcher.close()
-    assert len(staging._free) == transfer.begun
+    assert transfer.waits == transfer.begun
     assert not ring.busy
     del prefetcher
     gc.collect()
@@ -173,8 +185,8 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
     assert torch.equal(sample.edge_index, other.edge_index)
     assert torch.equal(sample.cells.connectivity, other.cells.connectivity)
     assert sample["u"].data_ptr() == tensors.fields["u"].data_ptr()
-    ring, transfer = SlotRing(1), LateTransfer()
-    copier = DeviceCopier(ring, transfer, Staging(lambda n: torch.empty(n, dtype=torch.uint8)))
+    ring, transfer = ring_of(1), LateTransfer()
+    copier = DeviceCopier(ring, transfer)
     for _ in range(2):  # edges and cells are shared by what is read, and by nothing that was copied
         slots = ring.acquire(1)
         slots.slot(0).part = ds.read_local(0)
@@ -185,12 +197,3 @@ def test_parts_of_a_store_come_back_whole(tmp_path: Path) -> None:
         assert torch.equal(copied.edge_index, other.edge_index)
         assert torch.equal(copied["u"], other["u"])
         assert copied.edge_index.data_ptr() != ds[0].edge_index.data_ptr()
-
-
-def test_a_loader_pickles_without_its_blocks(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "raw.h5", "w") as file:
-        file["points"] = np.random.default_rng(0).random((9, 3))
-    scidata.partition(tmp_path / "raw.h5", tmp_path / "store", kind="points")
-    loader = DataLoader(scidata.open_dataset(str(tmp_path / "store")), pin_memory=True, device="cuda")
-    loader._read_paths.staging = Staging()
-    assert pickle.loads(pickle.dumps(loader))._read_paths.staging is None

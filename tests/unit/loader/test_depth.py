@@ -89,8 +89,6 @@ def test_a_loader_reads_as_far_ahead_as_it_needs(tmp_path: Any) -> None:
         if batch.index[0] == 30:
             grown = iterator.prefetcher._depth.now
     assert 1 < grown <= 8
-    del batch
-    assert loader._read_paths.idle_rings[0].num_live <= 9
 
 
 SCRIPT = """

@@ -13,10 +13,11 @@ import pytest
 import zarr
 
 import scidata
+from scidata.core.memory import ArrayPool
 from scidata.core.types import BufferSpec
 from scidata.data import grid_dataset
 from scidata.loader.prefetch import own_reads
-from scidata.loader.prefetch.buffers import BufferRing
+from scidata.loader.prefetch.buffers import buffer_ring
 from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.prefetch.prefetcher import Prefetcher
 
@@ -112,7 +113,7 @@ def test_items_come_in_order_through_all_changes_each_read_once_and_errors_at_th
 
     items = [[2 * k, 2 * k + 1] for k in range(40)]
     got = []
-    prefetcher = Prefetcher(items, fill, BufferRing(SPECS, capacity=3), own_reads=_Forced())
+    prefetcher = Prefetcher(items, fill, buffer_ring(SPECS, 2, ArrayPool()), own_reads=_Forced())
     for item, tensors in itertools.islice(prefetcher, 28):
         assert tensors["u"][:, 0].tolist() == item
         got.append(item)
@@ -130,7 +131,7 @@ def test_leaving_amid_own_reads_ends_the_threads() -> None:
         return 1
 
     for count in (3, 7, 12):
-        prefetcher = Prefetcher([[k] for k in range(40)], fill, BufferRing(SPECS, capacity=3), own_reads=_Forced())
+        prefetcher = Prefetcher([[k] for k in range(40)], fill, buffer_ring(SPECS, 2, ArrayPool()), own_reads=_Forced())
         for _ in range(count):
             next(prefetcher)
         prefetcher.close()

@@ -1,4 +1,4 @@
-"""Processes that read, and transform what they have read, for the reader threads of a :class:`scidata.DataLoader`.
+"""Processes that read and transform samples for the reader threads of a :class:`scidata.DataLoader`.
 
 Each thread hands a sample's index to a process that has nothing to do, and waits for this rank's part, which comes in
 shared memory. So order, buffers, copies and errors are the threads', as without processes.
@@ -168,7 +168,7 @@ class _Worker:
                     if over():
                         raise _OverError
                 number, error, answer, events = self._connection.recv()
-                if number == self._number:  # and not what an epoch that was left has asked for
+                if number == self._number:  # and not a sample of an epoch that was left
                     break
         except (EOFError, OSError) as e:
             # its frames hold a memoryview, which must not end up in a cycle: collected there, CPython complains
@@ -210,8 +210,12 @@ def _main(
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # as torch's workers do, for those who use it
     set_worker_info(dataset, number=number, num_workers=num_workers, seed=seed)
-    failed = _failure_of(init_fn, number)
-    source = DatasetAdapter(dataset)
+    source, failed = DatasetAdapter(dataset), None
+    try:
+        if init_fn is not None:
+            init_fn(number)
+    except Exception as e:  # raised by each read
+        failed = _portable(e, number)
     try:
         while True:
             task, index, epoch, traced = connection.recv()
@@ -226,15 +230,6 @@ def _main(
             del answer
     except (EOFError, OSError):  # the parent has gone
         pass
-
-
-def _failure_of(init_fn: Callable[[int], None] | None, number: int) -> BaseException | None:
-    try:
-        if init_fn is not None:
-            init_fn(number)
-    except Exception as e:
-        return _portable(e, number)
-    return None
 
 
 def _read(source: DatasetAdapter, index: int, epoch: object) -> tuple[Any, object]:

@@ -149,7 +149,7 @@ def default_shard(
     """Choose the dimension that each domain axis splits.
 
     Latitude (``Y``) before longitude (``X``), so that a rank's rows are contiguous on disk, then, where the field lies
-    on neither of them, what is known to number cells, nodes or columns; a dimension with fewer rows than ranks is
+    on neither of them, a dimension known to number cells, nodes or columns; a dimension with fewer rows than ranks is
     passed over. An axis of one rank may split any.
 
     Raises

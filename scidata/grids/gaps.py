@@ -59,7 +59,7 @@ def find_gaps(series: Series, rows: IntArray, *, crosses: bool = True) -> Gaps |
 
     ``crosses``: whether files go on from each other.
     """
-    found = _times_of(series) if len(rows) > 1 else None
+    found = times_of(series) if len(rows) > 1 else None
     if found is None:
         return None
     times, unit = found
@@ -111,7 +111,7 @@ def _length(step: float, unit: str) -> str:
     return f"{step / size:g} {name}"
 
 
-def _times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
+def times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
     """Return the time of each row along the dimension of samples, and its unit, empty for seconds; None for no times.
 
     As they are stored where all files count alike, which takes no xarray.

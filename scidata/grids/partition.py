@@ -23,7 +23,7 @@ from scidata.core.bounds import (
     window,
 )
 from scidata.core.checks import check_int, names_of
-from scidata.core.options import Align, Halo
+from scidata.core.options import ReadOptions
 from scidata.core.types import IntArray, Segment, Segments
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
@@ -114,7 +114,7 @@ class GridPartition:
         return window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
 
 
-def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) -> dict[str, Any]:
+def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], argument: str) -> dict[str, Any]:
     """Spread an argument that is either one value for ``dims`` or a mapping by dimension.
 
     Raises
@@ -124,15 +124,17 @@ def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], what: str) ->
     """
     if not isinstance(value, Mapping):
         return dict.fromkeys(dims, value)
-    return {resolve_dim(name, known, what): item for name, item in value.items()}
+    return {resolve_dim(name, known, argument): item for name, item in value.items()}
 
 
-def resolve_dim(name: str | int, known: Sequence[str], what: str) -> str:
+def resolve_dim(name: str | int, known: Sequence[str], argument: str) -> str:
     """Return the dimension that a name or an integer position means."""
     if isinstance(name, int | np.integer) and not isinstance(name, bool) and -len(known) <= name < len(known):
         return known[name]
     if name not in known:
-        raise UnknownNameError(f"{what} names dimension {name!r}, which no field has{near_matches(str(name), known)}")
+        raise UnknownNameError(
+            f"{argument} names dimension {name!r}, which no field has{near_matches(str(name), known)}"
+        )
     return str(name)
 
 
@@ -168,19 +170,9 @@ def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str
 
 
 def make_partition(
-    sizes: Mapping[str, int],
-    *,
-    axis_sizes: Mapping[str, int],
-    shard: Mapping[str, str],
-    isel: Mapping[str, Any] | None = None,
-    bounds: Any = "even",
-    weights: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
-    align: Align = 1,
-    halo: Halo = 0,
-    periodic: str | Sequence[str] = (),
-    chunks: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int], options: ReadOptions, *, axis_sizes: Mapping[str, int], chunks: Mapping[str, int]
 ) -> GridPartition:
-    """Cut a grid.
+    """Cut a grid as its options say: ``isel`` before the split, which is ``shard``; each mesh axis once.
 
     Parameters
     ----------
@@ -188,46 +180,36 @@ def make_partition(
         Rows of each dimension of the source, before any crop.
     axis_sizes
         Ranks along each mesh axis that ``shard`` names.
-    shard
-        ``{dim: mesh axis}``; each axis once.
-    isel
-        Global crop, stride, index or list of indices of a dimension; applied before the split.
-    bounds
-        ``"even"``, ``"chunk"`` or explicit bounds; or ``{dim: one of these}``.
-    weights
-        Cost of each selected row of the sharded dimension (or ``{dim: costs}``); replaces ``bounds="even"``.
-    align, halo, periodic
-        As in :func:`scidata.open_dataset`.
     chunks
         Largest chunk of the fields along each dimension, for ``bounds="chunk"``.
 
     Raises
     ------
     ConfigError, UnknownNameError
-        An argument does not fit the grid. Needs no I/O, so it is the same on every rank.
+        An option does not fit the grid. Needs no I/O, so it is the same on every rank.
     """
     known = list(sizes)
-    crop = per_dim(isel or {}, known, known, "isel")
+    crop = per_dim(options.isel or {}, known, known, "isel")
     selected = selected_rows(crop, sizes)
     lengths = {dim: num_rows_of(selected[dim]) for dim in known}
 
-    shard = {resolve_dim(dim, known, "shard"): axis for dim, axis in shard.items()}
+    shard = {resolve_dim(dim, known, "shard"): axis for dim, axis in (options.shard or {}).items()}
     if len(set(shard.values())) != len(shard):
         raise ConfigError(f"shard splits two dimensions over one mesh axis: {dict(shard)}; give each its own axis")
     for dim in shard:
         if isinstance(crop.get(dim), int | np.integer):
             raise ConfigError(f"isel takes a single row of {dim!r}, so it cannot be sharded")
 
-    sharded = list(shard)
-    kinds = per_dim(bounds, sharded, known, "bounds")
-    aligns = per_dim(align, sharded, known, "align")
+    sharded, weights = list(shard), options.weights
+    kinds = per_dim(options.bounds, sharded, known, "bounds")
+    aligns = per_dim(options.align, sharded, known, "align")
     costs = per_dim(weights, sharded, known, "weights") if weights is not None else {}
     if weights is not None and not isinstance(weights, Mapping) and len(sharded) > 1:
         raise ConfigError("weights need a mapping {dim: costs} on a 2-D domain")
-    for what, given in (("bounds", kinds), ("weights", costs)):
+    for argument, given in (("bounds", kinds), ("weights", costs)):
         stray = [dim for dim in given if dim not in shard]
         if stray:
-            raise ConfigError(f"{what} names {stray[0]!r}, which is not sharded: shard is {dict(shard)}")
+            raise ConfigError(f"{argument} names {stray[0]!r}, which is not sharded: shard is {dict(shard)}")
 
     cuts: dict[str, IntArray] = {dim: np.array([0, lengths[dim]], np.int64) for dim in known}
     for dim, axis in shard.items():
@@ -235,12 +217,11 @@ def make_partition(
         cuts[dim] = _named(
             f"dimension {dim!r}",
             _bounds_of, kinds.get(dim, "even"), costs.get(dim), selected[dim], axis_sizes[axis], align=unit,
-            chunk=(chunks or {}).get(dim, 1),
+            chunk=chunks.get(dim, 1),
         )  # fmt: skip
 
-    widths = per_dim(halo, sharded, known, "halo")
-    pairs = {dim: _halo_pair(dim, width) for dim, width in widths.items()}
-    names = names_of("periodic", periodic)
+    pairs = {dim: _halo_pair(dim, width) for dim, width in per_dim(options.halo, sharded, known, "halo").items()}
+    names = names_of("periodic", options.periodic)
     return GridPartition(
         selected=selected,
         sizes=lengths,

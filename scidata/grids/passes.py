@@ -15,7 +15,8 @@ from scidata.core.checks import allocate
 from scidata.core.passes import PASS_BYTES, merged_blocks, usual_steps
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments
 from scidata.core.urls import Url
-from scidata.grids.labels import known_labels, label_text, labels_of, seconds_of
+from scidata.grids.gaps import times_of
+from scidata.grids.labels import known_labels, label_text, labels_of
 from scidata.grids.partition import GridPartition, chunk_edges
 from scidata.grids.parts import Field
 from scidata.grids.sample_rows import SampleRows
@@ -194,14 +195,8 @@ def plain_labels(series: Series, partition: GridPartition, dim: str) -> list[Any
 
 def row_times(series: Series) -> npt.NDArray[np.float64] | None:
     """Return when each row along the sample dim is, in a unit of its own; None where nothing says so."""
-    dim = series.sample_dim
-    if dim is None:
-        return None
-    found = known_labels(series, dim)
-    if found is None and len(series.files) == 1:
-        found = series.coordinate(dim)  # as it is stored
-    if found is None or not len(found):
-        return None
-    if found.dtype.kind in "MO":
-        return seconds_of(found)
-    return found.astype(np.float64) if found.dtype.kind in "iuf" else None
+    found = times_of(series)
+    if found is not None or series.sample_dim is None:
+        return None if found is None else found[0]
+    labels = known_labels(series, series.sample_dim)
+    return None if labels is None or labels.dtype.kind not in "iuf" else labels.astype(np.float64)

@@ -5,14 +5,16 @@ Plans ranks in turn, without starting any; memory does not grow with their numbe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from scidata.core.options import ReadOptions
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Segment, Selection, Source
+from scidata.core.types import IntArray, Selection
 from scidata.core.urls import public_text
 from scidata.errors import SciDataError
 from scidata.grids.blocks.node_shares import NodeRanks
@@ -37,7 +39,7 @@ class GridPlan(PlanSummary):
     Attributes
     ----------
     reader, sample
-        What was planned.
+        The plan's data set and sample.
     bytes_memory
         ``(num_ranks,)`` int64: of the decoded part, halo included.
     bytes_halo
@@ -133,7 +135,7 @@ def plan_grid(
     Parameters
     ----------
     ranks
-        Only these: the sums then have a row for each of them, and say what to expect of the rest.
+        Only these: the sums then have a row for each of them, an estimate of the rest.
     tick
         Called when a rank's plan of one field begins.
 
@@ -153,7 +155,7 @@ def plan_grid(
         **{name: np.sum([getattr(summary, name) for summary in summaries], axis=0) for name in TOTALS},
         bytes_memory=np.array([sum(s.nbytes for s in reader.buffer_specs(at).values()) for at in places], np.int64),
         bytes_halo=np.sum([each.bytes_halo for each in reads], axis=0),
-        num_owned=_num_owned(reader, places),
+        num_owned=np.array([_num_owned(reader, at) for at in places], np.int64),
         shared_chunks=sum(summary.shared_chunks for summary in summaries),
         exact=all(summary.exact for summary in summaries),
         notes=tuple(dict.fromkeys([*(each.note for each in reads if each.note), *_notes(reader, places)])),
@@ -174,27 +176,20 @@ def _reads_of(
     """Plan a field for ranks at some places: once for each file that the sample's steps lie in."""
     owned, local = _cells_of(reader, name, places)
     for k, (i, layout, first) in enumerate(reader.selections(name, sample, places[0])):
-        small, shift = _only_this_sample(reader, layout, first)
 
-        def selection_of(rank: int, k: int = k, shift: IntArray = shift) -> Selection:
+        def selection_of(rank: int, k: int = k) -> Selection:
             if tick is not None:
                 tick()
-            return _shifted(reader.selections(name, sample, places[rank])[k][2], shift)
+            return reader.selections(name, sample, places[rank])[k][2]
 
-        locate, note = _locator(reader.sources[i], layout, shift), ""
+        locate, note = partial(reader.sources[i].locate, layout), ""
         if layout.fallback:
             note = "some arrays are decoded by the format's own library: their bytes are estimated"
-        elif len(found := locate(chunks_needed(small, _shifted(first, shift))).path_index) and (found < 0).all():
+        elif len(found := locate(chunks_needed(layout, first)).path_index) and (found < 0).all():
             note = f"the store holds no chunk of sample {sample}: bytes are estimated from decoded sizes"
-        summary = summarize(small, selection_of, len(places), None if note else locate)
+        summary = summarize(layout, selection_of, len(places), None if note else locate)
         wanted = summary.bytes_wanted
         yield _Reads(summary, wanted - wanted * owned // np.maximum(local, 1), note)
-
-
-def _locator(source: Source, layout: ArrayLayout, shift: IntArray) -> Callable[[IntArray], ChunkRefs]:
-    """Return a function that finds chunks of the smaller layout in the source."""
-    first = shift // np.array(layout.chunks, np.int64)
-    return lambda chunks: source.locate(layout, chunks + first)
 
 
 def _notes(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Iterator[str]:
@@ -236,54 +231,21 @@ def _pool_note(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Itera
     sizes = reader.chain.sizes
     in_order = max(sizes.of(reader.part_of(place)).bytes_in_order for place in places)
     steps, several = max(sizes.layout.steps_per_block.values()), sizes.most_trajectories
-    what = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
-    what += f" of {several} trajectories" if several > 1 else ""
+    shared = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
+    shared += f" of {several} trajectories" if several > 1 else ""
     often = " (at most 1.1 times, of a long series)" if sizes.steps_in_stretch > sizes.steps_in_order else ""
     yield (
-        f"{what}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
+        f"{shared}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
         f"decoded once in stored order with pool_bytes={in_order:_}, and with "
         f'DistributedSampler(shuffle="blocks"){often} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
         f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
     )
 
 
-def _only_this_sample(reader: GridReader, layout: ArrayLayout, selection: Selection) -> tuple[ArrayLayout, IntArray]:
-    """Cut the layout to the chunks that any rank could need.
-
-    ``summarize`` keeps a byte for each chunk of the array, but of 40 years of samples one is planned. All ranks read
-    the same rows of a dimension that is not sharded. Returns the smaller layout and the first source row of each
-    dimension, a multiple of its chunk.
-    """
-    shift = np.zeros(len(layout.shape), np.int64)
-    shape = list(layout.shape)
-    for axis, segments in enumerate(selection):
-        if layout.dims[axis] in reader.partition.axis_of_dim or not segments:
-            continue
-        chunk = layout.chunks[axis]
-        ends = [row for s in segments for row in (s.start, s.start + (s.count - 1) * s.step)]
-        first = min(ends) // chunk * chunk
-        last = min((max(ends) // chunk + 1) * chunk, layout.shape[axis])
-        shift[axis], shape[axis] = first, last - first
-    return replace(layout, shape=tuple(shape)), shift
-
-
-def _shifted(selection: Selection, shift: IntArray) -> Selection:
-    return tuple(
-        tuple(Segment(start=s.start - int(by), count=s.count, step=s.step, offset=s.offset) for s in segments)
-        for segments, by in zip(selection, shift, strict=True)
-    )
-
-
-def _num_owned(reader: GridReader, places_of: Sequence[Mapping[str, int]]) -> IntArray:
-    partition = reader.partition
-    cells = np.ones(len(places_of), np.int64)
-    for dim, size in partition.sizes.items():
-        if dim in partition.axis_of_dim:
-            axis = partition.axis_of_dim[dim]
-            cells *= np.diff(partition.bounds[dim])[[place[axis] for place in places_of]]
-        elif dim not in reader.sample_dims:
-            cells *= size
-    return cells
+def _num_owned(reader: GridReader, place: Mapping[str, int]) -> int:
+    """Return the cells that a rank owns."""
+    rows = [reader.partition.owned_rows(d, place) for d in reader.partition.sizes if d not in reader.sample_dims]
+    return math.prod(stop - start for start, stop in rows)
 
 
 def _cells_of(reader: GridReader, name: str, places_of: Sequence[Mapping[str, int]]) -> tuple[IntArray, IntArray]:
@@ -319,7 +281,7 @@ class Alternative(NamedTuple):
     Attributes
     ----------
     changed
-        What is asked for otherwise: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
+        The options that change: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
     plan
         The reads of those ranks.
     """
@@ -341,7 +303,7 @@ def cheaper_cuts(plan: GridPlan) -> list[Alternative]:
 
 
 def _other_cuts(plan: GridPlan) -> Iterator[tuple[dict[str, object], ReadOptions, Mapping[str, int]]]:
-    """Yield other cuts: what changes, the options, and the ranks along each axis."""
+    """Yield other cuts: the changes, the options, and the ranks along each axis."""
     partition, options = plan.reader.partition, plan.reader.options
     if not isinstance(options.bounds, str):
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, Selection
+from scidata.core.types import ArrayLayout, BufferSpec, Segments, Selection
 from scidata.core.urls import Url
 from scidata.grids.partition import GridPartition
 from scidata.grids.parts import Field, Jobs, Part
@@ -46,40 +47,30 @@ class Planner:
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
-        return {
-            name: BufferSpec(
-                shape=tuple(
-                    self._steps.num(name) if d == self._series.sample_dim else self._partition.local_size(d, coordinate)
-                    for d in field.dims
-                ),
-                dtype=field.dtype,
-            )
-            for name, field in self._fields.items()
-        }
+        shapes = self.part_of(coordinate).shapes
+        return {name: BufferSpec(shape=shapes[name], dtype=field.dtype) for name, field in self._fields.items()}
 
     def part_of(self, coordinate: Mapping[str, int]) -> Part:
         """Return the part of the rank at ``coordinate``, the same object each time: a rank reads one."""
         position = tuple(map(coordinate.__getitem__, self._partition.axis_sizes))
         part = self._parts.get(position)
         if part is None:  # setdefault is atomic, so that all threads have the same
-            part = self._parts.setdefault(position, self._make_part(position, coordinate))
+            numbers = {self._series.sample_dim, *self._series.outer}
+            dims = [d for d in self._partition.sizes if d not in numbers]
+            rows = {d: self._partition.segments(d, coordinate) for d in dims}
+            part = self._parts.setdefault(position, self.make_part(position, rows))
         return part
 
-    def _make_part(self, position: tuple[int, ...], coordinate: Mapping[str, int]) -> Part:
-        numbers = {self._series.sample_dim, *self._series.outer}
-        dims = [d for d in self._partition.sizes if d not in numbers]
-        sizes: dict[str | None, int] = {d: self._partition.local_size(d, coordinate) for d in dims}
-        families = {}
+    def make_part(self, position: tuple[int, ...], segments: Mapping[str, Segments]) -> Part:
+        """Return the part that has these rows of each dimension but those of samples."""
+        sizes: dict[str | None, int] = {d: num_rows_of(rows) for d, rows in segments.items()}
+        families, shapes = {}, {}
         for name, field in self._fields.items():
             sizes[self._series.sample_dim] = self._steps.num(name)
+            shapes[name] = tuple([sizes[d] for d in field.dims])
             shape = tuple([sizes.get(d, 1) for d in field.source_dims])
             families[name] = PlanFamily(self._series.moving(field.source_dims), shape)
-        return Part(
-            position=position,
-            segments={d: self._partition.segments(d, coordinate) for d in dims},
-            shapes={name: spec.shape for name, spec in self.buffer_specs(coordinate).items()},
-            families=families,
-        )
+        return Part(position=position, segments=segments, shapes=shapes, families=families)
 
     # -- a sample ------------------------------------------------------------------------------------------------
 

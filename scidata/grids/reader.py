@@ -1,7 +1,7 @@
 """Reads any rank's part of any sample of a gridded data set: sources, cut and plans put together.
 
 No torch and no communication. A rank is named by its position along the mesh axes, so one process can plan, or read,
-what any rank of any world size would.
+the part of any rank of any world size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from scidata.grids.blocks.chain import BlockChain
 from scidata.grids.blocks.key import SampleRead
 from scidata.grids.blocks.node_shares import NodeRanks, NodeShares
 from scidata.grids.blocks.pool import BlockRead
+from scidata.grids.blocks.sizes import BlockSizes
 from scidata.grids.choices import choose, choose_split, largest_chunks, row_weights, sizes_of
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
@@ -53,14 +55,14 @@ class GridReader:
     path
         As in :func:`scidata.open_dataset`.
     options
-        What is read, and how it is cut.
+        The fields and rows to read, and their cut.
     axis_sizes
         Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
     memory_bytes
         The most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it open, and no more
         than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
     node
-        The ranks that share the decoding of chunks; None: each decodes what it needs.
+        The ranks that share the decoding of chunks; None: each decodes its own.
     first
         The first file, where it is open already.
 
@@ -93,9 +95,8 @@ class GridReader:
         self.choice = choose(head, options)
         self.fields, self.sample_dims = self.choice.fields, self.choice.sample_dims
         self.sample_dim = self.choice.sample_dim
-        self.series = Series(
-            self.paths, self.fields, self.sample_dim, outer=self.sample_dims[:-1], first=head, opened=opened
-        )
+        files = (head, *map(opened, self.paths[1:]))
+        self.series = Series(files, self.fields, self.sample_dim, outer=self.sample_dims[:-1])
         layouts = {name: self.series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
         crop = chosen_rows(self.series, options.isel or {}, options.sel or {}, sizes)
@@ -109,41 +110,27 @@ class GridReader:
         self._dropped = single.union(self.sample_dims[:-1])
         self._threads = ReaderThreads(options.num_threads)
         self._fields = {name: self._field(name) for name in self.fields}
-        self._planner = Planner(
+        self.planner = Planner(
             self.series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=options.allow_missing,
         )  # fmt: skip
         self.chain = BlockChain(
-            self.series, self._fields, self._planner, steps=self.field_steps, selected=self.partition.selected,
+            self.series, self._fields, self.planner, steps=self.field_steps, selected=self.partition.selected,
             threads=self._threads, pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
             pool_fits=options.pool_bytes is None, disk=disk, shares=None if node is None else self.node_shares(node),
         )  # fmt: skip
         self.pool = self.chain.pool
 
     def _cut(
-        self,
-        head: Source,
-        sizes: Mapping[str, int],
-        crop: Mapping[str, Any],
-        axis_sizes: Mapping[str, int],
+        self, head: Source, sizes: Mapping[str, int], crop: Mapping[str, Any], axis_sizes: Mapping[str, int],
         chunks: Mapping[str, int],
-    ) -> GridPartition:
+    ) -> GridPartition:  # fmt: skip
         """Cut the rows that ``crop`` leaves; ``sizes`` and ``chunks`` are those of each dimension in the source."""
-        options = self.options
+        options, weights = self.options, self.options.weights
         split = choose_split(head, self.choice, options.shard, sizes=sizes, crop=crop, axis_sizes=axis_sizes)
-        weights = options.weights
-        partition = make_partition(
-            sizes,
-            axis_sizes=axis_sizes,
-            shard=split,
-            isel=crop,
-            bounds=options.bounds,
-            weights=row_weights(head, weights, split, crop) if isinstance(weights, str) else weights,
-            align=options.align,
-            halo=options.halo,
-            periodic=options.periodic,
-            chunks=chunks,
-        )
+        costs = row_weights(head, weights, split, crop) if isinstance(weights, str) else weights
+        made = replace(options, isel=crop, shard=dict[str | int, str](split.items()), weights=costs)
+        partition = make_partition(sizes, made, axis_sizes=axis_sizes, chunks=chunks)
         for dim in self.sample_dims:
             if dim in partition.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
@@ -154,7 +141,7 @@ class GridReader:
         """Return which chunks several ranks of a node share."""
         return NodeShares(self.partition, self.sample_dim, node)
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- the data set --------------------------------------------------------------------------------------------
 
     @property
     def num_samples(self) -> int:
@@ -196,7 +183,7 @@ class GridReader:
 
         Of fields that have other steps, ``"u_time"``, too.
         """
-        return self.labels.of_sample(self.sample_rows.of(self._planner.number(index)), self.field_steps)
+        return self.labels.of_sample(self.sample_rows.of(self.planner.number(index)), self.field_steps)
 
     def fingerprint(self) -> str:
         """Return a digest of fields, shapes, dtypes, crop, steps, and the labels of the sample dimension.
@@ -219,15 +206,17 @@ class GridReader:
 
     def blocks(self) -> IntArray:
         """Return which samples share chunks, ``(num_samples,)``: see :meth:`scidata.data.ShardedDataset.blocks`."""
-        return self.chain.sizes.blocks_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+        return self._numbers(lambda sizes: sizes.steps_in_order)
 
     def stretches(self) -> IntArray:
         """Return which samples are of blocks in a row, ``(num_samples,)``: see :class:`scidata.data.ShardedDataset`."""
-        return self.chain.sizes.stretches_of(self._first_rows) if self.sample_dim is not None else np.zeros(1, np.int64)
+        return self._numbers(lambda sizes: sizes.steps_in_stretch)
 
-    @property
-    def _first_rows(self) -> IntArray:
-        return self.sample_rows.at(min(self.field_steps.every))
+    def _numbers(self, size_of: Callable[[BlockSizes], int]) -> IntArray:
+        if self.sample_dim is None:
+            return np.zeros(1, np.int64)
+        sizes, rows = self.chain.sizes, self.sample_rows.at(min(self.field_steps.every))
+        return sizes.numbers_of(rows, size_of(sizes))
 
     def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
         """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.
@@ -245,7 +234,7 @@ class GridReader:
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
-        return self._planner.buffer_specs(coordinate)
+        return self.planner.buffer_specs(coordinate)
 
     def _known(self, name: str) -> str:
         if name not in self._fields and name not in self.fields:
@@ -273,13 +262,13 @@ class GridReader:
 
     def part_of(self, coordinate: Mapping[str, int]) -> Part:
         """Return the part of the rank at ``coordinate``."""
-        return self._planner.part_of(coordinate)
+        return self.planner.part_of(coordinate)
 
     def selections(
         self, name: str, index: int, coordinate: Mapping[str, int]
     ) -> list[tuple[int, ArrayLayout, Selection]]:
         """Return the reads of a field: for each file involved its position, layout and selection."""
-        planner = self._planner
+        planner = self.planner
         return planner.selections(name, planner.places_of(index), planner.part_of(coordinate))
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
@@ -290,7 +279,7 @@ class GridReader:
         IndexError, ConfigError
             Sample or rank out of range.
         """
-        jobs = self._planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
+        jobs = self.planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
         fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
@@ -303,7 +292,7 @@ class GridReader:
 
         ``once``: fields that are the same in other samples are not kept in memory for them; the caller keeps them.
         """
-        part = self._planner.part_of(coordinate)
+        part = self.planner.part_of(coordinate)
         return self.pool.read_into(SampleRead(part, index, out, once), [name for name in self.fields if name in out])
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:

@@ -109,11 +109,14 @@ class SampleRows:
 
     def positions_of(self, samples: IntArray, name: str) -> IntArray:
         """Return the positions of a field's rows of some samples among all selected rows, ``(num, steps)`` int64."""
+        return self._positions(samples, self._steps.of(name))
+
+    def _positions(self, samples: IntArray, steps: Sequence[int]) -> IntArray:
         if self._selected is None:
             return np.zeros((len(samples), 1), np.int64)
         trajectory, at = np.divmod(samples, max(1, self._per_trajectory))
         firsts = trajectory * self._num_rows + np.asarray(self._starts, np.int64)[at]
-        return firsts[:, None] + np.asarray(self._steps.of(name), np.int64)
+        return firsts[:, None] + np.asarray(steps, np.int64)
 
     def rows_at(self, positions: IntArray) -> IntArray:
         """Return the rows at some positions, ``(num,)`` int64."""
@@ -138,13 +141,7 @@ class SampleRows:
 
     def at(self, step: int) -> IntArray:
         """Return the row of each sample that lies some steps after its own, ``(num,)`` int64."""
-        if self._selected is None:
-            return np.zeros(1, np.int64)
-        rows = rows_of(self._selected)[np.array(self._starts, np.int64) + step]
-        if self._trajectories is None:
-            return rows
-        every: IntArray = (self._trajectories[:, None] + rows).reshape(-1)
-        return every
+        return self.rows_at(self._positions(np.arange(self.num), (step,))[:, 0])
 
 
 def _first_rows(series: Series, trajectories: Sequence[IntArray]) -> IntArray:

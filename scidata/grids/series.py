@@ -1,6 +1,6 @@
 """One store, or several files that continue each other along one dimension (``era5_2015.nc, era5_2016.nc, …``).
 
-A *member* is what steps of a sample lie in: a file, or one trajectory of a file that holds several of them.
+Steps of a sample lie in a *member*: a file, or one trajectory of a file that holds several of them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,6 @@ from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
 from scidata.read.arrays import array_of, read_array
-from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 
 T = TypeVar("T")
@@ -30,10 +29,8 @@ class Series:
 
     Parameters
     ----------
-    paths
-        At least one; in the order of the samples.
-    opened
-        Opens one of them.
+    files
+        At least one, open; in the order of the samples.
     fields
         The arrays that must agree.
     sample_dim
@@ -60,23 +57,19 @@ class Series:
 
     def __init__(
         self,
-        paths: Sequence[str],
+        files: Sequence[Source],
         fields: Sequence[str],
         sample_dim: str | None,
         *,
         outer: Sequence[str] = (),
-        first: Source | None = None,
-        opened: Callable[[str], Source] = open_source,
     ) -> None:
-        self.files: tuple[Source, ...] = tuple(
-            first if i == 0 and first is not None else opened(path) for i, path in enumerate(paths)
-        )
+        self.files = tuple(files)
         self.sample_dim, self.outer = sample_dim, tuple(outer)
         self._along = self.outer[0] if outer else sample_dim
         self.fields = tuple(fields)
-        if len(paths) > 1 and self._along is None:
+        if len(files) > 1 and self._along is None:
             raise FieldMismatchError(
-                f"{len(paths)} files have no dimension to follow each other along; name it with sample_dim"
+                f"{len(files)} files have no dimension to follow each other along; name it with sample_dim"
             )
         self._layouts = [{name: array_of(source, name) for name in self.fields} for source in self.files]
         for f in range(1, len(self.files)):
@@ -111,14 +104,14 @@ class Series:
         here, path, first = self._layouts[f], self.files[f].path, self.files[0].path
         for name, wanted in self._layouts[0].items():
             found = here[name]
-            for what, a, b in (
+            for fact, a, b in (
                 ("dims", wanted.dims, found.dims),
                 ("dtype", str(wanted.dtype), str(found.dtype)),
                 ("shape", self._static_shape(wanted), self._static_shape(found)),
             ):
                 if a != b:
                     raise FieldMismatchError(
-                        f"{path}: field {name!r} has {what} {b}, but {first} has {a}; files of one series must agree"
+                        f"{path}: field {name!r} has {fact} {b}, but {first} has {a}; files of one series must agree"
                     )
         for dim in sorted({dim for layout in here.values() for dim in layout.dims} - {self._along, self.sample_dim}):
             one, other = self._coordinate(0, dim), self._coordinate(f, dim)

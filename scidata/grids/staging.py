@@ -12,12 +12,11 @@ import numpy as np
 
 from scidata.core.bounds import rows_of, segments_of_slice
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, OutputError, SourceChangedError
+from scidata.errors import OutputError, SourceChangedError
 from scidata.grids.blocks.key import BlockKey, Rows
 from scidata.grids.blocks.on_disk import DiskBlocks
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
-from scidata.plan.array import PlanFamily
 from scidata.read.context import NO_READ, ReadStats
 
 #: Of a block of several ranks' parts, which is read at once so that chunks that ranks share are decoded once.
@@ -60,8 +59,7 @@ class Staging:
 
     def __init__(self, reader: GridReader, ranks: Sequence[int]) -> None:
         self._reader, self._layout, self._sizes = reader, reader.chain.layout, reader.chain.sizes
-        if reader.chain.disk is None:
-            raise ConfigError("staging needs a reader with a disk to stage to")
+        assert reader.chain.disk is not None
         self._disk = reader.chain.disk
         self._parts = [reader.part_of(reader.partition.coordinate(rank)) for rank in ranks]
         self._unions: dict[tuple[Part, ...], Part] = {}
@@ -191,7 +189,14 @@ class Staging:
     def _union(self, parts: Sequence[Part]) -> Part:
         """Return the smallest part that holds all of these, the same object each time."""
         some = tuple(dict.fromkeys(parts))
-        return self._unions.get(some) or self._unions.setdefault(some, _union(self._reader, some))
+        found = self._unions.get(some)
+        if found is None:
+            rows = {
+                dim: np.unique(np.concatenate([rows_of(p.segments[dim]) for p in some])) for dim in some[0].segments
+            }
+            segments = {dim: segments_of_slice(each.tolist(), int(each[-1]) + 1) for dim, each in rows.items()}
+            found = self._unions.setdefault(some, self._reader.planner.make_part((-1,), segments))  # nobody's position
+        return found
 
     def _cut(self, values: Rows, union: Part, key: BlockKey) -> Rows:
         """Cut a part out of a block of the union of several, whose steps come first."""
@@ -205,15 +210,3 @@ class Staging:
             else:
                 values = np.take(values, at, axis=axis)
         return values
-
-
-def _union(reader: GridReader, parts: Sequence[Part]) -> Part:
-    """Return the smallest part that holds all of these."""
-    rows = {dim: np.unique(np.concatenate([rows_of(p.segments[dim]) for p in parts])) for dim in parts[0].segments}
-    segments = {dim: segments_of_slice(found.tolist(), int(found[-1]) + 1) for dim, found in rows.items()}
-    sizes: dict[str | None, int] = {dim: len(found) for dim, found in rows.items()}
-    families = {}
-    for name in reader.fields:
-        sizes[reader.sample_dim] = reader.field_steps.num(name)
-        families[name] = PlanFamily((), tuple([sizes.get(d, 1) for d in reader.layout(name).dims]))
-    return Part(position=(-1,), segments=segments, shapes={}, families=families)  # nobody's position

@@ -67,25 +67,23 @@ def checked_steps(
     ConfigError
         Several steps where there is no dimension of samples, or of a field that does not have it.
     """
-    if not isinstance(steps, Mapping):
-        checked = check_steps(steps)
-        if sample_dim is None and checked != (0,):
-            raise ConfigError(f"steps={checked} need a sample dimension; name it with sample_dim")
-        return FieldSteps(every=checked, by_field={})
-    given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}
+    if isinstance(steps, Mapping):
+        given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}
+    else:
+        given = {OTHERS: check_steps(steps)}
     others = given.pop(OTHERS, (0,))
+    if sample_dim is None and (given or others != (0,)):
+        raise ConfigError(f"steps={steps} need a sample dimension; name it with sample_dim")
+    if not isinstance(steps, Mapping):
+        return FieldSteps(every=others, by_field={})
     for name in given:
         if name not in dims:
             raise UnknownNameError(f"steps: no field {name!r} is read{near_matches(name, dims)}")
-        if sample_dim is None:
-            raise ConfigError(f"steps of {name!r} need a sample dimension; name it with sample_dim")
         if sample_dim not in dims[name]:
             raise ConfigError(
                 f"steps: field {name!r} has no dimension {sample_dim!r}, its dims are {', '.join(dims[name])}; it is "
                 "the same in every sample: leave it out"
             )
-    if sample_dim is None and others != (0,):
-        raise ConfigError(f"steps={others} need a sample dimension; name it with sample_dim")
     moving = {name: given.get(name, others) for name, own in dims.items() if sample_dim in own}
     if len(alike := set(moving.values())) < 2:
         return FieldSteps(every=alike.pop() if alike else (0,), by_field={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,7 @@ def summarize(
 ) -> PlanSummary:
     """Plan every rank in turn and keep the sums.
 
-    Memory does not grow with ranks × chunks: one rank's plan at a time, and one byte per chunk of the array.
+    Memory does not grow with ranks × chunks: one rank's plan at a time, and the numbers of the chunks that ranks read.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def summarize(
         Places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
     """
     sums = np.zeros((4, num_ranks), np.int64)
-    readers = np.zeros(layout.num_chunks, np.uint8)  # how many ranks read a chunk, 2 meaning more than one
+    read, shared = set[tuple[int, ...]](), set[tuple[int, ...]]()  # chunks of any rank, and of more than one
     exact = not layout.fallback and refs is not None
     locate = None if refs is None else lambda _, chunks: refs(chunks)
     for rank in range(num_ranks):
@@ -174,7 +175,7 @@ def summarize(
         plan = plan_array(layout, selection, locate, out_shape=shape)
         sums[:, rank] = [getattr(plan, name) for name in TOTALS]
         if plan.num_chunks:
-            touched = np.ix_(*(p.chunks for p in plan.pieces))
-            readers[touched] = np.minimum(readers[touched] + 1, 2)
-    shared = int(np.count_nonzero(readers == 2))
-    return PlanSummary(**dict(zip(TOTALS, sums, strict=True)), shared_chunks=shared, exact=exact)
+            touched = list(itertools.product(*(p.chunks.tolist() for p in plan.pieces)))
+            shared.update(read.intersection(touched))
+            read.update(touched)
+    return PlanSummary(**dict(zip(TOTALS, sums, strict=True)), shared_chunks=len(shared), exact=exact)

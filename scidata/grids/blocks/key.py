@@ -1,7 +1,7 @@
 """The name of a block of decoded rows, the blocks that a sample needs, and the contract of a stage of the chain.
 
-A *block* is what one rank needs of the chunks that hold the same steps of a field: all its rows there, halo included,
-decoded. Stages stand in a row, each of which knows the next one only::
+A *block* has the rows that one rank needs of the chunks which hold the same steps of a field, halo included, decoded.
+Stages stand in a row, each of which knows the next one only::
 
     memory (pool) -> local disk (on_disk) -> ranks of the node (on_node) -> files (from_source)
 

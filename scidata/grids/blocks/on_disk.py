@@ -195,11 +195,7 @@ class DiskBlocks:
         """Return a block from disk, or from the next stage; one that is not kept there is left to that."""
         if key.name not in self.fields:
             return self._next.block(key, wait=wait)
-        begin = time.perf_counter_ns()
-        block = self._whole(key)
-        stats = ReadStats(read_ns=time.perf_counter_ns() - begin)
-        if block is None:
-            block, stats = self._fill(key)
+        block, stats = self._fill(key)
         return self._layout.rows_back(key.name, block), stats
 
     def _whole(self, key: BlockKey) -> Rows | None:
@@ -214,9 +210,9 @@ class DiskBlocks:
     # -- filling -----------------------------------------------------------------------------------------------------
 
     def _fill(self, key: BlockKey) -> tuple[Rows, ReadStats]:
-        """Read a block from the next stage and keep it, with those of other trajectories in its chunks.
+        """Return a block from disk, or read it from the next stage and keep it, with other trajectories in its chunks.
 
-        Return it with its steps first, and the statistics. Of threads that want the same blocks, one reads; only its
+        Its steps come first; the statistics come with it. Of threads that want the same blocks, one reads; only its
         caller counts the read.
         """
         mine: list[ReadStats] = []
@@ -224,8 +220,10 @@ class DiskBlocks:
         wide = key._replace(member=together.member, num=together.num)
 
         def make() -> dict[int, Rows]:
+            begin = time.perf_counter_ns()
             block = self._whole(key)
-            if block is not None:  # another thread has just kept it
+            if block is not None:  # perhaps another thread has just kept it
+                mine.append(ReadStats(read_ns=time.perf_counter_ns() - begin))
                 return {key.member: block}
             keys = {i: key._replace(member=i, num=1) for i in together.members}
             ready = {i for i, each in keys.items() if self.is_ready(each)}

@@ -83,8 +83,6 @@ class NodeDecoder:
         if key.name not in self._worth.by_node or not self._shares.is_mine(key.part.position):
             return self._next.block(key, wait=wait)
         block = self._opened(key)
-        if not block.out.size:
-            return self._next.block(key, wait=wait)
         shares, alone = block.cut.shares, block.cut.alone
         stats, busy = NO_READ, []
         ranks = self._shares.ranks

@@ -323,7 +323,7 @@ def _remove_if_dead(folder: str) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _same(fd, os.path.join(folder, "alive")):
                 return  # removed by another one meanwhile, and perhaps made anew
-            gone = f"{folder}-{uuid.uuid4().hex}"  # at once: who joins now finds none of it
+            gone = f"{folder}-{uuid.uuid4().hex}"  # at once: a process that joins now finds none of it
             os.rename(folder, gone)
             shutil.rmtree(gone, ignore_errors=True)
         finally:

@@ -104,15 +104,8 @@ class BlockSizes:
             (self.steps.reach(name, every=True) + (size if longest % size else 0) for name, size in shared), default=0
         )
 
-    def blocks_of(self, rows: IntArray) -> IntArray:
-        """Return numbers, from 0 on, of the blocks that rows of all members, one after the other, lie in."""
-        return self._numbers(rows, self.steps_in_order)
-
-    def stretches_of(self, rows: IntArray) -> IntArray:
-        """Return numbers, from 0 on, of the stretches of blocks that rows of all members lie in."""
-        return self._numbers(rows, self.steps_in_stretch)
-
-    def _numbers(self, rows: IntArray, size: int) -> IntArray:
+    def numbers_of(self, rows: IntArray, size: int) -> IntArray:
+        """Return numbers, from 0 on, of the blocks of ``size`` steps that rows of all members, in a row, lie in."""
         bounds = self._series.row_bounds
         members = np.searchsorted(bounds, rows, side="right") - 1
         most = max(self.layout.fields, key=self.layout.most)

@@ -415,9 +415,8 @@ def test_picture_shows_each_rank_in_its_colour(store: str, tmp_path: Path) -> No
 
 def test_halo_is_drawn_where_it_wraps() -> None:
     sizes = {"latitude": 10, "longitude": 40}
-    cut = make_partition(
-        sizes, axis_sizes={"w": 4}, shard={"longitude": "w"}, halo={"longitude": 3}, periodic="longitude"
-    )
+    options = ReadOptions(shard={"longitude": "w"}, halo={"longitude": 3}, periodic="longitude")
+    cut = make_partition(sizes, options, axis_sizes={"w": 4}, chunks={})
     none = np.empty(0, np.int64)
     plane = [PlotAxis(dim=d, size=sizes[d], chunk_edges=none) for d in ("latitude", "longitude")]
     boxes, widened = _halo_boxes(cut, plane, {"w": 0})
@@ -434,9 +433,9 @@ def test_plane_has_the_sharded_dimensions_first() -> None:
         ({"level": "d"}, ("level", "longitude")),
         ({"longitude": "d"}, ("latitude", "longitude")),
     ):
-        cut = make_partition(sizes, axis_sizes={"d": 2}, shard=shard)
+        cut = make_partition(sizes, ReadOptions(shard=shard), axis_sizes={"d": 2}, chunks={})
         assert plane_of(cut, sizes) == plane
-    line = make_partition({"x": 9}, axis_sizes={"d": 2}, shard={"x": "d"})
+    line = make_partition({"x": 9}, ReadOptions(shard={"x": "d"}), axis_sizes={"d": 2}, chunks={})
     assert plane_of(line, {"x": 9}) == ("x",)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.grids.partition import make_partition
 
@@ -10,8 +11,10 @@ SIZES = {"time": 4, "level": 3, "latitude": 241, "longitude": 480}
 
 
 def cut(**options):
-    options = {"axis_sizes": {"domain": 3}, "shard": {"latitude": "domain"}} | options
-    return make_partition(SIZES, **options)
+    axis_sizes, chunks = options.pop("axis_sizes", {"domain": 3}), options.pop("chunks", {})
+    return make_partition(
+        SIZES, ReadOptions(**({"shard": {"latitude": "domain"}} | options)), axis_sizes=axis_sizes, chunks=chunks
+    )
 
 
 def test_crop_and_stride_come_before_the_split():

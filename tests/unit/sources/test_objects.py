@@ -385,7 +385,7 @@ values = read_array(source, source.arrays["u"])
 assert np.array_equal(values, np.arange(3000) % 251), values
 for _ in range(2):  # from the cache, and anew
     assert files().read(sys.argv[1] + "/z/u/c/7", 0, 1) == bytes([7])
-series = Series([f"{sys.argv[1]}/h/{i:03}.h5" for i in range(150)], ["u"], "t")
+series = Series([open_source(f"{sys.argv[1]}/h/{i:03}.h5") for i in range(150)], ["u"], "t")
 for i in range(150):
     assert read_array(series.sources[i], series.sources[i].arrays["u"])[0, 0] == i
 # others take the rest

@@ -1,10 +1,14 @@
 """Settings for all tests."""
 
 import linecache
+import os
 import re
 import signal
 from collections.abc import Iterator
 from types import FunctionType
+
+# as many processes as cores run the tests: threads of each would wait for cores by turning in loops
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest

@@ -34,9 +34,12 @@ def hidden_modules(page: str, *, notebook: bool = False) -> set[str]:
     optional = _closure(_PROJECT, frozenset({"dev"}), only_own=True) - kept
     return {
         module
-        for module, found in packages_distributions().items()
+        for module, found in _distributions().items()
         if {*map(canonicalize_name, found)} <= optional and not (ROOT / module).exists()
     }
+
+
+_distributions = cache(packages_distributions)  # reads the files of every distribution
 
 
 @cache

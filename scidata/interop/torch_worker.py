@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import re
 import resource
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,18 +53,29 @@ def check_archive(path: str) -> int:
     return most
 
 
-def _allow_geometric() -> ModuleType | None:
-    """Let ``torch.load`` make PyTorch Geometric's containers; return its package, None where it is not installed."""
+def _geometric() -> ModuleType | None:
+    """Import PyTorch Geometric's containers, which takes longer than torch; None where it is not installed."""
     try:
-        data = importlib.import_module("torch_geometric.data")
-        from torch_geometric.data import data as parts
-        from torch_geometric.data import storage
+        return importlib.import_module("torch_geometric.data")
     except ImportError:
         return None
+
+
+def _load(path: str) -> object:
+    """Load a file; one that holds PyTorch Geometric's containers fails at first, and again where that is missing."""
+    load = partial(torch.load, path, map_location="cpu", weights_only=True)
+    try:
+        return load()
+    except pickle.UnpicklingError as e:
+        if "GLOBAL torch_geometric." not in str(e) or (data := _geometric()) is None:
+            raise
+    from torch_geometric.data import data as parts
+    from torch_geometric.data import storage
+
     known = [data.Data, data.HeteroData, parts.DataEdgeAttr, parts.DataTensorAttr]
     known += [storage.BaseStorage, storage.GlobalStorage, storage.NodeStorage, storage.EdgeStorage]
-    torch.serialization.add_safe_globals(known)
-    return data
+    with torch.serialization.safe_globals(known):
+        return load()
 
 
 class _Array(NamedTuple):
@@ -74,12 +87,12 @@ class _Array(NamedTuple):
     is_json: bool = False
 
 
-def _samples(found: object, geometric: ModuleType | None) -> Iterator[tuple[str, dict[str, _Array | str]]]:
+def _samples(found: object) -> Iterator[tuple[str, dict[str, _Array | str]]]:
     """Yield the samples of the file: one without a name, or several by number."""
-    if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and geometric is not None:
+    if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and (pyg := _geometric()):
         from torch_geometric.data.separate import separate  # of InMemoryDataset.save, which joins all samples
 
-        whole = geometric.Data.from_dict(found[0]) if isinstance(found[0], Mapping) else found[0]
+        whole = pyg.Data.from_dict(found[0]) if isinstance(found[0], Mapping) else found[0]
         lengths = {len(bounds) - 1 for bounds in found[1].values()}
         for i in range(max(lengths, default=0)):
             yield str(i), _arrays(separate(type(whole), whole, i, found[1], decrement=False))
@@ -182,11 +195,9 @@ def _reason(error: Exception) -> str:
 
 def write_arrays(path: str, folder: str, most: int) -> None:
     """Write the arrays of a file, of at most so many bytes together, and ``arrays.json``."""
-    geometric = _allow_geometric()
     made: dict[str, dict[str, object]] = {}
     left_out: dict[str, str] = {}
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
-    for sample, arrays in _samples(loaded, geometric):
+    for sample, arrays in _samples(_load(path)):
         for name, array in arrays.items():
             full = f"{sample}/{name}" if sample else name
             if isinstance(array, str):

@@ -91,6 +91,7 @@ def check(rank, num_ranks, table):
     return found
 
 
+@pytest.mark.slow_for("formulas-2", "reductions-2")  # three ranks take the same ways
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("table", TABLES)
 def test_as_close_to_the_truth_as_one_process(table, num_ranks):

@@ -68,6 +68,7 @@ def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
     assert max(float(found[1]), float(found[2])) <= 1e-12
 
 
+@pytest.mark.slow
 def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -82,8 +83,9 @@ def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
     [
         (4, 2, ("--batch-size", 2, "--rollout", 2, "--recompute")),
         (4, 2, ("--strategy", "fsdp", "--rollout", 2, "--history", 1)),
+        (3, 3, ()),
     ],
-    ids=["rollout", "fsdp"],
+    ids=["rollout", "fsdp", "three"],
 )
 def test_loss_and_gradients_are_those_of_one_process(
     waves: str, num_ranks: int, domain: int, more: tuple[object, ...]

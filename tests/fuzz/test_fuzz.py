@@ -27,13 +27,13 @@ def _run(*arguments):
     h5py.version.hdf5_version_tuple < (2,), reason="HDF5 before 2.0 ends the process over some damaged files"
 )
 def test_damaged_files_of_every_format():
-    done = _run("--cases", 150, "--seed", 0, "--jobs", 1)
+    done = _run("--cases", 90, "--seed", 0, "--jobs", 1)
     assert done.returncode == 0, done.stdout[done.stdout.find("FAILURE") :] + done.stderr[-2000:]
     total = re.search(r"^all +all +(\d+) +(\d+) +(\d+) +(\d+) +0$", done.stdout, re.M)
     assert total is not None, done.stdout
     cases, right, errors, different = map(int, total.groups())
-    assert cases == right + errors + different == 150
-    assert min(right, errors) > 25  # most bytes of most files matter, and most damage shows
+    assert cases == right + errors + different == 90
+    assert min(right, errors) > 15  # most bytes of most files matter, and most damage shows
     assert "store" in done.stdout
 
 

@@ -113,7 +113,7 @@ def test_graphs_of_pytorch_geometric(tmp_path, function):
             scidata.open_dataset(path)
         assert inspect_store(f"{path}/3").kind == "graph"
     several = len(graphs) > 1
-    scidata.partition(f"{path}/*" if several else path, out, jobs=1 + several, order="rows")
+    scidata.partition(f"{path}/*" if several else path, out, jobs=1 + (function is make.pyg_list), order="rows")
     ds = scidata.open_dataset(out)
     assert len(ds) == len(graphs)
     for i, graph in enumerate(graphs):

@@ -208,7 +208,7 @@ class Board(BoardState):
     def _lose(self, detail: str) -> None:
         if not self.is_lost:
             self.is_lost = True
-            self.events.append(self.peers.lost(detail))
+            self.events.append(self.store_lost(detail))
 
     def _tick(self) -> None:
         self._count += 1
@@ -259,9 +259,9 @@ class Board(BoardState):
     def _look_after(self) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
         neighbour, now, often = (self.rank + 1) % len(self.ranks), time.monotonic(), self._count % _BEAT == 2
-        process = self.peers.process(neighbour, self.posts)  # asked for until it is known
+        process = self.process(neighbour, self.posts)  # asked for until it is known
         if self.host is not None:
-            self.peers.process(self.host, self.posts)
+            self.process(self.host, self.posts)
         if process is None:
             return
         beat, since, stopped = self._heard
@@ -281,7 +281,7 @@ class Board(BoardState):
             return  # with a word: an event, which comes
         how = "has died, without a word" if has_ended else f"has given no sign of life for {silence:.0f} s"
         how += ": its process is stopped" if not has_ended and runs is False else ""
-        event = self.peers.dead(neighbour, self.peers.loops(self.posts, neighbour), how)
+        event = self.death_of(neighbour, self.loops_of(self.posts, neighbour), how)
         self.events.append(self.post(event))
 
     # -- calling a thread back that waits in a collective for a rank which does not come -----------------------------
@@ -309,7 +309,7 @@ class Board(BoardState):
             # an error of an operation may be over, its rank having gone on; not where that cannot be known any more
             if event.kind != "met" or (self.is_answered and not self.posts.has(f"over/{event.number}")):
                 self._arm(event, thread, how)
-        elif (self.is_answered and self.peers.all_know(self.posts, event)) or (
+        elif (self.is_answered and self.all_know(self.posts, event)) or (
             time.monotonic() - self._armed > BREAK_SECONDS
         ):
             self._is_broken = True
@@ -349,7 +349,7 @@ class Board(BoardState):
             event = call_with_timeout(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
         event = event or next(filter(self.is_cause, self.events), None)
         if event is None and not self.is_answered and not self.is_alone:
-            event = self.peers.lost("since a collective failed")
+            event = self.store_lost("since a collective failed")
         return None if event is None else event.error()
 
     def _find_reason(self) -> Event | None:
@@ -358,16 +358,16 @@ class Board(BoardState):
             if event is not None and event.kind == "met" and self.base.has(f"broken/{event.number}"):
                 return event
         known = next(filter(self.is_cause, self.events), None)
-        return known or self.peers.cause(self.base, self.is_cause, deadline)
+        return known or self.cause(self.base, deadline)
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""
         if self.is_answered:
-            return call_with_timeout(_REASON_SECONDS, lambda: self.peers.stopped(self.base, when))
+            return call_with_timeout(_REASON_SECONDS, lambda: self.find_stopped(self.base, when))
         if self.is_alone:
             return None
         self.is_lost = True
-        return self.peers.lost(when)
+        return self.store_lost(when)
 
 
 def _nothing() -> None:

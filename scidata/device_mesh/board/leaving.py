@@ -33,14 +33,14 @@ def leave(board: Board, error: BaseException | None) -> None:
         waits = _GOODBYE_SECONDS if error is not None and not isinstance(error, RankFailedError) else waits
         event = _last_word(board, error)
         if isinstance(error, RankFailedError):
-            call_with_timeout(BREAK_SECONDS, lambda: board.peers.process(error.rank, board.base))
+            call_with_timeout(BREAK_SECONDS, lambda: board.process(error.rank, board.base))
         call_with_timeout(waits + BREAK_SECONDS, lambda: _say_goodbye(board, event, waits))
     board.stop()
     if was_left and not board.is_over:  # a collective that is under way would wait for ranks that will not come
         stuck.break_groups()
     board.join()
     if isinstance(error, RankFailedError):  # launchers name the first that ends as the cause
-        process, deadline = board.peers.process(error.rank), time.monotonic() + _CULPRIT_SECONDS
+        process, deadline = board.process(error.rank), time.monotonic() + _CULPRIT_SECONDS
         while process is not None and process.is_there() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
@@ -62,7 +62,7 @@ def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
     if event is not None:
         event = post(board.base, event)
     board.base.post(f"ended/{board.rank}")
-    while event is not None and time.monotonic() < deadline and not board.peers.all_know(board.base, event):
+    while event is not None and time.monotonic() < deadline and not board.all_know(board.base, event):
         time.sleep(_LOOK_SECONDS)
 
 

@@ -157,9 +157,9 @@ def test_an_event_reaches_all_and_has_its_number(posts):
     assert due == [False, False, True, True]
     assert not heard.is_due("loader2", 2, 7, over=0)
     assert not heard.is_due("loader1", 2, 7, over=2)  # an error has ended that iteration here
-    assert not zero.peers.all_know(zero.posts, heard)
+    assert not zero.all_know(zero.posts, heard)
     two.knows(heard)
-    assert zero.peers.all_know(zero.posts, heard)  # all but itself, and the rank that failed
+    assert zero.all_know(zero.posts, heard)  # all but itself, and the rank that failed
 
 
 def test_a_rank_that_has_left_is_the_cause_only_of_collectives_that_it_had_not_begun(posts, monkeypatch):
@@ -182,16 +182,16 @@ def test_a_rank_that_died_is_told_apart_from_one_that_said_goodbye(posts, monkey
         board.posts.post(f"process/{board.rank}", {"process": process | {"pid": 2**22 + 1}, "shown": -1})
     one.posts.post("beat/1", {"beat": 1, "loops": {"loader1": (1, 5, "reading")}})
     two.posts.post("ended/2")
-    found = zero.peers.cause(zero.posts, zero.is_cause, time.monotonic() + 5)
+    found = zero.cause(zero.posts, time.monotonic() + 5)
     assert found is not None
     assert (found.rank, found.is_last, found.number) == (1, True, 0)
     assert "rank 1 (process 4194305 on " in found.text
     assert "has died, without a word, in step 5 or soon after it" in found.text
-    again = two.peers.cause(two.posts, two.is_cause, time.monotonic() + 5)
+    again = two.cause(two.posts, time.monotonic() + 5)
     assert again is not None
     assert (again.number, again.text) == (0, found.text)  # what one found, all know
     one.posts.post("ended/1")
-    assert zero.peers.stopped(zero.posts, "now") is None
+    assert zero.find_stopped(zero.posts, "now") is None
 
 
 def test_a_store_that_is_gone_is_not_asked(posts):

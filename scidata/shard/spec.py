@@ -156,15 +156,7 @@ class ShardSpec:
         global_shape: Sequence[int],
         sizes: Sizes | None = None,
     ) -> ShardSpec:
-        """Split as evenly as possible where ``sizes`` (by mesh axis, index or name) says nothing.
-
-        Raises
-        ------
-        ShardLayoutError
-            Sizes that do not fit, or an unknown mesh axis.
-        ConfigError
-            More ranks than rows on an axis without explicit sizes.
-        """
+        """Split as evenly as possible where ``sizes`` (by mesh axis, index or name) says nothing."""
         axes, shape = mesh_axes(device_mesh), tuple(int(n) for n in global_shape)
         given = by_axis(sizes or {}, axes)
         parts: list[tuple[int, ...] | None] = []

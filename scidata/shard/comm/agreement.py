@@ -27,11 +27,6 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
         The owner of the values, for the message: ``"the sampler"``.
     values
         Anything with a ``str``, the same on the same kind of rank.
-
-    Raises
-    ------
-    ConfigError
-        Names the values that differ, and the ranks that hold each.
     """
     texts = {name: str(value) for name, value in values.items()}
     encoded = json.dumps(texts, sort_keys=True).encode()

@@ -153,17 +153,14 @@ class LocalGraph:
     def with_node(self, value: _T, *, into: bool, outof: bool) -> _T:
         """Return arguments with one more node of each set, whose values are NaN.
 
+        Raises ValueError where sizes do not tell whose rows tensors are.
+
         Parameters
         ----------
         into
             Edges from it end at every row that lacks edges, for each relation.
         outof
             Edges to it start at every row.
-
-        Raises
-        ------
-        ValueError
-            Sizes do not tell whose rows tensors are.
         """
         new = {relation: self._new_edges(relation, into, outof) for relation in self.edges}
 

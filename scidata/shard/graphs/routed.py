@@ -269,7 +269,7 @@ def route_relations(
     device_mesh: DeviceMesh,
     fields: Sequence[tuple[str, bool]] = (),
 ) -> tuple[dict[Relation, RoutedIndex], dict[str, GhostExchange]]:
-    """Make an ``edge_index`` of global shape ``(2, num_edges)`` for each relation from this rank's edges. Collective.
+    """Make an ``edge_index`` ``(2, num_edges)`` of each relation, and an exchange of ghosts of each set. Collective.
 
     Parameters
     ----------
@@ -283,11 +283,6 @@ def route_relations(
         One axis, the domain.
     fields
         Fields that go with the edges, the same on all ranks, and whether this rank's part of each fits.
-
-    Returns
-    -------
-    edges, exchanges
-        By relation, and by set.
 
     Raises
     ------

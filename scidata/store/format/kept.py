@@ -10,6 +10,7 @@ the store itself asked again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -24,10 +25,14 @@ import numpy.typing as npt
 from scidata.core.cache import Cache
 from scidata.core.urls import Url, local_path
 from scidata.read.disk_cache import DiskCache
+from scidata.sources.access.answers import Info
+from scidata.sources.access.files import files
 from scidata.sources.access.filesystems import current
-from scidata.sources.access.kept_urls import Came, Keeper, KeptUrl, RequestOptions
+from scidata.sources.access.kept_urls import Came, KeptUrl, RequestOptions
+from scidata.sources.access.mounts import is_on_network
+from scidata.sources.access.remote import start
+from scidata.sources.zarr.tree import LocalTree
 from scidata.store.format.blocks import ROW, File, Use, blocks_in, folder_of
-from scidata.store.format.origins import Folder, Server
 
 _INLINE = 1 << 20  # ranges up to this are looked for by the thread that asks: waking another one takes longer
 _MAX_SIZES = 1 << 17  # of files, some 0.2 kB each
@@ -55,15 +60,15 @@ class KeptFiles:
     def __init__(self, path: str, manifest: bytes, disk: DiskCache) -> None:
         self.disk = disk
         self._path, self._manifest = path, manifest
-        self._origin: Keeper
+        self._folder: _Folder | None
         local = local_path(path)
         if local is None:
             assert isinstance(path, Url)
-            self._plain, self._origin = path, Server()
+            self._plain, self._folder = path, None
             name = str(path)  # without user and signature, which differ between jobs
         else:
             name = os.path.abspath(local)
-            self._plain, self._origin = Url(f"file://{name}", {}), Folder(name)
+            self._plain, self._folder = Url(f"file://{name}", {}), _Folder(name)
         self._digest = hashlib.sha256(b"\n".join([_VALUES, os.fsencode(name), manifest])).digest()
         self._sizes: Cache[int] = Cache(_MAX_SIZES, "lru")
         self._doubted: set[str] = set()
@@ -98,7 +103,10 @@ class KeptFiles:
 
     def start(self, url: KeptUrl, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
         """Begin a request: answered at once where all of it is kept, else by a thread that asks the store."""
-        ask = functools.partial(self._origin.start, url, wanted=wanted)
+        if self._folder is None:
+            ask = functools.partial(start, url.plain, wanted=wanted)
+        else:
+            ask = functools.partial(self._folder.start, url.key, wanted=wanted)
         own = {"info": _Info, "document": _Document, "range": _Range}.get(method)
         if own is None:
             return ask(method, options)
@@ -308,3 +316,37 @@ def _done(found: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(found)
     return future
+
+
+class _Folder:
+    """A folder of a network file system. Links that lead out of it are refused; whoever calls waits."""
+
+    def __init__(self, root: str) -> None:
+        self._tree = LocalTree(root, allow_external=False)
+
+    def start(self, key: str, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
+        """Answer as a server would."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self._answer(method, key, options))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+    def _answer(self, method: str, key: str, options: RequestOptions) -> Info | bytes | bytearray:
+        path = self._tree.location(key)
+        document = self._tree.get([key]).get(key) if method == "document" else None
+        size = -1 if method == "document" else int(self._tree.sizes([key])[0])
+        if document is None and size == -1:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if document is not None:
+            return document
+        if method == "info":
+            return Info(size=size, type="file")
+        return files().read(path, options["offset"], options["nbytes"])
+
+
+def is_worth_it(path: str) -> bool:
+    """Say whether reading a store takes a network: those on a local disk are read where they are."""
+    local = local_path(path)
+    return local is None or is_on_network(local)

@@ -36,10 +36,9 @@ from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
-from scidata.store.format.kept import KeptFiles
+from scidata.store.format.kept import KeptFiles, is_worth_it
 from scidata.store.format.loading import load_manifest, load_sample
 from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
-from scidata.store.format.origins import is_worth_it
 from scidata.store.format.places import MANIFEST, check_inside, folder_of, is_store, join
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 

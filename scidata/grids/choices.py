@@ -63,13 +63,7 @@ class Choice:
 
 
 def choose(source: Source, options: ReadOptions) -> Choice:
-    """Choose the fields and the sample dimension, as asked or from the first file.
-
-    Raises
-    ------
-    UnknownNameError, UnsupportedFormatError, ConfigError
-        A field or dimension that is not there, or nothing says which are meant.
-    """
+    """Choose the fields and the sample dimension, as asked or from the first file."""
     names = chosen_fields(source, options.fields)
     reference = reference_of(source, names)
     dims = list(dict.fromkeys([*reference.dims, *(d for name in names for d in source.arrays[name].dims)]))
@@ -101,11 +95,6 @@ def choose_split(
         Rows of each dimension in the source, and which of them are read.
     axis_sizes
         Ranks along each domain axis.
-
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such dimension or axis, the sample dimension, or none that could be split.
     """
     if shard is not None:
         split = {resolve_dim(dim, list(sizes), "shard"): axis for dim, axis in shard.items()}
@@ -150,12 +139,8 @@ def default_shard(
 
     Latitude (``Y``) before longitude (``X``), so that a rank's rows are contiguous on disk, then, where the field lies
     on neither of them, a dimension known to number cells, nodes or columns; a dimension with fewer rows than ranks is
-    passed over. An axis of one rank may split any.
-
-    Raises
-    ------
-    ConfigError
-        Nothing of that is known of any dimension: it could as well be time or channels; or there are too few rows.
+    passed over. An axis of one rank may split any. Raises where nothing of that is known of any dimension: it could as
+    well be time or channels.
     """
     order = {"Y": 0, "X": 1, None: 2, "Z": 3, "T": 4}
     free = sorted(sizes, key=lambda dim: order[roles.get(dim)])
@@ -210,13 +195,7 @@ def _which_dim(
 
 
 def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[str]:
-    """Return the fields asked for, or all that hold data.
-
-    Raises
-    ------
-    UnknownNameError, UnsupportedFormatError, ConfigError
-        A field that is not there or cannot be read, or none at all.
-    """
+    """Return the fields asked for, or all that hold data."""
     if fields is not None:
         names = names_of("fields", fields)
         if not names:
@@ -267,12 +246,8 @@ def choose_sample_dim(
 ) -> tuple[str, ...]:
     """Return the dimensions that number the samples: as asked, else the first that is not sharded; or none.
 
-    Time, where the first is one of levels, or of the members of an ensemble.
-
-    Raises
-    ------
-    ConfigError
-        The first is one of levels, and none is time: a field without time is no series of samples.
+    Time, where the first is one of levels, or of the members of an ensemble. Levels without time raise: a field without
+    time is no series of samples.
     """
     if asked is False:
         return ()
@@ -339,13 +314,7 @@ def taken_text(source: Source, fields: Sequence[str], reference: ArrayLayout) ->
 
 
 def sizes_of(layouts: Iterable[ArrayLayout]) -> dict[str, int]:
-    """Return the number of rows of each dimension.
-
-    Raises
-    ------
-    FieldMismatchError
-        Two fields disagree.
-    """
+    """Return the number of rows of each dimension."""
     sizes: dict[str, tuple[int, str]] = {}
     for layout in layouts:
         if len(set(layout.dims)) != len(layout.dims):

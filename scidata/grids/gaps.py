@@ -139,13 +139,7 @@ def times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
 def without_missing(
     series: Series, crop: Mapping[str, Any], sizes: Mapping[str, int], gaps: str
 ) -> tuple[dict[str, Any], str]:
-    """Return a crop without the dates that a source names as ``missing_dates``, as anemoi's do; and a message.
-
-    Raises
-    ------
-    ConfigError
-        They are asked for one by one, or all are missing; or there are some, and ``gaps`` is ``"error"``.
-    """
+    """Return a crop without the dates that a source names as ``missing_dates``, as anemoi's do; and a message."""
     dim = series.sample_dim
     if dim is None or gaps == "allow":
         return dict(crop), ""
@@ -179,13 +173,7 @@ def _missing_dates(source: Source) -> list[Any]:
 def rows_of_samples(
     series: Series, selected: Mapping[str, Segments], steps: FieldSteps, gaps: str
 ) -> tuple[SampleRows, str]:
-    """Return the rows of each sample, without samples whose windows cross a gap; and a message.
-
-    Raises
-    ------
-    ConfigError
-        There are gaps, and ``gaps`` is ``"error"``; or no sample is left.
-    """
+    """Return the rows of each sample, without samples whose windows cross a gap; and a message."""
     where, dim = series.files[0].path, str(series.sample_dim)
     crosses = not any(hasattr(source, "group") for source in series.files)  # no group goes on from another
     found = None

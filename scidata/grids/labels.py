@@ -61,13 +61,7 @@ class Labels:
 
 
 def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return the rows that are asked for of each dimension, by number or by label, as numbers.
-
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such dimension, row or label.
-    """
+    """Return the rows that are asked for of each dimension, by number or by label, as numbers."""
     crop = per_dim(isel, list(sizes), list(sizes), "isel")
     labelled = rows_labelled(series, sel, sizes)
     if twice := crop.keys() & labelled.keys():
@@ -88,11 +82,6 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     ``variables`` of the dimension ``variable``). Times that say since when they count are ``datetime64``, or objects of
     cftime where the calendar or the year is none of theirs; so is text, unless it has days that the calendar
     lacks (30 February): then labels are the text. Files may count from different dates.
-
-    Raises
-    ------
-    MissingDependencyError
-        Times, and xarray, which decodes them, is not installed.
     """
     found = [_labels_in(source, dim) for source in series.files_along(dim)]
     known = [labels for labels in found if labels is not None]
@@ -208,13 +197,7 @@ def _not_decoded(dim: str, said: Mapping[str, str], why: str) -> str:
 
 
 def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Translate ``sel`` to ``isel``: labels, lists of labels and slices of them, as ``xarray`` takes them.
-
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such dimension or label, or a dimension without coordinate.
-    """
+    """Translate ``sel`` to ``isel``: labels, lists of labels and slices of them, as ``xarray`` takes them."""
     crop: dict[str, Any] = {}
     for name, wanted in sel.items():
         dim = resolve_dim(name, list(sizes), "sel")

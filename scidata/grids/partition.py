@@ -115,13 +115,7 @@ class GridPartition:
 
 
 def per_dim(value: Any, dims: Sequence[str], known: Sequence[str], argument: str) -> dict[str, Any]:
-    """Spread an argument that is either one value for ``dims`` or a mapping by dimension.
-
-    Raises
-    ------
-    UnknownNameError
-        The mapping names a dimension that is not in ``known``.
-    """
+    """Spread an argument that is either one value for ``dims`` or a mapping by dimension."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(dims, value)
     return {resolve_dim(name, known, argument): item for name, item in value.items()}
@@ -153,13 +147,7 @@ def chunk_edges(selected: Segments, chunk: int) -> IntArray:
 
 
 def selected_rows(crop: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Segments]:
-    """Return the rows of each dimension after a crop.
-
-    Raises
-    ------
-    ConfigError
-        It is no crop, or leaves no rows of a dimension.
-    """
+    """Return the rows of each dimension after a crop."""
     selected = {}
     for dim, size in sizes.items():
         rows = crop.get(dim, slice(None))
@@ -174,6 +162,8 @@ def make_partition(
 ) -> GridPartition:
     """Cut a grid as its options say: ``isel`` before the split, which is ``shard``; each mesh axis once.
 
+    Needs no I/O, so errors are the same on every rank.
+
     Parameters
     ----------
     sizes
@@ -182,11 +172,6 @@ def make_partition(
         Ranks along each mesh axis that ``shard`` names.
     chunks
         Largest chunk of the fields along each dimension, for ``bounds="chunk"``.
-
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        An option does not fit the grid. Needs no I/O, so it is the same on every rank.
     """
     known = list(sizes)
     crop = per_dim(options.isel or {}, known, known, "isel")

@@ -138,11 +138,6 @@ def plan_grid(
         Only these: the sums then have a row for each of them, an estimate of the rest.
     tick
         Called when a rank's plan of one field begins.
-
-    Raises
-    ------
-    IndexError
-        There is no such sample.
     """
     partition = reader.partition
     places = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]

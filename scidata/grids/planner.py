@@ -75,13 +75,7 @@ class Planner:
     # -- a sample ------------------------------------------------------------------------------------------------
 
     def number(self, index: int) -> int:
-        """Return a sample's number from 0 on.
-
-        Raises
-        ------
-        IndexError
-            There is no such sample.
-        """
+        """Return a sample's number from 0 on."""
         num = self._sample_rows.num
         if not -num <= index < num:
             steps = self._steps.every

@@ -272,13 +272,7 @@ class GridReader:
         return planner.selections(name, planner.places_of(index), planner.part_of(coordinate))
 
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
-        """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`).
-
-        Raises
-        ------
-        IndexError, ConfigError
-            Sample or rank out of range.
-        """
+        """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`)."""
         jobs = self.planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
         fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)

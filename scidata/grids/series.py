@@ -27,6 +27,9 @@ T = TypeVar("T")
 class Series:
     """Stores that continue each other along one dimension, seen as one.
 
+    Files must agree in fields, dims, dtype, shape and the coordinates of other dimensions. Only metadata and
+    coordinates are read, so every rank raises the same.
+
     Parameters
     ----------
     files
@@ -47,12 +50,6 @@ class Series:
         The stores, in order.
     firsts
         The first member of each.
-
-    Raises
-    ------
-    FieldMismatchError
-        Files disagree in fields, dims, dtype, shape or in the coordinates of another dimension. Only metadata and
-        coordinates are read, so every rank raises the same.
     """
 
     def __init__(

@@ -96,15 +96,7 @@ class Staging:
         return found
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> Staged:
-        """Fill the missing parts; call ``tick`` for each part that is done, in this thread.
-
-        Raises
-        ------
-        OutputError
-            The disk is full, or cannot be written.
-        SciDataError, OSError
-            The source cannot be read.
-        """
+        """Fill the missing parts; call ``tick`` for each part that is done, in this thread."""
         total, waiting = Staged(), iter(self._groups())
         with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-stage") as pool:
             running: set[Future[Staged]] = set()

@@ -59,13 +59,6 @@ def checked_steps(
         For all, or by field; ``"*"`` are all others, which have (0,) without it.
     dims
         Of each field, in the source.
-
-    Raises
-    ------
-    UnknownNameError
-        Steps of a field that is not read.
-    ConfigError
-        Several steps where there is no dimension of samples, or of a field that does not have it.
     """
     if isinstance(steps, Mapping):
         given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}

@@ -96,13 +96,7 @@ class CountedPosition:
         self.begun = self._finished = False
 
     def items(self) -> Iterator[object]:
-        """Begin: the rest of a resumed epoch, or a whole one.
-
-        Raises
-        ------
-        ConfigError
-            The sampler gives other samples than those that were received before.
-        """
+        """Begin: the rest of a resumed epoch, or a whole one."""
         if self._epoch != self._epoch_now():
             self._restart()
         self.begun = True

@@ -387,13 +387,7 @@ class DistributedSampler(_DistributedSampler[Any]):
 
 
 def check_state(what: str, state: Mapping[str, Any], names: set[str], version: int) -> None:
-    """Raise unless ``state`` is of a version that is known here, with the values that it has.
-
-    Raises
-    ------
-    ConfigError
-        No state, a state of something else, or of a newer version.
-    """
+    """Raise unless ``state`` is of a version that is known here, with the values that it has."""
     known = state if isinstance(state, Mapping) else {}
     found, missing = known.get("version"), sorted(names - known.keys())
     for name in names & known.keys():

@@ -74,11 +74,6 @@ class NodeDecoder:
         """Return a block, each chunk of it decoded by one rank of the node, and the statistics of the reads done here.
 
         Shares that another rank decodes right now come last.
-
-        Raises
-        ------
-        BusyError
-            All of it is being made by others, and ``wait`` is false.
         """
         if key.name not in self._worth.by_node or not self._shares.is_mine(key.part.position):
             return self._next.block(key, wait=wait)

@@ -153,11 +153,6 @@ def buffer_ring(
         Shape and dtype of one sample's field, by name.
     pin_memory
         Page-locked memory, which torch's own allocator recycles: it knows of the copies that the user has started.
-
-    Raises
-    ------
-    ConfigError
-        A dtype that torch does not have.
     """
     for name, spec in specs.items():
         try:

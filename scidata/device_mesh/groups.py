@@ -80,21 +80,16 @@ class _Process:
 _process = _Process()
 
 
-class _InPlace(logging.Filter):
-    """Raises the reason in place of a collective's error, of which torch tells its logger."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = sys.exc_info()[1]
-        try:
-            reason = None if error is None else explained(error)
-        except SciDataError as e:  # by raise_in(), meanwhile
-            reason = e
-        if reason is not None:
-            raise reason from None
-        return True
-
-
-_in_place = _InPlace()
+def _raise_reason(record: logging.LogRecord) -> bool:
+    """Raise the reason in place of a collective's error, of which torch tells its logger: a filter of that."""
+    error = sys.exc_info()[1]
+    try:
+        reason = None if error is None else explained(error)
+    except SciDataError as e:  # by raise_in(), meanwhile
+        reason = e
+    if reason is not None:
+        raise reason from None
+    return True
 
 
 def add_explainer(explain: Callable[[], Exception | None], *, first: bool = False) -> None:
@@ -107,7 +102,7 @@ def add_explainer(explain: Callable[[], Exception | None], *, first: bool = Fals
     _process.explainers.insert(0 if first else len(_process.explainers), explain)
     logger = collectives_logger()
     if logger is not None:
-        logger.addFilter(_in_place)  # once: a logger has a filter only once
+        logger.addFilter(_raise_reason)  # once: a logger has a filter only once
     if not isinstance(sys.excepthook, _Excepthook):
         sys.excepthook = _Excepthook(sys.excepthook)
 

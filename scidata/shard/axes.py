@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
@@ -26,14 +27,12 @@ class MeshAxis(NamedTuple):
     size: int
 
 
+@dataclass(slots=True, eq=False)
 class OfMesh:
     """Axes and specs of a mesh. Stored in the mesh, so that specs, which hold their mesh, go when it does."""
 
-    __slots__ = ("axes", "specs")
-
-    def __init__(self, axes: tuple[MeshAxis, ...]) -> None:
-        self.axes = axes
-        self.specs: Cache[Any] = Cache(KEPT)  # whatever kept_spec() is asked to make
+    axes: tuple[MeshAxis, ...]
+    specs: Cache[Any] = field(default_factory=lambda: Cache(KEPT))  # whatever kept_spec() is asked to make
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse

@@ -244,3 +244,49 @@ def test_the_poles_of_a_grid_are_no_reason_for_another_order(step: int) -> None:
     assert sorted(order) == list(range(len(points)))
     everywhere = np.concatenate([points, np.repeat(points[[90]], 60, axis=0) + np.linspace(0, 1e-11, 60)[:, None]])
     assert "share the Hilbert key" in " ".join(order_hilbert(everywhere, on_sphere=True)[1])
+
+
+@pytest.mark.parametrize("num_axes", [2, 3])
+def test_corners_of_the_box_are_the_corners_of_the_curve(num_axes):
+    corners, num_bits = np.indices((2,) * num_axes).reshape(num_axes, -1).T, {2: 31, 3: 21}[num_axes]
+    largest = (1 << num_bits) - 1
+    assert hilbert_keys(corners).tolist() == [skilling((corner * largest).tolist(), num_bits) for corner in corners]
+
+
+def test_boxes_of_at_most_4096_rows_are_not_bisected():
+    points = np.random.default_rng(0).random((8193, 2))
+    for num, levels in ((4096, 0), (4097, 1), (8192, 1), (8193, 2)):
+        assert np.array_equal(order_rcb(points[:num]), order_rcb(points[:num], levels=levels))
+    once, often = order_rcb(points[:4000], levels=1), order_rcb(points[:4000], levels=12)
+    assert not np.array_equal(once[:2000], often[:2000])
+    assert not np.array_equal(once[2000:], often[2000:])
+
+
+def test_small_boxes():
+    assert order_rcb(np.array([[1.0, 1], [0, 0]])).tolist() == [1, 0]
+    line = np.array([[x, 0.0] for x in range(6)])
+    assert order_rcb(line, levels=2).tolist()[3] == 5  # the right half of three, upper side first: 5, then 3 and 4
+
+
+@pytest.mark.parametrize("offset", [10.0, -10.0])
+def test_the_longest_side_is_cut_wherever_it_lies(offset):
+    points = np.random.default_rng(0).random((1000, 2)) * [0.5, 1] + [offset, 0]
+    first, last = np.split(points[order_rcb(points, levels=1), 1], 2)
+    assert first.max() <= last.min()
+    rare = np.full((100, 2), [offset, 0.0])  # nearly all in one place: the few others decide, ties go by row
+    rare[[3, 4], 1], rare[7, 0] = (-3, 2.9), offset + 1
+    assert sorted(order_rcb(rare, levels=1)[:50].tolist()) == [row for row in range(51) if row != 4]
+
+
+@pytest.mark.parametrize("outlier", [1e5, -1e5])
+def test_the_note_names_the_axis_of_the_outlier(outlier):
+    points = np.random.default_rng(0).random((100_000, 3)) + np.array([1e6, 0, 0])
+    points[5, 1] = outlier
+    (note,) = order_hilbert(points)[1]
+    assert "axis 1 runs from" in note
+
+
+def test_one_point_in_a_hundred_may_repeat_another():
+    points = np.random.default_rng(0).random((200, 2))
+    points[[0, 1]] = points[[2, 3]]
+    assert order_hilbert(points)[1] == []

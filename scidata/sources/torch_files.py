@@ -34,11 +34,10 @@ ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
-    """A file that was read: values, names of their dims, attributes, by array; and why others are left out."""
+    """A file that was read: values and layouts by array; and why others are left out."""
 
     values: dict[str, npt.NDArray[np.generic]]
-    dims: dict[str, tuple[str, ...]]
-    attributes: dict[str, dict[str, Any]]
+    layouts: dict[str, ArrayLayout]
     left_out: dict[str, str]
 
 
@@ -74,25 +73,12 @@ class TorchSource(FileSource[_Contents]):
         UnsupportedFormatError
             The file holds other objects than tensors.
         """
-        return {name: self._layout(name, values) for name, values in self._read().values.items()}
+        return self._read().layouts
 
     @property
     def skipped(self) -> Mapping[str, str]:
         """Reasons why some entries of the file are not among the arrays, by name."""
         return self._read().left_out
-
-    def _layout(self, name: str, values: npt.NDArray[np.generic]) -> ArrayLayout:
-        return ArrayLayout(
-            store=self.path,
-            name=name,
-            shape=values.shape,
-            dims=self._read().dims[name],
-            attributes=self._read().attributes[name],
-            dtype=values.dtype,
-            chunks=values.shape,
-            axis_order=tuple(range(values.ndim)),
-            fallback=True,
-        )
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Say that every chunk is there; which bytes of the file it came from is not known."""
@@ -107,7 +93,7 @@ class TorchSource(FileSource[_Contents]):
         """Nothing to check: the file is read whole, once."""
 
     def _parse(self) -> _Contents:
-        key = os.path.abspath(self.path), version_at(self.path)
+        key = self.path, version_at(self.path)
         return _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
 
 
@@ -129,15 +115,21 @@ def _load(path: str) -> _Contents:
             raise CorruptDataError(f"{path}: the process that reads it ended: {why}")
         with open(os.path.join(folder, "arrays.json"), encoding="utf-8") as file:
             made = json.load(file)
-        found = made["arrays"]
-        values = {name: np.load(os.path.join(folder, each["file"])) for name, each in found.items()}
-        return _Contents(
-            values=values,
-            dims={name: _dims(values[name].ndim, each["entity"], each["dim"]) for name, each in found.items()},
-            attributes={name: {"json": 1} if each["is_json"] else {} for name, each in found.items()},
-            left_out=made["left_out"],
+        values = {name: np.load(os.path.join(folder, each["file"])) for name, each in made["arrays"].items()}
+    layouts = {}
+    for name, each in made["arrays"].items():
+        shape = values[name].shape
+        layouts[name] = ArrayLayout(
+            store=path,
+            name=name,
+            shape=shape,
+            dims=tuple(
+                each["entity"] if each["entity"] and i == each["dim"] else f"dim_{i}" for i in range(len(shape))
+            ),
+            attributes={"json": 1} if each["is_json"] else {},
+            dtype=values[name].dtype,
+            chunks=shape,
+            axis_order=tuple(range(len(shape))),
+            fallback=True,
         )
-
-
-def _dims(ndim: int, entity: str | None, position: int) -> tuple[str, ...]:
-    return tuple(entity if entity is not None and i == position else f"dim_{i}" for i in range(ndim))
+    return _Contents(values=values, layouts=layouts, left_out=made["left_out"])

@@ -165,6 +165,7 @@ def check_order(rank, num_ranks):
         lambda e, m: torch.cumsum(input=m, dim=0) * numbers,
         lambda e, m: torch.stack([m, m * 2, -m], 1).max(1).values.mul(numbers) + m.argmin(),
         lambda e, m: m[:, None].expand(-1, 2).argmax(0),
+        lambda e, m: torch.broadcast_tensors(m[:, None], torch.stack([m.flip(0), m], 1))[0] * numbers[:, None],
         lambda e, m: torch.linalg.cross(*[torch.stack([m, m * i, -m], 1) for i in (2, 5)]) * numbers[:, None],
         lambda e, m: m.new_zeros(m.shape).scatter_add(0, e.new_zeros(m.shape[0]) + m % 4, m.flip(0)),
         lambda e, m: m + 0,

@@ -100,7 +100,7 @@ def meshgrid(*tensors: Tensor | Sequence[Tensor], indexing: str | None = None) -
     return tuple(x.reshape([-1 if d == i else 1 for d in range(len(rows))]).expand(shape) for i, x in enumerate(rows))
 
 
-@handles(torch.broadcast_tensors, of_lists("broadcast_tensors"))
+@handles(torch.broadcast_tensors, of_lists("broadcast_tensors"), any_order=True)
 def broadcast_tensors(*tensors: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Expand all to the shape that they broadcast to."""
     given = several(tensors)

@@ -306,25 +306,31 @@ def test_runs_killed_at_many_points(folder: Path, out: str, seed: int) -> None:
     check_killed(folder, out, seed, [2, 3])
 
 
-def die_at_the_end(rank: int, num_ranks: int, folder: str, out: str) -> None:
-    """The first rank dies while it puts the file together."""
+def die_at_the_end(rank: int, num_ranks: int, folder: str, out: str, dies: int) -> None:
+    """A rank dies while the first puts the file together."""
     _, ds = opened(folder, num_ranks, ("dp", "domain"), LATITUDE, "even")
+    processes: list[int] = [0] * num_ranks
+    torch.distributed.all_gather_object(processes, os.getpid())
 
-    def dying(each: Any) -> Any:
-        yield from itertools.islice(chunks_of(each), 5)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def killing(*chunk: Any) -> bytes:
+        if next(count) == 5:
+            os.kill(processes[dies], signal.SIGKILL)
+        found: bytes = read(*chunk)
+        return found
 
     with scidata.create(f"{folder}/{out}", like=ds, **CASES["packed.nc"]) as writer:
         for step in range(len(ds)):
             writer[step] = ds[step]
         output: Any = writer._output
-        chunks_of, output._chunks_of = output._chunks_of, dying
+        count, read, output._read = itertools.count(), output._read, killing
 
 
-def test_a_run_killed_while_the_file_is_put_together(folder: Path) -> None:
-    out = "ends-packed.nc"
-    with pytest.raises(RankError):
-        run_ranks(die_at_the_end, 2, str(folder), out, timeout=40)
-    assert not (folder / out).exists()
-    assert run_ranks(write_slowly, 3, str(folder), out, 0.0) == [0, 0, 0]  # all is written, and only now it is whole
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_run_killed_while_the_file_is_put_together(folder: Path, dies: int) -> None:
+    out = f"ends{dies}-packed.nc"
+    with pytest.raises(RankError) as error:
+        run_ranks(die_at_the_end, 2, str(folder), out, dies, timeout=40)
+    assert "exit code -9" in error.value.failures[dies]
+    assert (folder / out).exists() == (dies != 0)  # the first needs no other any more
+    assert run_ranks(write_slowly, 3, str(folder), out, 0.0) == [0, 0, 0]  # all is written
     check_whole(folder, out, "packed.nc")

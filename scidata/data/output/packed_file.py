@@ -36,10 +36,16 @@ class PackedFileOutput(FlatOutput):
         super().__init__(place, layout, kind=kind, zlib_level=LEVEL)
         self._files: dict[str, ChunkFiles] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._whole = ""
+
+    def resume(self) -> None:
+        """Remove files that killed runs have not put together to the end. For one process, while none writes."""
+        self._place.drop(*(name for name in self._place.names() if name.startswith("whole-")))
 
     def open(self, run: str) -> None:
         """Get ready to write chunks to the folders of a run."""
         self._threads = encoding_threads()
+        self._whole = self._place.beside(f"whole-{run}")  # of each run another, as the folders of chunks
         for name, each in self._layout.fields.items():
             self._files[name] = ChunkFiles(
                 self._folder(run, name), self._threads, chunks=self._layout.chunks_of(each), fill=0, name_of=_name_of,
@@ -59,7 +65,7 @@ class PackedFileOutput(FlatOutput):
         """Put the file together. For one process, when all have ended."""
         import h5py
 
-        target, whole = self._place.target, self._place.beside("whole")
+        target, whole = self._place.target, self._whole
         shutil.copyfile(target, whole)  # a run that is killed from here on still has all its parts
         begun = begun_at(self._place)
         with h5py.File(whole, "r+") as file:

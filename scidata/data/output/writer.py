@@ -30,6 +30,7 @@ from scidata.data.output.staging import Staging, as_tensor
 from scidata.device_mesh.groups import end_well, explained, fail_at_end, uncaught
 from scidata.errors import (
     ConfigError,
+    CorruptDataError,
     OutputError,
     RankFailedError,
     SciDataError,
@@ -401,7 +402,11 @@ class Writer:
                 self.path, len(missing), self.num_steps, shown,
             )  # fmt: skip
             return
-        self._output.finish()
+        try:
+            self._output.finish()
+        except (OSError, CorruptDataError):
+            self._owner.check()  # a run that takes over removes the chunks of this one
+            raise
         self._output.close()
         self._place.sync()
         self._owner.finish()

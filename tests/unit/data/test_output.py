@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ import xarray as xr
 import zarr
 
 import scidata
+from scidata.data.output.packed_file import PackedFileOutput
+from scidata.data.output.places import LocalPlace
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import route_of
 from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameError
@@ -275,6 +278,47 @@ def test_an_error_in_the_loop_leaves_nothing_that_looks_finished(ds: Any, tmp_pa
         writer[1] = ds[1]
     with h5py.File(tmp_path / "out.h5.unfinished") as file:  # a whole file all the same
         assert file["u"].shape == (4, 3, 7, 8)
+
+
+@pytest.mark.parametrize(("out", "replaces"), [("out.nc", False), ("out.h5", True)])
+@pytest.mark.parametrize(
+    ("cls", "name", "num"),
+    [
+        (LocalPlace, "sync", 0), (PackedFileOutput, "_read", 50), (PackedFileOutput, "finish", 1),
+        (LocalPlace, "finish", 0), (LocalPlace, "forget_progress", 0),
+    ],
+)  # fmt: skip
+def test_a_packed_file_that_is_cut_off_at_its_end(
+    ds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: Any, name: str, num: int, out: str, replaces: bool
+) -> None:
+    options: Any = {"codec": "zlib", "chunks": {"latitude": 2, "longitude": 3, "time": 3}}
+    write(tmp_path / f"whole-{out}", ds, **options)
+    path, whole = tmp_path / out, (tmp_path / f"whole-{out}").read_bytes()
+    count, call = itertools.count(), getattr(cls, name)
+    if replaces:
+        write(path, ds)
+
+    def cut_off(*given: Any) -> Any:
+        found = call(*given) if next(count) < num else None
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    with scidata.create(path, like=ds, overwrite=replaces, **options) as writer:
+        writer[[0, 1, 2]] = scidata.collate([ds[0], ds[1], ds[2]])
+    writer = scidata.create(path, like=ds, resume=True, **options)
+    assert writer.missing == [3]
+    writer[3] = ds[3]
+    writer.flush()
+    monkeypatch.setattr(cls, name, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    monkeypatch.undo()
+    with scidata.create(path, like=ds, resume=True, **options) as writer:
+        assert writer.missing == []
+        assert not list(tmp_path.glob("*/whole-*"))
+    assert path.read_bytes() == whole
+    assert not list(tmp_path.glob(f"{out}.*"))
 
 
 # -- object stores ---------------------------------------------------------------------------------------------------

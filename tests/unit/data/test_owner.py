@@ -17,6 +17,7 @@ import torch
 
 import scidata
 from scidata.data.output import owner
+from scidata.data.output.packed_file import PackedFileOutput
 from scidata.errors import ConfigError, OutputError
 from scidata.testing import make_grid
 from tests.unit._s3 import BUCKET, serve
@@ -86,6 +87,26 @@ def test_who_is_robbed_fails_and_leaves_nothing_in_what_the_other_writes(ds: Any
     second.close()
     check(tmp_path / out, ds, 3)
     assert sorted(os.listdir(tmp_path)) == sorted([out, "source.nc"])
+
+
+def test_who_is_robbed_while_the_file_is_put_together(ds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: Any = {"like": ds, "codec": "zlib"}
+    first, read = scidata.create(tmp_path / "o.nc", **options), PackedFileOutput._read
+    second: list[scidata.Writer] = []
+    give(first, ds, 2)
+
+    def rob(*given: Any) -> bytes:
+        monkeypatch.undo()
+        found = read(*given)
+        second.append(scidata.create(tmp_path / "o.nc", overwrite=True, takeover=True, **options))
+        return found
+
+    monkeypatch.setattr(PackedFileOutput, "_read", rob)
+    with pytest.raises(OutputError, match=r"any more: .* has taken it over"):
+        first.close()
+    finish(second[0], ds, 3, range(3))
+    check(tmp_path / "o.nc", ds, 3)
+    assert sorted(os.listdir(tmp_path)) == ["o.nc", "source.nc"]
 
 
 def test_it_is_noticed_at_the_end_and_without_a_step(ds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

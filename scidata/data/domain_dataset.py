@@ -43,7 +43,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     Indexing never communicates, although all ranks of a domain are meant to index alike. Pickles as paths and options
     and reopens its files lazily. In a worker process, which has no process group, a sample is the part that
-    :meth:`read_local` returns, and :meth:`assemble` wraps it in the parent.
+    ``read_local`` returns, and ``assemble`` wraps it in the parent.
 
     Attributes
     ----------

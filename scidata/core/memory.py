@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,14 @@ class ArrayPool:
     ----------
     max_free
         Bytes that may lie free at once; more is let go.
+    max_total
+        Bytes that may lie free or be given away; free ones beyond are let go.
     num_allocated
         Blocks made, ever.
+    given
+        Bytes of each array that was given away and is still seen.
+    when_back
+        A weak reference to a function that is called when such an array is gone.
     """
 
     def __init__(self, max_free: int = 0) -> None:
@@ -99,6 +106,9 @@ class ArrayPool:
         self._largest = 0
         self._free: deque[npt.NDArray[np.uint8]] = deque()
         self._lock = threading.Lock()
+        self.max_total = math.inf
+        self.given: dict[object, int] = {}
+        self.when_back: Callable[[], Callable[[], None] | None] = lambda: None
 
     @property
     def free_bytes(self) -> int:
@@ -150,8 +160,17 @@ class ArrayPool:
         return self._largest if self._largest <= 2 * nbytes else nbytes + nbytes // 16
 
     def _came_back(self, block: npt.NDArray[np.uint8]) -> None:
-        if self.free_bytes + block.nbytes <= self.max_free:
+        free = self.free_bytes + block.nbytes
+        if free <= self.max_free and free + sum(self.given.copy().values()) <= self.max_total:
             self._free.append(block)
+
+    def give(self, array: npt.NDArray[Any]) -> None:
+        """Count an array among those that were given away, until no view of it is left."""
+        while isinstance(array.base, np.ndarray):  # the one that all views refer to
+            array = array.base
+        token = object()
+        self.given[token] = array.nbytes
+        weakref.finalize(array, _gone, weakref.ref(self), token).atexit = False
 
     def clear(self) -> None:
         """Let go of the blocks that lie free."""
@@ -159,3 +178,13 @@ class ArrayPool:
 
     def __reduce__(self) -> tuple[object, ...]:
         return ArrayPool, (self.max_free,)
+
+
+def _gone(of: weakref.ref[ArrayPool], token: object) -> None:
+    """Take note that an array is gone, just before its block comes back."""
+    pool = of()
+    if pool is not None:
+        pool.given.pop(token, None)
+        call = pool.when_back()
+        if call is not None:
+            call()

@@ -11,6 +11,7 @@ reentrant by promise.
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -29,7 +30,6 @@ Array: TypeAlias = npt.NDArray[np.generic]
 Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
 
 _LINE = 64  # bytes: each field begins at a cache line
-_SLACK = 1 << 16  # bytes that a block of memory may be larger than its fields
 
 
 class BufferSet:
@@ -38,10 +38,11 @@ class BufferSet:
     Page-locked fields have a block each: torch's allocator must know the tensor that the user copies from.
     """
 
-    __slots__ = ("_tensors", "nbytes")
+    __slots__ = ("_tensors", "memory", "nbytes")
 
     def __init__(self, specs: Mapping[str, BufferSpec], rows: int, memory: ArrayPool, *, pin: bool) -> None:
         self.nbytes = rows * sum(spec.nbytes for spec in specs.values())
+        self.memory: Array | None = None  # torch's
         shapes = {name: (rows, *spec.shape) for name, spec in specs.items()}
         if pin:
             self._tensors = {
@@ -51,6 +52,7 @@ class BufferSet:
             return
         ends = np.cumsum([-(-rows * spec.nbytes // _LINE) * _LINE for spec in specs.values()]).tolist()
         block = allocate(f"a batch of {rows}", (ends[-1] if ends else 0,), np.uint8, memory.empty)
+        self.memory = block
         self._tensors = {}
         for (name, spec), begin in zip(specs.items(), [0, *ends], strict=False):
             values = block[begin : begin + rows * spec.nbytes].view(spec.dtype)
@@ -84,8 +86,9 @@ SetT = TypeVar("SetT", bound=BufferSet | SlotSet)
 class Ring(Generic[SetT]):
     """Bounds how many batches are being read, copied, or wait for their turn, besides the one that the user works on.
 
-    A thread that needs places waits for them. One thread at a time may call :meth:`acquire`; everything else may be
-    called from anywhere.
+    A thread that needs places waits for them; those of grids also until the user has let go of the batch before the
+    current one, or shows by asking for another that it keeps it. One thread at a time may call :meth:`acquire`;
+    everything else may be called from anywhere.
 
     Parameters
     ----------
@@ -94,7 +97,7 @@ class Ring(Generic[SetT]):
     limit
         Batches at a time, at least 1.
     memory
-        Of the places: keeps as much as this ring may need once more, and the batch that the user lets go of.
+        Of the places: keeps free what this ring needs once more; of samples of any size, two batches.
 
     Attributes
     ----------
@@ -107,6 +110,8 @@ class Ring(Generic[SetT]):
         self.busy: set[SetT] = set()
         self._largest = 0  # bytes of a batch
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.fit(limit)
+        memory.when_back = weakref.WeakMethod(self.wake)
 
     def acquire(self, rows: int, closed: Callable[[], bool] = lambda: False) -> SetT | None:
         """Return places for ``rows`` samples; wait until there are some, or return None once ``closed()``."""
@@ -115,10 +120,11 @@ class Ring(Generic[SetT]):
                 self._changed.get()
             if closed():
                 return None
-            if len(self.busy) < self.limit:
+            num_given = min(len(self._memory.given), self._num_given)
+            if len(self.busy) < min(self.limit, self._max_live - num_given):
                 places = self._make(rows)
                 self.busy.add(places)
-                self._bound_memory()
+                self._bound_memory(places)
                 return places
             self._changed.get()
 
@@ -126,20 +132,36 @@ class Ring(Generic[SetT]):
         """Make a waiting :meth:`acquire` look again."""
         self._changed.put(None)
 
+    def hand_out(self, places: SetT) -> None:
+        """Let go of a batch whose own memory the user gets."""
+        if places.memory is not None:
+            self._num_given += 1
+            self._memory.give(places.memory)
+        self.give_back(places)
+
     def give_back(self, places: SetT) -> None:
-        """Let go of a batch: handed out, or wanted by nobody."""
-        self._largest = max(self._largest, places.nbytes)
+        """Let go of a batch: handed out, copied, or wanted by nobody."""
         self.busy.discard(places)
-        self._bound_memory()
+        self._bound_memory(places)
         self.wake()
 
     def fit(self, limit: int) -> None:
-        """Change how many batches there may be."""
-        self.limit = limit
+        """Change how many batches there may be, where the next one is asked for.
+
+        The one batch that the user has at that moment is usually the loop's variable, about to be let go.
+        """
+        self._num_given = len(self._memory.given)  # what other iterators give meanwhile does not count
+        self.limit, self._max_live = limit, limit + max(1, self._num_given)
         self.wake()
 
-    def _bound_memory(self) -> None:
-        self._memory.max_free = (2 + self.limit - len(self.busy)) * (self._largest + _SLACK)  # parts have edges, too
+    def _bound_memory(self, places: SetT) -> None:
+        memory = self._memory
+        if places.memory is None:  # the batch that was let go, and the next one's
+            memory.max_free = max(memory.max_free, 2 * places.nbytes)
+        else:
+            self._largest = max(self._largest, places.memory.nbytes)
+            memory.max_free = (self.limit + 1 - len(self.busy)) * self._largest
+            memory.max_total = (self._max_live - len(self.busy)) * self._largest
 
 
 def buffer_ring(

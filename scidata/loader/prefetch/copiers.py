@@ -29,7 +29,7 @@ class HostCopier(Generic[SetT]):
     def finish(self, ticket: SetT) -> Batch:
         """Hand out the places' own memory."""
         batch = ticket.contents()
-        self.abandon(ticket)
+        self._ring.hand_out(ticket)
         return batch
 
     def abandon(self, ticket: SetT) -> None:
@@ -74,6 +74,7 @@ class DeviceCopier(Generic[SetT]):
         earlier, self._latest = self._latest, (ticket.places, ticket.event)
         if earlier is not None:
             earlier[1].synchronize()
+        del earlier  # its memory is back before a reader asks for some
         self._ring.give_back(ticket.places)
 
     def settle(self) -> None:

@@ -113,7 +113,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         self._num_workers = num_workers
         depth = prefetch if isinstance(prefetch, Depth) else Depth(max(1, prefetch))
         self._depth = depth if num_workers else Depth(0)
-        self._ring, self._fitted = ring, 0
+        self._ring = ring
         self._readers = Readers(fill, ring, copier or HostCopier(ring), peers, ballot, ahead)
         self._pending: deque[Work] = deque()
         self._threads: list[threading.Thread] = []
@@ -148,10 +148,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         if self._pending:
             read = [work.filled for work in self._pending]
             self._depth.step(waiting=not read[0], spare=all(read))
-        depth = max(1, self._depth.now)
-        if depth != self._fitted:
-            self._ring.fit(depth)
-            self._fitted = depth
+        self._ring.fit(max(1, self._depth.now))
         self._submit()
         if not self._pending:
             raise StopIteration

@@ -42,6 +42,7 @@ class SlotSet:
     """The places of one batch; ``pin``: its arrays pass through page-locked memory on their way to a device."""
 
     __slots__ = ("_pin", "slots")
+    memory = None  # the parts have their own
 
     def __init__(self, rows: int, *, pin: bool = False) -> None:
         self.slots, self._pin = [Slot() for _ in range(rows)], pin

@@ -513,7 +513,8 @@ def test_closing_wakes_readers_that_wait_for_places() -> None:
     prefetcher = make([[i] for i in range(1000)], num_workers=3)
     batch = next(prefetcher)
     second = next(prefetcher)
-    assert eventually(lambda: len(prefetcher._ring.busy) == 2)
+    ring = prefetcher._ring
+    assert eventually(lambda: len(ring.busy) == 1)  # the user has two of three: a reader waits
     prefetcher.close()
     assert readers() == []
     assert (batch[0], second[0]) == ([0], [1])

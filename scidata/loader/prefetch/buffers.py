@@ -10,10 +10,11 @@ reentrant by promise.
 
 from __future__ import annotations
 
+import functools
 import queue
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,35 +33,56 @@ Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
 _LINE = 64  # bytes: each field begins at a cache line
 
 
+class Places(NamedTuple):
+    """Where the fields of a batch of ``rows`` samples lie in one block of ``size`` bytes, ``nbytes`` of them used.
+
+    Each field has the byte where it begins and ends, its dtype and its shape ``(rows, *shape)``.
+    """
+
+    rows: int
+    size: int
+    nbytes: int
+    fields: dict[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, specs: Mapping[str, BufferSpec], rows: int) -> Places:
+        """Lay out the fields of a batch, each from a cache line on."""
+        fields, size, nbytes = {}, 0, 0
+        for name, spec in specs.items():
+            used = rows * spec.nbytes
+            fields[name] = (size, size + used, spec.dtype, (rows, *spec.shape))
+            size, nbytes = size + -(-used // _LINE) * _LINE, nbytes + used
+        return cls(rows, size, nbytes, fields)
+
+
 class BufferSet:
     """Memory for the samples of a batch of grids: a tensor ``(rows, *shape)`` a field, all in one block.
 
     Page-locked fields have a block each: torch's allocator must know the tensor that the user copies from.
     """
 
-    __slots__ = ("_tensors", "memory", "nbytes")
+    __slots__ = ("_arrays", "_tensors", "memory", "nbytes")
 
-    def __init__(self, specs: Mapping[str, BufferSpec], rows: int, memory: ArrayPool, *, pin: bool) -> None:
-        self.nbytes = rows * sum(spec.nbytes for spec in specs.values())
+    def __init__(self, places: Places, memory: ArrayPool, *, pin: bool) -> None:
+        self.nbytes = places.nbytes
         self.memory: Array | None = None  # torch's
-        shapes = {name: (rows, *spec.shape) for name, spec in specs.items()}
         if pin:
             self._tensors = {
-                name: torch.empty(shape, dtype=torch_dtype(specs[name].dtype), pin_memory=True)
-                for name, shape in shapes.items()
+                name: torch.empty(shape, dtype=torch_dtype(dtype), pin_memory=True)
+                for name, (_, _, dtype, shape) in places.fields.items()
             }
+            self._arrays = {name: tensor.numpy() for name, tensor in self._tensors.items()}
             return
-        ends = np.cumsum([-(-rows * spec.nbytes // _LINE) * _LINE for spec in specs.values()]).tolist()
-        block = allocate(f"a batch of {rows}", (ends[-1] if ends else 0,), np.uint8, memory.empty)
-        self.memory = block
-        self._tensors = {}
-        for (name, spec), begin in zip(specs.items(), [0, *ends], strict=False):
-            values = block[begin : begin + rows * spec.nbytes].view(spec.dtype)
-            self._tensors[name] = torch.from_numpy(values.reshape(shapes[name]))
+        self.memory = block = allocate(f"a batch of {places.rows}", (places.size,), np.uint8, memory.empty)
+        self._arrays = {
+            name: block[begin:end].view(dtype).reshape(shape)
+            for name, (begin, end, dtype, shape) in places.fields.items()
+        }
+        self._tensors = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
 
     def slot(self, row: int) -> dict[str, Array]:
         """Return the arrays of one sample, as views (also of a 0-d field)."""
-        return {name: tensor.numpy()[row, ...] for name, tensor in self._tensors.items()}
+        return {name: array[row, ...] for name, array in self._arrays.items()}
 
     def contents(self) -> dict[str, torch.Tensor]:
         """Return the tensors by field."""
@@ -181,4 +203,5 @@ def buffer_ring(
             torch_dtype(spec.dtype)
         except TypeError as e:
             raise ConfigError(f"field {name!r}: torch has no dtype for {spec.dtype}; leave it out") from e
-    return Ring(lambda rows: BufferSet(specs, rows, memory, pin=pin_memory), limit, memory)
+    places = functools.cache(lambda rows: Places.of(specs, rows))
+    return Ring(lambda rows: BufferSet(places(rows), memory, pin=pin_memory), limit, memory)

@@ -140,7 +140,7 @@ class ArrayPool:
         found = None
         while found is None and self._free:
             try:
-                block = self._free.popleft()
+                block = self._free.pop()  # the last that came back: most of it is in the processor's caches
             except IndexError:
                 break
             if nbytes <= block.nbytes <= 2 * nbytes:
@@ -149,8 +149,8 @@ class ArrayPool:
                 passed.append(block)
         if found is None:  # the one that is made now will want its place here
             while passed and sum(block.nbytes for block in passed) + nbytes > self.max_free:
-                passed.pop(0)
-        self._free.extend(passed)
+                passed.pop()  # the oldest
+        self._free.extend(reversed(passed))
         return found
 
     def _size_of_new(self, nbytes: int) -> int:

@@ -163,7 +163,7 @@ def mesh_of_half_a_million_quads(file):
 
 
 # MiB; what is held at least: 64 of pairs and 64 of their order; 16 of cells, 8 of points, 32 of edges and 28 of theirs
-@pytest.mark.parametrize(("make", "most"), [(graph_of_four_million_edges, 200), (mesh_of_half_a_million_quads, 200)])
+@pytest.mark.parametrize(("make", "most"), [(graph_of_four_million_edges, 180), (mesh_of_half_a_million_quads, 200)])
 def test_partition_holds_few_copies_of_cells_and_edges(make, most, tmp_path):
     with h5py.File(tmp_path / "raw.h5", "w") as file:
         num_edges = make(file)

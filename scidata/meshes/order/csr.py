@@ -12,8 +12,10 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import (
     NodeIds,
+    blocks,
     both_directions,
     id_bits,
+    id_dtype,
     low_ids,
     node_ids,
     pair_keys,
@@ -67,6 +69,8 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} edge sources but {len(target)} destinations: one of each is needed per edge")
+    if 2 * id_bits(num_nodes) + max(len(source) - 1, 0).bit_length() <= 64:
+        return _csr_of_words(source, target, num_nodes)
     keys = pair_keys(target, source, num_nodes)
     if bool((keys[1:] >= keys[:-1]).all()):
         edge_id = np.arange(len(keys), dtype=np.int64)
@@ -75,6 +79,42 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
     return CSR(
         indptr=bounds_of(np.bincount(target, minlength=num_nodes)), src=low_ids(keys, num_nodes), edge_id=edge_id
     )
+
+
+def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
+    """Sort edges of which destination, source and row go into one word together.
+
+    As :func:`stable_sort`, with one copy of the edges fewer: the words' own memory becomes ``edge_id``.
+    """
+    # A word is destination | source | row. Among 4 nodes (2 bits) and 3 edges (2 bits) edge 2, from 1 to 3, is
+    # 11 01 10. Sorted words are the edges by destination, then source, then row; each part is masked out again.
+    num_bits, row_bits = np.uint64(id_bits(num_nodes)), np.uint64(max(len(source) - 1, 0).bit_length())
+    words = np.empty(len(source), np.uint64)
+    in_order, before = True, np.uint64(0)
+    for rows in blocks(len(words)):
+        word = words[rows]
+        word[:] = target[rows]
+        word <<= num_bits
+        word |= source[rows].astype(np.uint64)
+        word <<= row_bits
+        word |= np.arange(rows.start, rows.stop, dtype=np.uint64)
+        in_order = in_order and bool(word[0] >= before) and bool((word[1:] > word[:-1]).all())
+        before = word[-1]
+    if not in_order:
+        words.sort()
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    src: NodeIds = np.empty(len(words), id_dtype(num_nodes))
+    for rows in blocks(len(words)):
+        word = words[rows]
+        pair = word >> row_bits
+        src[rows] = pair & ((np.uint64(1) << num_bits) - np.uint64(1))
+        pair >>= num_bits
+        first = int(pair[0])
+        here = np.bincount((pair - pair[0]).view(np.int64))
+        indptr[first + 1 : first + 1 + len(here)] += here
+        word &= (np.uint64(1) << row_bits) - np.uint64(1)
+    np.cumsum(indptr, out=indptr)
+    return CSR(indptr=indptr, src=src, edge_id=words.view(np.int64))
 
 
 def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -31,7 +32,10 @@ from scidata.device_mesh.torch_internals import DYNAMO, fake_store
 _PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.testing", *set(_HOME.values())]
 # These too, where the caller has them: ranks often run functions of the caller's own module. No import of them starts a
 # thread, with which a fork would not be safe.
-_PRELOAD_IF_LOADED = ("h5py", "hypothesis", "netCDF4", "torch_geometric", "xarray", "zarr")
+_PRELOAD_IF_LOADED = (
+    "h5py", "hypothesis", "matplotlib.pyplot", "netCDF4", "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict", "torch.utils.tensorboard", "torch_geometric", "xarray", "zarr",
+)  # fmt: skip
 _GRACE = 3.0  # seconds the other ranks get to report too, after one has failed
 _MARGIN = 5.0  # seconds between a rank ending itself at its timeout and the parent killing it
 
@@ -198,6 +202,7 @@ def _rank_main(
     reference: tuple[str, str, str],
     payload: bytes,
 ) -> None:
+    gc.freeze()  # a collection would look at, and so copy, all that the fork server has loaded: 0.25 s of each rank
     stack = open(os.path.join(folder, f"stack{rank}"), "w", encoding="utf-8")  # noqa: SIM115 - faulthandler holds it
     faulthandler.dump_traceback_later(timeout, exit=True, file=stack)  # also where the parent has died
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -101,11 +102,7 @@ def run_ranks(
     __tracebackhide__ = True  # pytest: the ranks' own tracebacks are what matters
     module, path, name = _reference(fn)
     payload = pickle.dumps(args)
-    context = multiprocessing.get_context("forkserver")
-    loaded = [name for name in _PRELOAD_IF_LOADED if name in sys.modules]
-    if "xarray" in loaded:
-        loaded.append("dask.array")  # xarray imports it with its first array: 0.25 s of each rank
-    context.set_forkserver_preload([*_PRELOAD, *loaded])
+    context = fork_server()
     with tempfile.TemporaryDirectory(prefix="scidata-ranks-") as folder:
         processes, pipes = [], {}
         try:
@@ -133,6 +130,16 @@ def run_ranks(
     if failures:
         raise RankError(failures, num_ranks)
     return [results[rank] for rank in range(num_ranks)]
+
+
+def fork_server() -> ForkServerContext:
+    """Return the context whose processes come from the fork server of :func:`run_ranks`, which has torch loaded."""
+    context = multiprocessing.get_context("forkserver")
+    loaded = [name for name in _PRELOAD_IF_LOADED if name in sys.modules]
+    if "xarray" in loaded:
+        loaded.append("dask.array")  # xarray imports it with its first array: 0.25 s of each rank
+    context.set_forkserver_preload([*_PRELOAD, *loaded])
+    return context
 
 
 def _reference(fn: Callable[..., object]) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Programs that spawn processes, interrupted as a terminal does it: all of them at once."""
+"""Processes that tests begin: forked ones, which start at once, and programs, interrupted as a terminal does it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,70 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-__all__ = ["interrupted"]
+from scidata.testing.ranks import fork_server
+
+__all__ = ["Forked", "interrupted"]
+
+
+class Forked:
+    """``fn(*args)`` in a process of the fork server, which has torch loaded: it starts in milliseconds.
+
+    Parameters
+    ----------
+    fn
+        At the top of a module. It gets plain arguments, and what it returns is pickled.
+    """
+
+    def __init__(self, fn: Callable[..., object], *args: object) -> None:
+        context = fork_server()
+        self._results, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_forked, args=(theirs, fn, args))
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self._process.is_alive()
+
+    def kill(self) -> int:
+        """Kill it; return its exit code: -9, where it had not ended."""
+        self._process.kill()
+        return self.wait()
+
+    def wait(self, timeout: float = 120) -> int:
+        """Wait for its end; return its exit code."""
+        self._process.join(timeout)
+        if self._process.is_alive():
+            self._process.kill()
+            raise AssertionError("a forked process did not end")
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+    def result(self, timeout: float = 120) -> Any:
+        """Return what the function returned; fail with its traceback where it raised."""
+        assert self._results.poll(timeout), "a forked process gave no result"
+        try:
+            succeeded, value = self._results.recv()
+        except EOFError:
+            succeeded, value = False, f"ended with exit code {self.wait()}"
+        assert succeeded, value
+        self.wait()
+        return value
+
+
+def _forked(results: Connection, fn: Callable[..., object], args: Sequence[object]) -> None:
+    try:
+        results.send((True, fn(*args)))
+    except Exception:
+        results.send((False, traceback.format_exc()))
 
 
 def interrupted(

@@ -8,10 +8,9 @@ import logging
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,11 +32,11 @@ from scidata.sources.access.kept_urls import KeptUrl
 from scidata.store.format.blocks import BLOCK
 from scidata.store.format.store import Store
 from scidata.store.reading.reader import StoreReader
+from tests.unit._children import Forked
 from tests.unit._s3 import SECRET, serve
 from tests.unit.store._objects import Handler
 from tests.writers import triangulation, write_hdf5
 
-ROOT = Path(__file__).parents[3]
 BIG = 1 << 30
 NUM_NODES, NUM_TIMES = 30_000, 3
 KINDS = ("mesh", "graph", "points")
@@ -403,48 +402,34 @@ def test_a_folder_that_cannot_be_written(stores: Path, remote: Any, tmp_path: Pa
     assert len([r for r in caplog.records if "nothing more is kept" in r.getMessage()]) == 1
 
 
-_JOB = """
-import resource, sys, time
-from tests.unit.store.test_kept_files import *
-store, cache, kind, seed = sys.argv[1:5]
-mounts._type_of = lambda device: "nfs4"
-if kind == "full":
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-print("ready", flush=True)
-wanted = epoch(opened(store, None))[0]
-for k in range(1000 if kind == "killed" else 3):
-    reader = opened(store, Path(cache), max_bytes=(40 if kind == "small" else 4000) * BLOCK)
-    order = np.random.default_rng([int(seed), k]).permutation(reader.num_samples * 2).tolist()
-    for number in order:
-        found = reader.read(number // 2, number % 2).arrays()
-        for name, values in found.items():
-            assert wanted[number // 2, number % 2, name].startswith(values.tobytes())
-    if kind == "killed":
-        shutil.rmtree(cache, ignore_errors=True)
-print("done", reader.store.kept.disk.failure)
-"""
-
-
-def job(store: Path, cache: Path, kind: str, seed: int = 0) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-B", "-c", _JOB, store, cache, kind, str(seed)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def job(store: Path, cache: Path, kind: str, seed: int) -> str | None:
+    """Read all parts in some orders, compare them, and return why nothing more is kept."""
+    mounts._type_of = lambda device: "nfs4"  # type: ignore[assignment]
+    if kind == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    wanted = epoch(opened(store, None))[0]
+    for k in range(1000 if kind == "killed" else 3):
+        reader = opened(store, cache, max_bytes=(40 if kind == "small" else 4000) * BLOCK)
+        order = np.random.default_rng([seed, k]).permutation(reader.num_samples * 2).tolist()
+        for number in order:
+            found = reader.read(number // 2, number % 2).arrays()
+            for name, values in found.items():
+                assert wanted[number // 2, number % 2, name].startswith(values.tobytes())
+        if kind == "killed":
+            shutil.rmtree(cache, ignore_errors=True)
+    assert reader.store.kept is not None
+    return reader.store.kept.disk.failure
 
 
 def test_two_jobs_fill_and_evict_at_once(stores: Path, tmp_path: Path) -> None:
     for kind in ("small", "large"):
-        jobs = [job(stores / "mesh", tmp_path / kind, kind, seed) for seed in range(2)]
+        jobs = [Forked(job, stores / "mesh", tmp_path / kind, kind, seed) for seed in range(2)]
         for each in jobs:
-            out, err = each.communicate(timeout=240)
-            assert "done" in out, err
-            assert "cannot be written" not in out
+            assert "cannot be written" not in str(each.result())
 
 
 def test_a_disk_that_is_full(stores: Path, tmp_path: Path) -> None:
-    out, err = job(stores / "mesh", tmp_path, "full").communicate(timeout=240)
-    assert "done" in out, err
-    assert "cannot be written" in out
+    assert "cannot be written" in str(Forked(job, stores / "mesh", tmp_path, "full", 0).result())
 
 
 def test_killed_at_any_time(stores: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -453,12 +438,12 @@ def test_killed_at_any_time(stores: Path, tmp_path: Path, monkeypatch: Any) -> N
     begun = 0
     for number in range(6):
         cache = tmp_path / f"cache{number}"
-        with job(stores / "mesh", cache, "killed", number) as process:
-            end = time.monotonic() + 120
-            while not entries(cache) and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.05))
-            process.send_signal(signal.SIGKILL)
+        process = Forked(job, stores / "mesh", cache, "killed", number)
+        end = time.monotonic() + 120
+        while not entries(cache) and process.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        assert process.kill() == -signal.SIGKILL
         begun += bool(entries(cache))
         with monkeypatch.context() as context:
             context.setattr(mounts, "_type_of", lambda device: "nfs4")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,8 @@ from scidata.store.format.places import MANIFEST, is_store
 from scidata.store.format.store import Store, open_store, verify
 from scidata.store.partitioning.output import Part, claim_output, finished_samples
 from scidata.store.partitioning.partition import finalize, partition
-from tests.unit._children import interrupted
+from tests.unit._children import Forked, interrupted
+from tests.unit.store import _pieces
 from tests.unit.store._partition import assert_same_tree, mesh_arrays, mesh_files, write
 
 ROOT = Path(__file__).parents[3]
@@ -492,6 +491,10 @@ def start(*args: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def run(files: list[Path], out: Path, jobs: int) -> None:
+    partition(files, out, resume=True, jobs=jobs)
+
+
 class TestKilled:
     @pytest.mark.parametrize("jobs", [1, 2])
     def test_resumed_equals_uninterrupted(self, files: list[Path], whole: Path, tmp_path: Path, jobs: int) -> None:
@@ -499,12 +502,11 @@ class TestKilled:
         out, rng = tmp_path / "s", random.Random(jobs)
         interrupted = 0
         for _ in range(3):
-            process = start(*files, out, "--resume", "--jobs", jobs)
-            while process.poll() is None and not any(p.name.startswith(".tmp") for p in out.glob("*")):
+            process = Forked(run, files, out, jobs)
+            while process.is_alive() and not any(p.name.startswith(".tmp") for p in out.glob("*")):
                 time.sleep(0.002)  # until a sample is being written
             time.sleep(rng.uniform(0, 0.15))
-            process.send_signal(signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.kill()
             interrupted += not is_store(out)
         assert interrupted
         # in this process: it begins while workers of the killed run may still be ending
@@ -520,36 +522,16 @@ class TestKilled:
 
     def test_killed_worker(self) -> None:
         with pytest.raises(SciDataError, match=r"sample 1 ended with exit code -9.*fewer --jobs"):
-            Processes(2).run(Work(job=_killed, name="sample"), range(2), tick=lambda share: None)
+            Processes(2).run(Work(job=_pieces.killed, name="sample"), range(2), tick=lambda share: None)
 
     def test_workers_report_in_any_order(self) -> None:
         shares: list[float] = []
-        Processes(2).run(Work(job=_halves, name="sample"), range(5), tick=shares.append)
+        Processes(2).run(Work(job=_pieces.halves, name="sample"), range(5), tick=shares.append)
         assert shares == [0.5] * 10
 
     def test_error_that_does_not_pickle(self) -> None:
         with pytest.raises(SciDataError, match="Unpicklable: at 1"):
-            Processes(2).run(Work(job=_unpicklable, name="sample"), range(2), tick=lambda share: None)
-
-
-def _killed(index: int, tick: Callable[[float], None]) -> None:
-    if index == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _halves(index: int, tick: Callable[[float], None]) -> None:
-    tick(0.5)
-    tick(0.5)
-
-
-class Unpicklable(Exception):  # noqa: N818
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one} {two}")
-
-
-def _unpicklable(index: int, tick: Callable[[float], None]) -> None:
-    if index == 1:
-        raise Unpicklable("at", str(index))
+            Processes(2).run(Work(job=_pieces.unpicklable, name="sample"), range(2), tick=lambda share: None)
 
 
 def test_full_disk(tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ sample and the manifest, are met as well.
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
+import io
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -24,6 +27,7 @@ from scipy.spatial import Delaunay
 from scidata.store.format.places import is_store
 from scidata.store.partitioning.output import finished_samples
 from scidata.store.partitioning.partition import finalize, partition
+from tests.unit._children import Forked
 
 ROOT = Path(__file__).parents[3]
 NUM_SAMPLES = 3
@@ -47,12 +51,19 @@ if __name__ == "__main__":
 """
 
 
-def run(out: Path, script: Path, *args: object, die_at: int | str = "") -> tuple[int, str]:
-    """Run the command line; return its exit code and, where it ends, the calls that it made."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OUT": str(out), "DIE_AT": str(die_at)}
+def run(out: Path, script: Path, *args: object, die_at: int | str = "", forked: bool = True) -> tuple[int, str]:
+    """Run the command line, forked or as a program; return its exit code and, where it ends, the calls that it made.
+
+    Only of a program do the workers count: they import its script.
+    """
+    env = {"PYTHONPATH": str(ROOT), "OUT": str(out), "DIE_AT": str(die_at)}
+    if forked:
+        process = Forked(run_script, script, list(map(str, args)), env)
+        code = process.wait()
+        return code, "" if code else process.result().strip().rpartition("\n")[2]
     done = subprocess.run(
         [sys.executable, script, *map(str, args)],
-        env=env,
+        env=os.environ | env,
         capture_output=True,
         text=True,
         start_new_session=True,
@@ -60,6 +71,15 @@ def run(out: Path, script: Path, *args: object, die_at: int | str = "") -> tuple
         check=False,
     )
     return done.returncode, done.stdout.strip().rpartition("\n")[2]
+
+
+def run_script(script: Path, args: list[str], env: dict[str, str]) -> str:
+    os.setsid()
+    os.environ.update(env)
+    sys.argv = [str(script), *args]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(script), run_name="__main__")
+    return printed.getvalue()
 
 
 def files_of(top: Path) -> dict[str, Path]:
@@ -93,7 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return how many calls a whole run makes."""
     out = tmp_path_factory.mktemp("counted") / "s"
-    code, num = run(out, folder / "run.py", "partition", *sorted(folder.glob("*.h5")), out)
+    code, num = run(out, folder / "run.py", "partition", *sorted(folder.glob("*.h5")), out, forked=False)
     assert code == 0
     assert_same(folder / "whole", out)
     return int(num)
@@ -115,7 +135,8 @@ def test_killed_runs_resume(
 ) -> None:
     out, sources = tmp_path / "s", sorted(folder.glob("*.h5"))
     die_at = 1 + random.Random(trial).randrange(int(first * calls), max(int(last * calls), int(first * calls) + 1))
-    code, _ = run(out, folder / "run.py", "partition", *sources, out, "--jobs", jobs, die_at=die_at)
+    args = ("partition", *sources, out, "--jobs", jobs)
+    code, _ = run(out, folder / "run.py", *args, die_at=die_at, forked=jobs == 1)
     assert code == -signal.SIGKILL
     partition(sources, out, resume=True, jobs=jobs if trial == 5 else 1)
     assert_same(folder / "whole", out)

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import linecache
 import os
 import re
@@ -66,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.callspec.id in mark.args:
                 item.add_marker("slow")
     items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through all modules each time: 0.3 s, of which tests ask for hundreds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -67,6 +68,7 @@ class Forked:
 
 
 def _forked(results: Connection, fn: Callable[..., object], args: Sequence[object]) -> None:
+    gc.freeze()  # as ranks do
     try:
         results.send((True, fn(*args)))
     except Exception:

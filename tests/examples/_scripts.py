@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch.utils.tensorboard  # noqa: F401 - rank 0 of each training takes it: so the fork server has it, too
+
 from scidata.testing import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

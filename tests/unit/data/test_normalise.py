@@ -16,6 +16,7 @@ import zarr
 import scidata
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.testing import make_grid
+from scidata.testing.ranks import fork_server
 from tests.writers import write_hdf5
 
 AXES = {(): (0, 1, 2, 3), ("level",): (0, 2, 3), ("latitude",): (0, 1, 3), ("latitude", "level"): (0, 3)}
@@ -132,7 +133,7 @@ def test_worker_processes_of_torch(grid: Any) -> None:
     path, _ = grid
     ds = scidata.open_dataset(path, fields=["u"])
     normal = ds.normalise(scidata.statistics(ds))
-    loader = torch.utils.data.DataLoader(normal, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    loader = torch.utils.data.DataLoader(normal, batch_size=None, num_workers=1, multiprocessing_context=fork_server())
     for index, sample in enumerate(loader):
         torch.testing.assert_close(sample["u"], normal[index]["u"], equal_nan=True)
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import scidata
 from scidata.cli.app import app
 from scidata.errors import ConfigError
+from scidata.testing.ranks import fork_server
 
 NUM = 6
 U, MASK, SOIL = (
@@ -46,6 +47,8 @@ def check(batch, mask=MASK):
 def test_read_once_and_out_of_the_buffers(path, more):
     ds = scidata.open_dataset(path)
     assert (ds.static_fields, ds.static_nbytes, list(ds.buffer_specs())) == (("mask",), MASK.nbytes, ["u"])
+    if "workers" in more:
+        more = more | {"multiprocessing_context": fork_server()}
     loader = scidata.DataLoader(ds, batch_size=4, **more)
     held = []
     for _ in range(2):
@@ -134,7 +137,7 @@ def test_torchs_loader_and_data_sets_made_of_others(path, tmp_path):
             assert np.array_equal(mask.numpy(), MASK if index < NUM else 1 - MASK)
     for batch in scidata.DataLoader(scidata.subset(a, [5, 2, 4]), batch_size=2):
         assert np.array_equal(batch["mask"][0].numpy(), MASK)
-    for sample in TorchLoader(a, batch_size=None, num_workers=1, multiprocessing_context="spawn"):
+    for sample in TorchLoader(a, batch_size=None, num_workers=1, multiprocessing_context=fork_server()):
         assert np.array_equal(sample["mask"].numpy(), MASK)
 
 

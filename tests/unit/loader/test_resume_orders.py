@@ -18,6 +18,7 @@ import scidata
 from scidata.errors import ConfigError
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.sampler import DistributedSampler
+from scidata.testing.ranks import fork_server
 from tests.unit.loader._orders import Readable
 from tests.unit.loader._resume import numbers, place, run_all, through_json
 
@@ -167,6 +168,7 @@ def test_worker_processes_resume(tmp_path: Path) -> None:
         return [int(value) for batch in batches for value in batch["t"][:, 0]]
 
     processes = {"workers": "process", "persistent_workers": True, "prefetch_factor": 3}
+    processes |= {"multiprocessing_context": fork_server()}
     whole = rows(loader(1, num_workers=0))
     first = loader(2, num_workers=1, **processes)
     iterator = iter(first)

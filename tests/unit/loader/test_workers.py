@@ -18,6 +18,7 @@ import torch.utils.data
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, WorkerDiedError
+from scidata.testing.ranks import fork_server
 from tests.unit._children import interrupted
 from tests.writers import write_grid
 
@@ -90,9 +91,14 @@ def test_workers_have_torchs_meaning(store: str) -> None:
     assert multiprocessing.active_children() == []
 
 
+def forked() -> dict[str, Any]:
+    """Options of a loader whose process has torch loaded when it begins, which takes seconds else."""
+    return {"workers": "process", "num_workers": 1, "multiprocessing_context": fork_server()}
+
+
 def test_errors_and_deaths(store: str) -> None:
     ds = scidata.open_dataset(store, local_transform=doubled_unless_broken)
-    loader = scidata.DataLoader(ds, 1, workers="process", num_workers=1, sampler=[0, 3, 1])
+    loader = scidata.DataLoader(ds, 1, sampler=[0, 3, 1], **forked())
     iterator = iter(loader)
     assert torch.equal(next(iterator)["u"], values()[:1] * 2)
     with pytest.raises(ZeroDivisionError, match="sample 3 is broken") as caught:
@@ -100,7 +106,7 @@ def test_errors_and_deaths(store: str) -> None:
     assert any("doubled_unless_broken" in note for note in caught.value.__notes__)
     assert multiprocessing.active_children() == []
     with pytest.raises(WorkerDiedError, match="ended with code -9 while it read sample 4"):
-        list(scidata.DataLoader(ds, 1, workers="process", num_workers=1, sampler=[4]))
+        list(scidata.DataLoader(ds, 1, sampler=[4], **forked()))
 
 
 def slow(fields: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -112,7 +118,7 @@ def slow(fields: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("leave", ["break", "drop"])
 def test_leaving_an_epoch_does_not_wait_for_the_workers(store: str, leave: str) -> None:
     ds = scidata.open_dataset(store, local_transform=slow)
-    loader = scidata.DataLoader(ds, 1, workers="process", num_workers=1, persistent_workers=leave == "drop")
+    loader = scidata.DataLoader(ds, 1, persistent_workers=leave == "drop", **forked())
     iterator = iter(loader)
     next(iterator)
     if leave == "break":

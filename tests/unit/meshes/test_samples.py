@@ -1,6 +1,5 @@
 """Samples of any kind: their names, what is read when, fields put together from several files, wrong arguments."""
 
-import multiprocessing
 import pickle
 
 import h5py
@@ -16,6 +15,7 @@ from scidata.meshes.formats.base import Joined
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.meshes.samples import read_samples
+from scidata.testing.ranks import fork_server
 from tests.writers import write_hdf5
 
 POINTS = np.random.default_rng(0).random((6, 2))
@@ -76,7 +76,7 @@ def test_samples_are_read_in_another_process(tmp_path):
         write_mesh(tmp_path / f"m{i}.h5", p=np.arange(6.0) * (i + 1))
     samples = read_samples(str(tmp_path / "*.h5"))
     samples[1].fields["p"].read()  # open here
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with fork_server().Pool(1) as pool:
         points, connectivity, values = pool.apply(read_in_worker, (samples,))
     assert np.array_equal(points, POINTS)
     assert connectivity.tolist() == np.ravel(CELLS).tolist()

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.testing import make_grid, run_ranks
+from tests.dist._workers import forked
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,8 @@ def feeds_the_stock_loader(rank, num_ranks, path, whole):
     assert torch.equal(copy[1]["u"], ds.read_local(1)["u"])
     with pytest.raises(ConfigError, match="in the parent"):
         copy.assemble(copy[1])
-    stock = torch.utils.data.DataLoader(ds, batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    context = forked() if rank else "spawn"  # one as those of users are, which takes seconds
+    stock = torch.utils.data.DataLoader(ds, batch_size=2, num_workers=1, multiprocessing_context=context)
     for first, local in zip((0, 2, 4), stock, strict=True):
         with pytest.raises(ConfigError, match=r"rank's part.*ds.assemble"):
             local["u"]

@@ -15,6 +15,7 @@ import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.store.partitioning.partition import partition
 from scidata.testing import run_ranks
+from tests.dist._workers import forked
 from tests.writers import triangulation, write_hdf5
 
 SIZES = (130, 47)
@@ -266,7 +267,7 @@ def feeds_the_stock_loader(rank, num_ranks, path):
     copy = pickle.loads(pickle.dumps(ds))
     with pytest.raises(ConfigError, match="in the parent"):
         copy.assemble(copy[1])
-    stock = torch.utils.data.DataLoader(ds, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    stock = torch.utils.data.DataLoader(ds, batch_size=None, num_workers=1, multiprocessing_context=forked())
     for i, local in enumerate(stock):
         sample = ds.assemble(local)
         assert sample.index == i
@@ -277,7 +278,7 @@ def feeds_the_stock_loader(rank, num_ranks, path):
         scidata.open_dataset(path, axes)
 
 
-def test_the_stock_loader_with_a_spawned_worker(store):
+def test_the_stock_loader_with_a_worker_process(store):
     run_ranks(feeds_the_stock_loader, 2, store[0], timeout=150)
 
 
@@ -369,7 +370,7 @@ def feeds_kept_workers(rank, num_ranks, path):
     mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
     ds = scidata.open_dataset(path, mesh, subsample={"point": 20})
     loader = torch.utils.data.DataLoader(
-        ds, batch_size=None, num_workers=1, multiprocessing_context="forkserver", persistent_workers=True
+        ds, batch_size=None, num_workers=1, multiprocessing_context=forked(), persistent_workers=True
     )
     for epoch in (0, 3, 1):
         ds.set_epoch(epoch)

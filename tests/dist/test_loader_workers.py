@@ -9,6 +9,7 @@ import torch
 
 import scidata
 from scidata.testing import run_ranks
+from tests.dist._workers import forked
 from tests.writers import normal_values, write_clouds, write_grid
 
 STEPS, LAT, LON = 4, 5, 6
@@ -42,6 +43,8 @@ def clouds_of(loader: Any, epoch: int) -> list[torch.Tensor]:
 def processes(rank: int, num_ranks: int, grid: str, clouds: str) -> None:
     mesh = scidata.init_mesh(domain=num_ranks)
     options: dict[str, Any] = {"workers": "process", "num_workers": 1, "persistent_workers": True}
+    others: dict[str, Any] = options | {"multiprocessing_context": forked()}
+    options = others if rank else options  # one process is spawned, as those of users are
     ds = scidata.open_dataset(grid, mesh, shard={"lat": "domain"}, halo={"lat": 1}, local_transform=doubled)
     loader = scidata.DataLoader(ds, 3, **options)
     assert len(loader) == 2
@@ -53,7 +56,7 @@ def processes(rank: int, num_ranks: int, grid: str, clouds: str) -> None:
 
     # the epoch reaches processes that live on: they draw what threads draw
     ds = scidata.open_dataset(clouds, mesh, subsample={"point": 10})
-    threads, loader = scidata.DataLoader(ds, None), scidata.DataLoader(ds, None, **options)
+    threads, loader = scidata.DataLoader(ds, None), scidata.DataLoader(ds, None, **others)
     drawn = [clouds_of(threads, epoch) for epoch in range(2)]
     for epoch in (0, 1, 0):
         for own, expected in zip(clouds_of(loader, epoch), drawn[epoch], strict=True):
@@ -72,7 +75,7 @@ def stateful(rank: int, num_ranks: int, grid: str) -> None:
     ds = scidata.open_dataset(grid, mesh, shard={"lat": "domain"})
 
     def make() -> Any:
-        options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn"}
+        options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": forked()}
         sampler = scidata.DistributedSampler(ds, mesh, shuffle=False)
         return StatefulDataLoader(ds, batch_size=2, sampler=sampler, **options)
 

@@ -5,7 +5,20 @@ of hundreds; ``make_grid`` writes the same small ERA5-like data in every format;
 operation on shards against one process. Of the rest of the package, ``scidata demo`` alone imports from here.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from scidata.testing.grids import GRID_FORMATS, make_grid
-from scidata.testing.ranks import RankError, fake_group, run_ranks
+
+if TYPE_CHECKING:
+    from scidata.testing.ranks import RankError, fake_group, run_ranks
 
 __all__ = ["GRID_FORMATS", "RankError", "fake_group", "make_grid", "run_ranks"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Import ranks, and torch with them, on first use: ``scidata demo`` writes its grid without."""
+        if name not in __all__:
+            raise AttributeError(f"module 'scidata.testing' has no attribute {name!r}")
+        return getattr(importlib.import_module("scidata.testing.ranks"), name)

@@ -30,7 +30,7 @@ from scidata import _HOME
 from scidata.device_mesh.torch_internals import DYNAMO, fake_store
 
 # Imported once by the fork server, so that each rank starts in milliseconds; names that are not there are skipped.
-_PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.testing", *set(_HOME.values())]
+_PRELOAD = ["torch", "torch.distributed.tensor", DYNAMO, "pytest", "scidata.testing.ranks", *set(_HOME.values())]
 # These too, where the caller has them: ranks often run functions of the caller's own module. No import of them starts a
 # thread, with which a fork would not be safe.
 _PRELOAD_IF_LOADED = (

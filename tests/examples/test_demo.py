@@ -11,29 +11,23 @@ from pathlib import Path
 
 import pytest
 import zarr
+from typer.testing import CliRunner
 
-from scidata.cli.commands import demo
+from scidata.cli.app import app
+from scidata.cli.commands import demo, demo_rank
 from scidata.cli.commands.plan import print_plan
 from scidata.errors import LauncherError
+from scidata.testing import run_ranks
 from tests.docs.blocks import blocks_of, differs
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scidata", "demo", *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-
-
 def test_ranks_train_as_one_process_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept"
-    result = run("--keep", kept, "--json")
+    command = [sys.executable, "-m", "scidata", "demo", "--keep", str(kept), "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=170, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["agrees"]
@@ -59,16 +53,37 @@ def test_ranks_train_as_one_process_does(tmp_path: Path, capsys: pytest.CaptureF
     rounding = re.compile(r"\d\.\de-1\d")
     assert not differs(rounding.sub("", shown), rounding.sub("", readme)), shown
 
-    again = run("--keep", kept)
-    assert again.returncode == 1
+    again = CliRunner().invoke(app, ["demo", "--keep", str(kept)])
+    assert again.exit_code == 1
     assert again.stderr.startswith("error: ")
     assert str(kept) in again.stderr
 
 
-def test_a_rank_that_fails_is_reported_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_rank_that_fails_under_torchrun_is_reported_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     absent = str(tmp_path / "absent.zarr")
     with pytest.raises(LauncherError, match=r"absent\.zarr"):
+        demo._launch(absent, str(tmp_path), ranks=1, steps=1, echo=False)
+
+
+def _fail(rank: int, num_ranks: int, *args: str) -> None:
+    sys.argv = ["demo_rank", *args]
+    with pytest.raises(OSError, match=r"absent\.zarr"):
+        demo_rank.main()
+
+
+def test_a_rank_that_fails_is_reported_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank leaves the reason; then comes a launcher that says no more than its exit code."""
+    absent = str(tmp_path / "absent.zarr")
+    run_ranks(_fail, 1, absent, str(tmp_path), "1", "1", backend=None)
+    launcher = tmp_path / "launcher"
+    launcher.write_text("#!/bin/sh\nexit 3\n")
+    launcher.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    with pytest.raises(LauncherError, match=r"exit code 3.*absent\.zarr"):
         demo._launch(absent, str(tmp_path), ranks=1, steps=1, echo=False)
 
 

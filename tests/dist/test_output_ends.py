@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import scidata
 from scidata.errors import RankFailedError
 from scidata.testing import make_grid, run_ranks
+from tests.dist._scripts import run_script
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +104,14 @@ for step in range(3):
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_a_writer_that_the_script_leaves_open(folder: Path, num_ranks: int) -> None:
-    (folder / "script.py").write_text(SCRIPT)
-    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}", "--standalone"] if num_ranks > 1 else []
-    done = subprocess.run(
-        [sys.executable, *torchrun, "script.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    assert "scidata: " in done.stderr
-    assert "open.zarr: the writer was not closed; use `with scidata.create(" in done.stderr
-    for word in ("terminate called", "SIGABRT", "Signal 6", "pair closure"):
-        assert word not in done.stderr
+    ranks = run_script(folder, SCRIPT, num_ranks)
+    assert [code for code, _, _ in ranks] == [1] * num_ranks
+    said = ranks[-1].said
+    assert "scidata: " in said
+    assert "open.zarr: the writer was not closed; use `with scidata.create(" in said
+    for _, text, _ in ranks:
+        for word in ("terminate called", "SIGABRT", "Signal 6", "pair closure"):
+            assert word not in text
     if num_ranks == 1:
-        assert done.stderr.count("\n") == 1
+        assert said.count("\n") == 1
     assert not (folder / "open.zarr").exists()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -24,7 +21,7 @@ from scidata.core.types import BufferSpec
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, CorruptDataError, RankFailedError, ReadTimeoutError
 from scidata.testing import RankError, run_ranks
-from tests.ports import free_port
+from tests.dist._scripts import run_script
 
 N = 40
 
@@ -301,32 +298,13 @@ for step, batch in enumerate(scidata.DataLoader(tests.Numbers(mesh), 1)):
 """
 
 
-def started_by_hand(path: Path, script: str) -> list[tuple[int, str]]:
-    """Run a script on two ranks, as srun does, and return exit codes and errors."""
-    path.write_text(script)
-    port = str(free_port())
-    root = str(Path(scidata.__file__).parents[1])
-    ranks = []
-    for rank in range(2):
-        environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "PYTHONPATH": root}
-        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        ranks.append(subprocess.Popen([sys.executable, str(path)], env=environ, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    return [(process.returncode, error) for process, error in zip(ranks, errors, strict=True)]
-
-
 @pytest.mark.slow_for("error-1-False", "kill-0-False", "kill-1-True", "kill-0-True")
 @pytest.mark.parametrize("in_a_collective", [False, True])
 @pytest.mark.parametrize(("how", "victim"), [("error", 1), ("kill", 0), ("kill", 1)])
 def test_scripts_hear_of_each_other(tmp_path: Path, how: str, victim: int, in_a_collective: bool) -> None:
     """Started by hand, as by srun, where no launcher ends the others; rank 0 keeps the store, and is killed with it."""
     script = SCRIPT.format(how=how, victim=victim, in_a_collective=in_a_collective, file=__file__)
-    outputs = [stderr for _, stderr in started_by_hand(tmp_path / "train.py", script)]
+    outputs = [said for _, said, _ in run_script(tmp_path, script, 2)]
     victims, other = outputs[victim], outputs[1 - victim]
     if how == "error":
         assert ": ValueError: the model is wrong" in victims  # torch has put "[rank1]: " before
@@ -354,4 +332,5 @@ dist.destroy_process_group()
 
 def test_a_script_that_destroys_its_groups_and_is_through_first(tmp_path: Path) -> None:
     """Rank 0 keeps the store, and ends while rank 1 is in its loop, two seconds long: nothing has failed."""
-    assert started_by_hand(tmp_path / "train.py", FINISHED_FIRST.format(file=__file__)) == [(0, ""), (0, "")]
+    ranks = run_script(tmp_path, FINISHED_FIRST.format(file=__file__), 2)
+    assert [(code, said) for code, said, _ in ranks] == [(0, ""), (0, "")]

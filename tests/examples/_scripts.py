@@ -6,15 +6,22 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
+import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch.utils.tensorboard  # noqa: F401 - rank 0 of each training takes it: so the fork server has it, too
+import torch
+import torch.utils.tensorboard  # rank 0 of each training takes it: so the fork server has it, too
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from scidata.testing import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: What the names of a launcher's variables begin with.
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
 
 
 def module_of(script: str) -> Any:
@@ -44,6 +51,47 @@ def on_ranks_of(script: str, num_ranks: int, *args: object) -> tuple[int, str]:
     """Run a script on ranks, which start faster than torchrun's; return what rank 0 did."""
     found: tuple[int, str] = run_ranks(run_here, num_ranks, script, args, timeout=150)[0]
     return found
+
+
+def _alone(rank: int, num_ranks: int, target: str, args: tuple[object, ...]) -> tuple[Any, str]:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+        del os.environ[name]
+    sys.argv = [target, *map(str, args)]
+    start = runpy.run_path if target.endswith(".py") else runpy.run_module
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            start(target, run_name="__main__")
+        except SystemExit as e:
+            return e.code, output.getvalue()
+    return 0, output.getvalue()
+
+
+def alone(target: str | Path, *args: object) -> tuple[int, str]:
+    """Do as ``python FILE`` or ``python -m MODULE``, without a launcher, in a process that has torch loaded."""
+    found: tuple[int, str] = run_ranks(_alone, 1, str(target), args, timeout=150, backend=None)[0]
+    return found
+
+
+def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
+    """Check what ``--check`` has printed."""
+    assert code == 0, output
+    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
+    assert found, output
+    assert max(float(found[1]), float(found[2])) <= 1e-12
+
+
+def whole_of(checkpoint: Path) -> Path:
+    """Write a checkpoint as one file."""
+    whole = checkpoint.parent / f"{checkpoint.name}.pt"
+    dcp_to_torch_save(str(checkpoint), str(whole))
+    return whole
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Read a checkpoint's model and progress, in one process."""
+    state = torch.load(whole_of(checkpoint), weights_only=False)
+    return state["model"] | {"progress": state["progress"][:3]}
 
 
 def lines_of(out: Path, kind: str) -> list[dict[str, Any]]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,16 +17,10 @@ import torch
 import scidata
 from pipelines import flow_graph, surface_points, ugrid_mesh
 from scidata.testing import run_ranks
+from tests.examples._scripts import alone
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-
-
-def command(module: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run a recipe as a user would."""
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", f"pipelines.{module}", *map(str, args)]
-    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +224,8 @@ def test_meshes_have_the_figures_of_one_process_on_any_number_of_ranks(stores: d
 @pytest.mark.skipif(not (DATA / "outCSne30.ug").exists(), reason="the real UGRID files are not beside the repository")
 def test_a_real_mesh_with_its_topology_in_another_file(tmp_path: Path) -> None:
     out, grid = tmp_path / "vortex.store", DATA / "outCSne30.ug"
-    done = command("ugrid_mesh", "convert", DATA / "outCSne30_vortex.nc", out, "--mesh", grid)
-    assert done.returncode == 0, done.stderr
+    code, output = alone("pipelines.ugrid_mesh", "convert", DATA / "outCSne30_vortex.nc", out, "--mesh", grid)
+    assert code == 0, output
     ds = ugrid_mesh.open_ugrid(str(out), None, dtype=torch.float64)
     area = ugrid_mesh.cell_areas(ds[0], ds)
     assert ds[0]["psi"].shape == area.shape == (5400,)

@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import scidata
 from pipelines import flow_graph, ugrid_mesh
 from scidata.testing import run_ranks
-from tests.examples._scripts import module_of, on_ranks_of
+from tests.examples._scripts import LAUNCHER, assert_equal_to_one_process, module_of, on_ranks_of, weights
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 TINY = ("--dim", "8", "--depth", "2", "--device", "cpu")
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
@@ -46,22 +44,7 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "flow.store")
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's model and progress, in one process."""
-    whole = checkpoint.parent / f"{checkpoint.name}.pt"
-    dcp_to_torch_save(str(checkpoint), str(whole))
-    state = torch.load(whole, weights_only=False)
-    return state["model"] | {"progress": state["progress"][:3]}
-
-
 # -- gradients of one process --------------------------------------------------------------------------------------
-
-
-def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
-    assert code == 0, output
-    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
-    assert found, output
-    assert max(float(found[1]), float(found[2])) <= 1e-12
 
 
 @pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import zarr
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from pipelines import graphcast
 from scidata.testing import run_ranks
-from tests.examples._scripts import lines_of, module_of, on_ranks_of
+from tests.examples._scripts import LAUNCHER, assert_equal_to_one_process, lines_of, module_of, on_ranks_of, weights
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_graphcast.py"
 DATA = ROOT.parent / "shared" / "data" / "eraint_uvz.nc"
 TINY = ("--dim", "8", "--depth", "2", "--device", "cpu")
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
@@ -50,22 +47,7 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's model and progress, in one process."""
-    whole = checkpoint.parent / f"{checkpoint.name}.pt"
-    dcp_to_torch_save(str(checkpoint), str(whole))
-    state = torch.load(whole, weights_only=False)
-    return state["model"] | {"progress": state["progress"][:3]}
-
-
 # -- gradients of one process --------------------------------------------------------------------------------------
-
-
-def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
-    assert code == 0, output
-    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
-    assert found, output
-    assert max(float(found[1]), float(found[2])) <= 1e-12
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The ViT example, run as a user runs it: by torchrun, and alone."""
+"""The ViT example, run as a user runs it: by torchrun once, else on ranks that start faster, and alone."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ import pytest
 import torch
 import torch.distributed as dist
 import xarray as xr
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import scidata
 from pipelines import era5_grid
 from pipelines.forcings import NAMES
 from scidata.testing import run_ranks
-from tests.examples._scripts import lines_of, module_of, on_ranks_of
+from tests.examples._scripts import (
+    LAUNCHER,
+    alone,
+    assert_equal_to_one_process,
+    lines_of,
+    module_of,
+    on_ranks_of,
+    weights,
+    whole_of,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_vit.py"
 ERA_INTERIM = ROOT.parent / "shared" / "data" / "eraint_uvz.nc"
 TINY = ("--dim", "8", "--depth", "2", "--heads", "2", "--device", "cpu")
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_", "OMPI_")
-
-
-def launch(num_ranks: int, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run the script as a user would, outside any other launcher, under torchrun; 0 ranks run it without."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)] if num_ranks else []
-    command = [sys.executable, *launcher, str(SCRIPT), *TINY, *map(str, args)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
 
 
 def example() -> Any:
@@ -64,34 +62,7 @@ def era5(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def differences(output: str) -> tuple[float, float]:
-    """Relative differences of loss and gradients that ``--check`` prints."""
-    found = re.search(r"loss (\S+), gradients (\S+): ", output)
-    assert found, output
-    return float(found[1]), float(found[2])
-
-
-def whole_of(checkpoint: Path) -> Path:
-    """Write a checkpoint as one file."""
-    whole = checkpoint.parent / f"{checkpoint.name}.pt"
-    dcp_to_torch_save(str(checkpoint), str(whole))
-    return whole
-
-
-def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint's model and progress, in one process."""
-    state = torch.load(whole_of(checkpoint), weights_only=False)
-    return state["model"] | {"progress": state["progress"][:3]}
-
-
 # -- gradients of one process --------------------------------------------------------------------------------------
-
-
-def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
-    assert code == 0, output
-    found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
-    assert found, output
-    assert max(float(found[1]), float(found[2])) <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -153,9 +124,14 @@ SIX_STEPS = ("--patch", 4, "--epochs", 2, "--dtype", "float64", "--log-every", 1
 
 @pytest.fixture(scope="module")
 def uninterrupted(era5: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train two epochs on two dp ranks."""
+    """Train two epochs on two dp ranks, as a user does: by torchrun, outside any other launcher."""
     out = tmp_path_factory.mktemp("run")
-    done = launch(2, "--data", era5, *SIX_STEPS, "--save-every", 4, "--out", out)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = map(str, ("--data", era5, *SIX_STEPS, "--save-every", 4, "--out", out))
+    command = [*torchrun, str(SCRIPT), *TINY, *options]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^step (\d) loss", done.stderr, re.MULTILINE) == list("123456")
     return out
@@ -171,9 +147,10 @@ def test_training_writes_checkpoints_and_scalars_once(uninterrupted: Path) -> No
 def test_resuming_alone_goes_on_as_if_never_interrupted(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
     start = uninterrupted / "step_00000004"  # in the middle of the second epoch
     # one dp rank: as many samples a step as two with one each
-    done = launch(0, "--data", era5, *SIX_STEPS, "--batch-size", 2, "--out", tmp_path, "--resume", start)
-    assert done.returncode == 0, done.stderr
-    assert_last_two_steps(uninterrupted, tmp_path, done.stderr)
+    args = ("--data", era5, *SIX_STEPS, "--batch-size", 2, "--out", tmp_path, "--resume", start)
+    code, output = alone(SCRIPT, *TINY, *args)
+    assert code == 0, output
+    assert_last_two_steps(uninterrupted, tmp_path, output)
 
 
 def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
@@ -287,9 +264,9 @@ def _overflow(rank: int, num_ranks: int) -> list[Any]:
 
 
 def test_an_overflow_on_one_rank_makes_all_skip_the_step() -> None:
-    for (before, after, _, weights), (scale, same, norm, moved) in run_ranks(_overflow, 2):
+    for (before, after, _, kept), (scale, same, norm, moved) in run_ranks(_overflow, 2):
         assert (before, after) == (65536, 32768)
-        assert weights == [1.0, 1.0]
+        assert kept == [1.0, 1.0]
         assert scale == same == 32768
         assert norm == pytest.approx((47 * 16 + 9) ** 0.5)  # of the whole model's gradient, unscaled
         assert moved == pytest.approx([0.9, 0.9], abs=1e-6)

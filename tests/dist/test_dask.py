@@ -33,12 +33,25 @@ from scidata.errors import (
 from scidata.store.partitioning.output import claim_output, marked_run
 from scidata.store.partitioning.partition import partition
 from scidata.store.partitioning.remote import check_folders
+from scidata.testing import run_ranks
 from tests.unit.store._partition import assert_same_tree, mesh_arrays, mesh_files
 from tests.writers import write_hdf5
 
 distributed = pytest.importorskip("distributed", reason="needs the extra 'dask'")
 dask = pytest.importorskip("dask", reason="needs the extra 'dask'")
 NUM_SAMPLES = 5
+
+
+def nothing(rank: int, num_ranks: int) -> None:
+    """Have the fork server begin."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """Workers come from the fork server of run_ranks, which has scidata loaded: a spawned one takes two seconds."""
+    run_ranks(nothing, 1, backend=None)  # or Dask begins one that has not
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -274,11 +287,11 @@ class TestWork:
         shares: list[float] = []
         before = sum(1 for _ in client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.task_prefixes))
         dask_jobs.Cluster(client).run(
-            Work(job=squared, name="piece"), range(3000), tick=shares.append, take=found.__setitem__
+            Work(job=squared, name="piece"), range(1000), tick=shares.append, take=found.__setitem__
         )
         assert before >= 0
-        assert found == {i: i**2 for i in range(3000)}
-        assert sum(shares) == pytest.approx(3000)
+        assert found == {i: i**2 for i in range(1000)}
+        assert sum(shares) == pytest.approx(1000)
 
     @pytest.mark.slow
     def test_a_piece_that_kills_workers(self) -> None:
@@ -351,7 +364,11 @@ class TestWork:
             assert found == {0: 0, 1: 1, 2: 4, 3: 9}
 
     def test_a_scheduler_that_ends(self) -> None:
-        with distributed.LocalCluster(n_workers=1, dashboard_address=None) as cluster:
+        """Its worker begins as those of users do."""
+        with (
+            dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}),
+            distributed.LocalCluster(n_workers=1, dashboard_address=None) as cluster,
+        ):
             client = distributed.Client(cluster, set_as_default=False, timeout=5)
             thread = threading.Timer(1.5, cluster.close)
             thread.start()

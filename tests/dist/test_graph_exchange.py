@@ -444,7 +444,7 @@ def check_all(rank, num_ranks):
     check_hops(rank, num_ranks)
 
 
-@pytest.mark.slow_for("4")
+@pytest.mark.slow_for("2", "4")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_exchange_functions_and_hops(num_ranks):
     run_ranks(check_all, num_ranks)

@@ -174,10 +174,10 @@ def leaves(x, attr):
     return {name: each.detach().clone().requires_grad_() for name, each in named.items()}
 
 
-def check(rank, num_ranks):
+def check(rank, num_ranks, every):
     device_mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x, edges, attr = whole()
-    for sizes in LAYOUTS[num_ranks]:
+    for place, sizes in enumerate(LAYOUTS[num_ranks]):
         data, local, maps = cut(device_mesh, sizes, rank)
         assert {name: data[name].num_nodes for name in COUNTS} == COUNTS
         assert data.step == 3
@@ -188,7 +188,7 @@ def check(rank, num_ranks):
             assert torch.equal(routed.full_tensor(), e)
         ours = lambda data=data: leaves(data.x_dict, data.edge_attr_dict)  # noqa: E731
         torch.manual_seed(0)
-        for name, (layer, with_attr) in layers().items():
+        for name, (layer, with_attr) in layers().items() if every or place == 0 else ():
             for a, kind, b in list(edges)[:2]:
                 r, index = "__".join((a, kind, b)), {True: edges[a, kind, b], False: data[a, kind, b].edge_index}
 
@@ -252,7 +252,8 @@ def check_refused(data, local, maps, device_mesh, rank, num_ranks):
         index.exchange  # noqa: B018
 
 
-@pytest.mark.slow_for("2")
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_as_in_one_process(num_ranks):
-    run_ranks(check, num_ranks, timeout=240)
+@pytest.mark.slow_for("2-True", "3-True")
+@pytest.mark.parametrize(("num_ranks", "every"), [(1, True), (2, True), (3, False), (3, True)])
+def test_as_in_one_process(num_ranks, every):
+    """All models in all layouts, layers in the first, or in ``every`` one."""
+    run_ranks(check, num_ranks, every, timeout=240)

@@ -74,6 +74,7 @@ def check_sample(sample: Any, whole: Any, path: str, time: int) -> None:
             assert torch.equal(sample[f"{relation}/length"].to_local(), length)
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_samples_are_the_file(folder: Path, num_ranks: int) -> None:
     found = np.array(run_ranks(check_samples, num_ranks, str(folder)))
@@ -288,6 +289,7 @@ def one_process(folder: Path) -> Any:
     return run_ranks(train_on_parts, 1, str(folder))[0]
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_stock_layers_have_the_gradients_of_one_process(folder: Path, one_process: Any, num_ranks: int) -> None:
     for found in run_ranks(train_on_parts, num_ranks, str(folder), timeout=120):

@@ -80,6 +80,7 @@ def write_cases(
 
 
 @pytest.mark.slow_for(
+    "2-2-names=('dp', 'domain')-shard={'latitude': 'domain'}-even",
     "2-2-names=('dp', 'domain')-shard={'longitude': 'domain'}-even",
     "3-3-names=('dp', 'domain')-shard={'latitude': 'domain'}-even",
     "4-4-names=('dp', 'domain')-shard={'latitude': 'domain'}-bounds=[0, 0, 8, 12, 19]",

@@ -97,8 +97,7 @@ def reductions(x):
     return x.var(0) * x.std(0, correction=0) + x.logsumexp(0) * torch.var_mean(x, 0)[1]
 
 
-def layouts(num_ranks):
-    return {1: [(7,)], 2: [(4, 3)], 3: [(4, 2, 1), (4, 0, 3)]}[num_ranks]
+LAYOUTS = [(7,), (4, 3), (4, 0, 3), (4, 2, 1)]
 
 
 def given(num_ranks, sizes):
@@ -109,25 +108,25 @@ def given(num_ranks, sizes):
     return x, w, ShardSpec.even(mesh, [Shard(0)], x.shape, {0: sizes})
 
 
-def check(rank, num_ranks, names):
-    for sizes in layouts(num_ranks):
-        x, w, spec = given(num_ranks, sizes)
-        for name in names:
-            try:
-                inputs = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+def check(rank, num_ranks, sizes, names):
+    x, w, spec = given(num_ranks, sizes)
+    for name in names:
+        try:
+            inputs = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+            assert_like_one_process(CASES[name], inputs, [spec, None])
+            assert_like_one_process(CASES[name], [x, inputs[1]], [spec, None])
+            with torch.no_grad():
                 assert_like_one_process(CASES[name], inputs, [spec, None])
-                assert_like_one_process(CASES[name], [x, inputs[1]], [spec, None])
-                with torch.no_grad():
-                    assert_like_one_process(CASES[name], inputs, [spec, None])
-            except Exception as error:
-                raise AssertionError(f"{name} at {spec}") from error
+        except Exception as error:
+            raise AssertionError(f"{name} at {spec}") from error
 
 
-@pytest.mark.slow_for("3-2", "3-3", "2-0", "2-1", "2-2", "2-3")
+@pytest.mark.slow_for(*(f"sizes=({sizes})-{part}" for sizes in ("4, 3", "4, 2, 1") for part in range(4)))
+@pytest.mark.slow_for("sizes=(4, 0, 3)-2", "sizes=(4, 0, 3)-3")
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_like_one_process(num_ranks, part):
-    run_ranks(check, num_ranks, sorted(CASES)[part::4], timeout=120)
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_like_one_process(sizes, part):
+    run_ranks(check, len(sizes), sizes, sorted(CASES)[part::4], timeout=120)
 
 
 def in_modules(x, model):
@@ -142,7 +141,7 @@ def one_of(model, parameters, buffers, x):
 
 
 def check_modules(rank, num_ranks):
-    for sizes in layouts(num_ranks):
+    for sizes in (sizes for sizes in LAYOUTS if len(sizes) == num_ranks):
         x, _, spec = given(num_ranks, sizes)
         found = []
         for each in (x.clone(), shard_of(x, spec)):

@@ -97,10 +97,14 @@ class TorchSource(FileSource[_Contents]):
         return _loaded.get_or_make(key, lambda: _load(self.path), _nbytes, once=True)
 
 
+def _run_worker(path: str, folder: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", _WORKER, path, folder]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
 def _load(path: str) -> _Contents:
     with tempfile.TemporaryDirectory(prefix="scidata-torch-") as folder:
-        command = [sys.executable, "-P", _WORKER, os.path.abspath(path), folder]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = _run_worker(os.path.abspath(path), folder)
         if os.path.exists(damage := os.path.join(folder, "damage")):
             with open(damage, encoding="utf-8") as file:
                 raise CorruptDataError(f"{path}: {file.read()}; it is damaged: copy or write it again")

@@ -18,10 +18,15 @@ from scidata.sources import open_source
 from scidata.sources.access.files import files
 from scidata.store.raw_points.reader import PointsReader
 from tests.real_layouts import make
+from tests.unit._children import forked_torch_worker
+
+__all__ = ["forked_torch_worker"]  # a fixture
+forked = pytest.mark.usefixtures("forked_torch_worker")
 
 # -- PyTorch before 1.6, PyTorch Geometric before 2.0 ------------------------------------------------------------
 
 
+@forked
 def test_files_of_torch_before_1_6(tmp_path):
     want = {"pos": torch.randn(40, 3), "pressure": torch.randn(40)}
     torch.save(want, tmp_path / "cloud.pt", _use_new_zipfile_serialization=False)
@@ -38,6 +43,7 @@ class _OldPickler(pickle._Pickler):
         return self.save_reduce(copyreg.__newobj__, (type(obj),), obj.to_dict(), obj=obj)
 
 
+@forked
 @pytest.mark.slow_for("True")
 @pytest.mark.parametrize("is_zip", [False, True])
 def test_graphs_of_pytorch_geometric_before_2(tmp_path, is_zip):
@@ -105,7 +111,9 @@ def test_damaged_files_of_numpy_are_refused(tmp_path):
 
 @pytest.mark.slow_for("pyg_list")
 @pytest.mark.parametrize("function", [make.pyg_data, make.pyg_list, make.pyg_processed])
-def test_graphs_of_pytorch_geometric(tmp_path, function):
+def test_graphs_of_pytorch_geometric(tmp_path, function, request):
+    if function is not make.pyg_data:
+        request.getfixturevalue("forked_torch_worker")
     path, out = str(tmp_path / "data.pt"), str(tmp_path / "out")
     graphs = function(path)
     if len(graphs) > 1:
@@ -131,6 +139,7 @@ def test_graphs_of_pytorch_geometric(tmp_path, function):
         assert again.name == "benzene"
 
 
+@forked
 def test_tensors_and_what_is_no_tensor(tmp_path):
     torch.save({"pos": torch.rand(50, 3), "u": torch.rand(50).bfloat16(), "note": "text"}, tmp_path / "cloud.pt")
     assert scidata.open_dataset(tmp_path / "cloud.pt")[0]["u"].dtype == torch.float32

@@ -14,9 +14,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from scidata.interop import torch_worker
+from scidata.sources import torch_files
 from scidata.testing.ranks import fork_server
 
-__all__ = ["Forked", "interrupted"]
+__all__ = ["Forked", "forked_torch_worker", "interrupted"]
 
 
 class Forked:
@@ -65,6 +69,17 @@ class Forked:
         assert succeeded, value
         self.wait()
         return value
+
+
+@pytest.fixture
+def forked_torch_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read files of ``torch.save`` in processes that have torch loaded, which takes seconds else."""
+
+    def run(path: str, folder: str) -> subprocess.CompletedProcess[str]:
+        Forked(torch_worker.main, path, folder).result()
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(torch_files, "_run_worker", run)
 
 
 def _forked(results: Connection, fn: Callable[..., object], args: Sequence[object]) -> None:

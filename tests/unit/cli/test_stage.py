@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +24,9 @@ from scidata.grids import staging
 from scidata.grids.reader import GridReader
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access import filesystems
+from tests.unit._children import Forked
 from tests.unit._s3 import KEY, SECRET, serve
 
-ROOT = Path(__file__).parents[3]
 SHAPE = (24, 13, 10)
 VALUES = np.random.default_rng(0).normal(size=(2, *SHAPE)).astype("f4")
 
@@ -171,28 +168,21 @@ def test_what_does_not_fit_is_said_first(store: Path, tmp_path: Path) -> None:
     assert report["bytes_there"] > 90 << 10
 
 
-_KILLED = """
-import sys
-from scidata.cli.app import app
-print("ready", flush=True)
-app(sys.argv[1:])
-"""
+def stage(arguments: list[str]) -> None:
+    app(arguments)
 
 
 def test_killed_and_run_again(store: Path, tmp_path: Path) -> None:
-    rng, env = random.Random(0), {**os.environ, "PYTHONPATH": str(ROOT)}
+    rng = random.Random(0)
     arguments = ["stage", store, tmp_path, "--domain", "3", *CUT, "--fields", "u,v,s", "--jobs", "2"]
     held = 0
     for _ in range(2):
-        command = [sys.executable, "-c", _KILLED, *map(str, arguments)]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            end = time.monotonic() + 60  # imports take their time: until something is written
-            while DiskCache(tmp_path).num_bytes() <= held and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.01))
-            process.send_signal(signal.SIGKILL)
+        process = Forked(stage, list(map(str, arguments)))
+        end = time.monotonic() + 60
+        while DiskCache(tmp_path).num_bytes() <= held and process.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)  # until something is written
+        time.sleep(rng.uniform(0, 0.01))
+        process.kill()
         held = DiskCache(tmp_path).num_bytes()
     last = run(*arguments[1:], "--json")
     assert last["written"] + last["there"] == last["parts"] == 84

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +21,10 @@ from scidata.core.urls import url_of
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access import filesystems, mounts
 from scidata.store.reading.reader import StoreReader
+from tests.unit._children import Forked
 from tests.unit._s3 import KEY, SECRET, serve
 from tests.writers import triangulation, write_hdf5
 
-ROOT = Path(__file__).parents[3]
 NUM_NODES = (9000, 4000)
 
 
@@ -146,30 +142,22 @@ def test_what_does_not_fit(s3: Any, url: str, store: Path, tmp_path: Path) -> No
     assert report["bytes_fetched"] == 0  # nothing has pushed out what came before it
 
 
-_KILLED = """
-import sys
-from scidata.sources.access import mounts
-mounts._type_of = lambda device: "nfs4"
-from scidata.cli.app import app
-print("ready", flush=True)
-app(sys.argv[1:])
-"""
+def stage(arguments: list[str]) -> None:
+    mounts._type_of = lambda device: "nfs4"  # type: ignore[assignment]
+    app(arguments)
 
 
 def test_killed_and_run_again(store: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    rng, env = random.Random(0), {**os.environ, "PYTHONPATH": str(ROOT)}
+    rng = random.Random(0)
     arguments = ["stage", store, tmp_path, "--domain", "3", *HALO, "--jobs", "2"]
     held = 0
     for _ in range(3):
-        command = [sys.executable, "-c", _KILLED, *map(str, arguments)]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            end = time.monotonic() + 60  # imports take their time: until something is written
-            while DiskCache(tmp_path).num_bytes() <= held and process.poll() is None and time.monotonic() < end:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.01))
-            process.send_signal(signal.SIGKILL)
+        process = Forked(stage, list(map(str, arguments)))
+        end = time.monotonic() + 60
+        while DiskCache(tmp_path).num_bytes() <= held and process.is_alive() and time.monotonic() < end:
+            time.sleep(0.001)  # until something is written
+        time.sleep(rng.uniform(0, 0.01))
+        process.kill()
         held = DiskCache(tmp_path).num_bytes()
     monkeypatch.setattr(mounts, "_type_of", lambda device: "nfs4")
     last = run(*arguments[1:], "--json")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from scidata.data.output import owner
 from scidata.data.output.packed_file import PackedFileOutput
 from scidata.errors import ConfigError, OutputError
 from scidata.testing import make_grid
+from tests.unit._children import Forked
 from tests.unit._s3 import BUCKET, serve
 
 OUTPUTS: dict[str, dict[str, Any]] = {
@@ -132,31 +131,25 @@ def test_it_is_noticed_at_the_end_and_without_a_step(ds: Any, tmp_path: Path, mo
         scidata.create(tmp_path / "o.nc", like=ds, takeover=True)
 
 
-SCRIPT = """
-import os, sys, time
-import scidata
-ds = scidata.open_dataset("source.nc", fields=["u"])
-writer = scidata.create("o.nc", like=ds)
-writer[0] = {"u": ds[0]["u"] * 2}
-writer.flush()
-print("began", flush=True)
-sys.stdin.read()
-"""
+def own(folder: Path) -> None:
+    ds = scidata.open_dataset(folder / "source.nc", fields=["u"])
+    writer = scidata.create(folder / "o.nc", like=ds)
+    give(writer, ds, 2, [0])
+    writer.flush()
+    (folder / "began").touch()
+    signal.pause()
 
 
 def test_a_dead_one_is_no_owner(ds: Any, tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "began\n"
-        with pytest.raises(OutputError, match=f"process {child.pid} on "):
-            scidata.create(tmp_path / "o.nc", like=ds, resume=True)
-        child.send_signal(signal.SIGSTOP)  # stopped is not dead: it may go on
-        with pytest.raises(OutputError, match=f"process {child.pid} on "):
-            scidata.create(tmp_path / "o.nc", like=ds, overwrite=True)
-        child.kill()
+    child = Forked(own, tmp_path)
+    while not (tmp_path / "began").exists() and child.is_alive():
+        time.sleep(0.005)
+    with pytest.raises(OutputError, match=f"process {child.pid} on "):
+        scidata.create(tmp_path / "o.nc", like=ds, resume=True)
+    os.kill(child.pid, signal.SIGSTOP)  # stopped is not dead: it may go on
+    with pytest.raises(OutputError, match=f"process {child.pid} on "):
+        scidata.create(tmp_path / "o.nc", like=ds, overwrite=True)
+    child.kill()
     with scidata.create(tmp_path / "o.nc", like=ds, resume=True) as writer:
         assert writer.missing == [1, 2]
         give(writer, ds, 2, [1, 2])

@@ -16,6 +16,9 @@ from scidata.errors import CorruptDataError
 from scidata.interop import torch_worker
 from scidata.meshes.samples import read_samples
 from scidata.sources import numpy_files, open_source
+from tests.unit._children import forked_torch_worker
+
+__all__ = ["forked_torch_worker"]  # a fixture
 
 TOTAL = 1 << 28  # bytes that a bomb would take
 
@@ -133,6 +136,7 @@ def test_tensors_that_stand_for_more_than_their_file(tmp_path):
             torch_worker.write_arrays(str(tmp_path / "a.pt"), str(tmp_path), most)
 
 
+@pytest.mark.usefixtures("forked_torch_worker")
 def test_flipped_bits_of_torch_files_are_noticed(tmp_path):
     path = tmp_path / "a.pt"
     torch.save({"x": torch.arange(8.0)}, path)

@@ -59,7 +59,7 @@ def test_a_descriptor_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("layouts", [("raw", "crc32c", "zstd_crc32c", "blosc", "gzip", "zstd"), ("sharded", "hdf5")])
 def test_every_value_under_a_low_limit_of_open_files(layouts: tuple[str, ...]) -> None:
     with data_sets(layouts) as folder:
-        code, said = run_apart(folder, limit=64, num_readers=8, seconds=3, layouts=layouts)
+        code, said = run_apart(folder, limit=64, num_readers=8, seconds=1, layouts=layouts)
     assert code == 0, said
 
 

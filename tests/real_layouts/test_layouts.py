@@ -291,7 +291,7 @@ def test_trajectories_of_pdebench(made):
         assert np.array_equal(parts_of(one, "data", **options), want["0003/data"][1])
         assert len(every) == 11 * 7
         assert np.array_equal(every[3 * 7 + 2]["data"].numpy(), want["0003/data"][2])
-    loader = scidata.DataLoader(every, batch_size=7, num_workers=2, workers="process")
+    loader = scidata.DataLoader(every, batch_size=7, num_workers=1, workers="process")
     assert np.array_equal(list(loader)[3]["data"].numpy(), swe_of(path, "0003"))
     windows = scidata.open_dataset(f"{path}/*", fields=["data"], steps=(0, 1))
     assert len(windows) == 11 * 6

@@ -73,7 +73,7 @@ def doubled_unless_broken(fields: dict[str, torch.Tensor]) -> dict[str, torch.Te
 def test_workers_have_torchs_meaning(store: str) -> None:
     ds = scidata.open_dataset(store, local_transform=where)
     options: dict[str, Any] = {"workers": "process", "num_workers": 2, "worker_init_fn": mark}
-    options |= {"persistent_workers": True, "multiprocessing_context": "spawn", "prefetch_factor": 1}
+    options |= {"persistent_workers": True, "multiprocessing_context": fork_server(), "prefetch_factor": 1}
     loader = scidata.DataLoader(ds, 2, generator=torch.Generator().manual_seed(5), **options)
     epochs = [torch.cat([batch["u"].flatten(1)[:, :5] for batch in loader]) for _ in range(2)]
     found = torch.cat(epochs).long()
@@ -141,8 +141,9 @@ def slow(fields):
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would this
     ds = scidata.open_dataset(sys.argv[1], local_transform=slow)
-    options = {"workers": "process", "persistent_workers": True} if sys.argv[2] == "process" else {}
-    loader = scidata.DataLoader(ds, 1, num_workers=2, **options)
+    num_processes = int(sys.argv[2])
+    options = {"workers": "process", "persistent_workers": True} if num_processes else {}
+    loader = scidata.DataLoader(ds, 1, num_workers=num_processes or 2, **options)
     while True:
         for batch in loader:
             if "first" not in vars():
@@ -151,18 +152,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow_for("process-begun")
-@pytest.mark.parametrize(
-    ("workers", "when"),
-    [("thread", "running"), ("process", "running"), ("process", "importing"), ("process", "begun")],
-)
-def test_ctrl_c(store: str, tmp_path: Path, workers: str, when: str) -> None:
+@pytest.mark.slow_for("2-begun")
+@pytest.mark.parametrize(("num_processes", "when"), [(0, "running"), (1, "running"), (2, "importing"), (2, "begun")])
+def test_ctrl_c(store: str, tmp_path: Path, num_processes: int, when: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     before = set(os.listdir("/dev/shm"))
     code, errors, children = interrupted(
-        [script, store, workers],
-        2 if workers == "process" else 0,
+        [script, store, num_processes],
+        num_processes,
         importing="numpy" if when == "importing" else "",
         line="running" if when == "running" else "",
     )

@@ -116,7 +116,8 @@ def test_parts_of_any_input_are_the_input(tmp_path, name):
     assert verify(store) is None
     raw = read_samples(source, **options)[0]
     rng = np.random.default_rng(len(name))
-    for num_parts in range(1, 8):
+    of_many_formats = name.split("-")[-1] in FORMATS and not name.endswith("hdf5")  # whose stores are alike
+    for num_parts in (1, 4, 7) if of_many_formats else range(1, 8):
         halo = 0.3 if raw.kind == "points" else 1 + num_parts % 2
         weights = rng.random(raw.sizes[raw.entity])
         check_round_trip(None, store, num_parts, halo=halo, weights=weights, sample=raw)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils.tensorboard  # rank 0 of each training takes it: so the fork server has it, too
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -53,6 +54,17 @@ def on_ranks_of(script: str, num_ranks: int, *args: object) -> tuple[int, str]:
     return found
 
 
+def _in_turn(rank: int, num_ranks: int, script: str, runs: list[tuple[object, ...]]) -> list[tuple[Any, str]]:
+    dist.destroy_process_group = lambda: None  # at the end of each run; run_ranks ends this process
+    return [run_here(rank, num_ranks, script, args) for args in runs]
+
+
+def in_turn_on_ranks_of(script: str, num_ranks: int, *runs: tuple[object, ...]) -> list[tuple[int, str]]:
+    """Run a script several times on the same ranks, which then start once; return what rank 0 did in each."""
+    found: list[tuple[int, str]] = run_ranks(_in_turn, num_ranks, script, runs, timeout=150)[0]
+    return found
+
+
 def _alone(rank: int, num_ranks: int, target: str, args: tuple[object, ...]) -> tuple[Any, str]:
     for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
         del os.environ[name]
@@ -75,10 +87,10 @@ def alone(target: str | Path, *args: object) -> tuple[int, str]:
 
 def assert_equal_to_one_process(code: int, output: str, layout: str) -> None:
     """Check what ``--check`` has printed."""
-    assert code == 0, output
+    assert code == 0, f"{layout}: {output}"
     found = re.search(rf"check {layout},.* loss (\S+), gradients (\S+): ok", output)
-    assert found, output
-    assert max(float(found[1]), float(found[2])) <= 1e-12
+    assert found, f"{layout}: {output}"
+    assert max(float(found[1]), float(found[2])) <= 1e-12, f"{layout}: {output}"
 
 
 def whole_of(checkpoint: Path) -> Path:

@@ -14,7 +14,14 @@ import torch.distributed as dist
 import scidata
 from pipelines import flow_graph, ugrid_mesh
 from scidata.testing import run_ranks
-from tests.examples._scripts import LAUNCHER, assert_equal_to_one_process, module_of, on_ranks_of, weights
+from tests.examples._scripts import (
+    LAUNCHER,
+    assert_equal_to_one_process,
+    in_turn_on_ranks_of,
+    module_of,
+    on_ranks_of,
+    weights,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -47,24 +54,24 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> str:
 # -- gradients of one process --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
+def assert_checks_pass(num_ranks: int, domain: int, *runs: tuple[object, ...]) -> None:
+    """Check the gradients of several trainings on the same ranks."""
+    runs = tuple((*TINY, "--domain", domain, "--dtype", "float64", "--check", *args) for args in runs)
+    for args, (code, output) in zip(runs, in_turn_on_ranks_of("train_gnn", num_ranks, *runs), strict=True):
+        assert_equal_to_one_process(code, f"{args}: {output}", f"{num_ranks // domain} dp x {domain} domain")
+
+
+WAYS = ((), ("--khop",))  # exchanges, or wide halos
+
+
 @pytest.mark.parametrize(("num_ranks", "domain", "batch_size"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 2, 2)])
-def test_loss_and_gradients_are_those_of_one_process(
-    flows: str, num_ranks: int, domain: int, batch_size: int, way: tuple[str, ...]
-) -> None:
-    args = ("--domain", domain, "--batch-size", batch_size, "--dtype", "float64", "--check", *way)
-    code, output = on_ranks(num_ranks, "--data", flows, *args)
-    assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
-
-
-def test_loss_and_gradients_of_fsdp_are_those_of_one_process(flows: str) -> None:
-    args = ("--domain", 2, "--strategy", "fsdp", "--dtype", "float64", "--check")
-    code, output = on_ranks(4, "--data", flows, *args)
-    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
+def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int, domain: int, batch_size: int) -> None:
+    runs = [("--data", flows, "--batch-size", batch_size, *way) for way in WAYS]
+    fsdp = [("--data", flows, "--strategy", "fsdp")] if num_ranks == 4 else []
+    assert_checks_pass(num_ranks, domain, *runs, *fsdp)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real UGRID and MPAS files are not beside the repository")
-@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
 @pytest.mark.parametrize(
     ("source", "grid", "fields"),
     [
@@ -74,13 +81,10 @@ def test_loss_and_gradients_of_fsdp_are_those_of_one_process(flows: str) -> None
     ],
     ids=["ugrid", "mpas"],
 )
-def test_check_on_real_meshes(
-    tmp_path: Path, source: str, grid: str | None, fields: tuple[str, ...], way: tuple[str, ...]
-) -> None:
+def test_check_on_real_meshes(tmp_path: Path, source: str, grid: str | None, fields: tuple[str, ...]) -> None:
     store = str(tmp_path / "store")
     ugrid_mesh.convert([str(DATA / source)], store, mesh=None if grid is None else str(DATA / grid))
-    code, output = on_ranks(2, "--data", store, *fields, "--domain", 2, "--dtype", "float64", "--check", *way)
-    assert_equal_to_one_process(code, output, "1 dp x 2 domain")
+    assert_checks_pass(2, 2, *(("--data", store, *fields, *way) for way in WAYS))
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +99,8 @@ def waves(tmp_path_factory: pytest.TempPathFactory) -> str:
 NEXT = ("--next", "--inputs", "height", "--targets", "height")
 
 
-@pytest.mark.parametrize("way", [(), ("--khop",)], ids=["exchange", "khop"])
-def test_loss_and_gradients_of_the_time_after_are_those_of_one_process(waves: str, way: tuple[str, ...]) -> None:
-    args = (*NEXT, "--domain", 2, "--batch-size", 2, "--dtype", "float64", "--check", *way)
-    code, output = on_ranks(4, "--data", waves, *args)
-    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
+def test_loss_and_gradients_of_the_time_after_are_those_of_one_process(waves: str) -> None:
+    assert_checks_pass(4, 2, *(("--data", waves, *NEXT, "--batch-size", 2, *way) for way in WAYS))
 
 
 def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:

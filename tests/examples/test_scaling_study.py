@@ -13,7 +13,7 @@ from pipelines import era5_grid
 from tests.examples._scripts import lines_of, on_ranks_of
 
 TINY = ("--dim", "8", "--depth", "1", "--heads", "2", "--patch", "8", "--device", "cpu")
-OPTIONS = (*TINY, "--epochs", 2, "--lr", 0.01, "--val-fraction", 0.2, "--save-every", 1)
+OPTIONS = (*TINY, "--epochs", 2, "--lr", 0.01, "--val-fraction", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,7 @@ def test_a_study_goes_on(study: Path, tmp_path: Path) -> None:
     before = json.loads(file.read_text())
     expected = before["runs"].pop("4")
     file.write_text(json.dumps(before))
-    for step in (4, 3):
-        shutil.rmtree(second / f"step_0000000{step}")
+    shutil.rmtree(second / "step_00000004")
     code, output = run(folder, 1, "--batches", 2, 4, 8, options=("--data", study / "era5.zarr"))
     assert code == 0, output
     assert "global batch 4: 2 x 2 on each of 1 dp ranks" in output

@@ -17,7 +17,15 @@ import zarr
 
 from pipelines import graphcast
 from scidata.testing import run_ranks
-from tests.examples._scripts import LAUNCHER, assert_equal_to_one_process, lines_of, module_of, on_ranks_of, weights
+from tests.examples._scripts import (
+    LAUNCHER,
+    assert_equal_to_one_process,
+    in_turn_on_ranks_of,
+    lines_of,
+    module_of,
+    on_ranks_of,
+    weights,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_graphcast.py"
@@ -60,20 +68,31 @@ def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
     assert_equal_to_one_process(done.returncode, done.stdout + done.stderr, "1 dp x 3 domain")
 
 
+FROM_ONE = ("--history", 1)
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "domain", "more"),
+    ("num_ranks", "domain", "runs"),
     [
-        (4, 2, ("--batch-size", 2, "--rollout", 2, "--recompute")),
-        (4, 2, ("--strategy", "fsdp", "--rollout", 2, "--history", 1)),
-        (3, 3, ()),
+        (
+            4,
+            2,
+            [
+                ("--batch-size", 2, "--rollout", 2, "--recompute"),
+                ("--strategy", "fsdp", "--rollout", 2, "--history", 1),
+            ],
+        ),
+        (3, 3, [()]),
     ],
-    ids=["rollout", "fsdp", "three"],
+    ids=["four", "three"],
 )
 def test_loss_and_gradients_are_those_of_one_process(
-    waves: str, num_ranks: int, domain: int, more: tuple[object, ...]
+    waves: str, num_ranks: int, domain: int, runs: list[tuple[object, ...]]
 ) -> None:
-    code, output = on_ranks(num_ranks, "--data", waves, "--domain", domain, "--dtype", "float64", "--check", *more)
-    assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
+    every = (*TINY, "--data", waves, "--domain", domain, "--dtype", "float64", "--check")
+    found = in_turn_on_ranks_of("train_graphcast", num_ranks, *((*every, *more) for more in runs))
+    for more, (code, output) in zip(runs, found, strict=True):
+        assert_equal_to_one_process(code, f"{more}: {output}", f"{num_ranks // domain} dp x {domain} domain")
 
 
 def _unlike_weights(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
@@ -162,7 +181,8 @@ def test_a_step_has_an_exchange_for_each_round(waves: str) -> None:
 
 # -- training and resuming -----------------------------------------------------------------------------------------
 
-SIX_STEPS = ("--epochs", 2, "--dtype", "float64", "--log-every", 1)  # 2 epochs x 3 global batches of 2
+SMALL = ("--depth", 1)
+SIX_STEPS = (*SMALL, "--epochs", 2, "--dtype", "float64", "--log-every", 1)  # 2 epochs x 3 global batches of 2
 
 
 @pytest.fixture(scope="module")
@@ -205,11 +225,12 @@ def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
 def test_more_steps_in_16_bits_begin_with_the_weights_of_one(waves: str, uninterrupted: Path, tmp_path: Path) -> None:
     held_out = ("--val-sel", "2000-01-02T00:2000-01-02T18")
     more = ("--rollout", 2, "--weights", uninterrupted / "step_00000006", "--recompute", "--max-steps", 1, *held_out)
-    short = ("--data", waves, "--domain", 2, *more, "--log-every", 1)
+    short = (*TINY, *SMALL, "--data", waves, "--domain", 2, *more, "--log-every", 1)
     found = {}
-    for amp in ("none", "bf16", "fp16"):
-        code, output = on_ranks(2, *short, "--amp", amp, "--out", tmp_path / amp)
-        assert code == 0, output
+    kinds = ("none", "bf16", "fp16")
+    runs = [(*short, "--amp", amp, "--out", tmp_path / amp) for amp in kinds]
+    for amp, (code, output) in zip(kinds, in_turn_on_ranks_of("train_graphcast", 2, *runs), strict=True):
+        assert code == 0, f"{amp}: {output}"
         found[amp] = losses(tmp_path / amp)[0]
         (scores,) = lines_of(tmp_path / amp, "validation")
         assert {"loss", "temperature", "surface_pressure"} <= scores.keys()
@@ -268,5 +289,5 @@ def test_weights_of_another_model_are_refused(
     checkpoint = str(uninterrupted / "step_00000006")
     for word, message in (("--weights", "are of --dim 8, and this has 9"), ("--resume", "was trained with --dim 8")):
         with pytest.raises(SystemExit):
-            main("--data", waves, word, checkpoint, "--dim", 9)
+            main("--data", waves, *SMALL, word, checkpoint, "--dim", 9)
         assert message in capsys.readouterr().err

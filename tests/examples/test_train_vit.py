@@ -26,6 +26,7 @@ from tests.examples._scripts import (
     LAUNCHER,
     alone,
     assert_equal_to_one_process,
+    in_turn_on_ranks_of,
     lines_of,
     module_of,
     on_ranks_of,
@@ -65,36 +66,41 @@ def era5(tmp_path_factory: pytest.TempPathFactory) -> str:
 # -- gradients of one process --------------------------------------------------------------------------------------
 
 
+REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; two months are one pair of steps
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "domain", "patch"),
+    ("num_ranks", "runs"),
     # patch 8 makes three token rows, which two ranks share as 2 + 1; patch 5 makes five, over three ranks 2 + 2 + 1
-    [(1, 1, 4), (2, 1, 4), (2, 2, 8), (3, 3, 5), (4, 2, 8)],
-    ids=["1x1", "2x1", "1x2-uneven", "1x3-uneven", "2x2-uneven"],
+    [
+        (1, [("1 dp x 1 domain", ("--patch", 4, "--batch-size", 2))]),
+        (
+            2,
+            [
+                ("2 dp x 1 domain", ("--patch", 4, "--batch-size", 2)),
+                ("1 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
+                *([("1 dp x 2 domain", REAL)] if ERA_INTERIM.exists() else []),
+            ],
+        ),
+        (3, [("1 dp x 3 domain", ("--domain", 3, "--patch", 5, "--batch-size", 2))]),
+        (
+            4,
+            [
+                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
+                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp")),
+                ("1 dp x 2 domain x 2 tp", ("--domain", 2, "--tp", 2, "--patch", 8, "--derived", *NAMES)),
+            ],
+        ),
+    ],
+    ids=["1", "2", "3", "4"],
 )
-def test_loss_and_gradients_are_those_of_one_process(era5: str, num_ranks: int, domain: int, patch: int) -> None:
-    args = ("--domain", domain, "--patch", patch, "--batch-size", 2, "--dtype", "float64", "--check")
-    code, output = on_ranks(num_ranks, "--data", era5, *args)
-    assert_equal_to_one_process(code, output, f"{num_ranks // domain} dp x {domain} domain")
-
-
-def test_check_of_fsdp_on_two_domains_of_two(era5: str) -> None:
-    args = ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--dtype", "float64", "--check")
-    code, output = on_ranks(4, "--data", era5, *args)
-    assert_equal_to_one_process(code, output, "2 dp x 2 domain")
-
-
-def test_check_on_domain_x_tp(era5: str) -> None:
-    args = ("--domain", 2, "--tp", 2, "--patch", 8, "--dtype", "float64", "--check", "--derived", *NAMES)
-    code, output = on_ranks(4, "--data", era5, *args)
-    assert_equal_to_one_process(code, output, "1 dp x 2 domain x 2 tp")
-
-
-@pytest.mark.skipif(not ERA_INTERIM.exists(), reason="the real ERA-Interim file is not beside the repository")
-def test_check_on_packed_netcdf() -> None:
-    """241 latitudes are cropped to 240; two months are one pair of steps."""
-    args = ("--domain", 2, "--patch", 24, "--dtype", "float64", "--check")
-    code, output = on_ranks(2, "--data", ERA_INTERIM, *args)
-    assert_equal_to_one_process(code, output, "1 dp x 2 domain")
+def test_loss_and_gradients_are_those_of_one_process(
+    era5: str, num_ranks: int, runs: list[tuple[str, tuple[object, ...]]]
+) -> None:
+    every = (*TINY, "--data", era5, "--dtype", "float64", "--check")
+    found = in_turn_on_ranks_of("train_vit", num_ranks, *((*every, *args) for _, args in runs))
+    for (layout, args), (code, output) in zip(runs, found, strict=True):
+        assert_equal_to_one_process(code, f"{args}: {output}", layout)
 
 
 def _without_gradient_average(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
@@ -172,7 +178,7 @@ def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> No
         # Adam divides by the root of tiny second moments, which enlarges rounding: 1e-7 of the largest update is far
         # below what one sample more or less, or lost moments, would change
         moved = float((expected[name] - before[name]).abs().max())
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=f"{resumed}: {name}")
 
 
 @pytest.mark.parametrize(("strategy", "amp"), [("ddp", "bf16"), ("fsdp", "fp16")])
@@ -194,32 +200,40 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
 # -- mixed precision, accumulation and other ranks ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_ranks", "more"), [(2, ("--strategy", "fsdp")), (2, ("--tp", 2, "--batch-size", 2))])
 def test_resuming_with_other_kernels_goes_on_as_if_never_interrupted(
-    era5: str, uninterrupted: Path, tmp_path: Path, num_ranks: int, more: tuple[object, ...]
+    era5: str, uninterrupted: Path, tmp_path: Path
 ) -> None:
     """A checkpoint of a fused optimizer: FSDP's DTensors have it too; under --tp they are mixed with plain tensors."""
     start = uninterrupted / "step_00000004"
-    code, output = on_ranks(num_ranks, "--data", era5, *SIX_STEPS, *more, "--out", tmp_path, "--resume", start)
-    assert code == 0, output
-    assert_last_two_steps(uninterrupted, tmp_path, output)
+    ways = {"fsdp": ("--strategy", "fsdp"), "tp": ("--tp", 2, "--batch-size", 2)}
+    every = (*TINY, "--data", era5, *SIX_STEPS, "--resume", start)
+    runs = [(*every, *more, "--out", tmp_path / name) for name, more in ways.items()]
+    for name, (code, output) in zip(ways, in_turn_on_ranks_of("train_vit", 2, *runs), strict=True):
+        assert code == 0, f"{name}: {output}"
+        assert_last_two_steps(uninterrupted, tmp_path / name, output)
 
 
 def test_accumulated_batches_are_one(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
     """One rank that takes two samples one after another, and an epoch whose last step has fewer."""
-    args = ("--data", era5, *SIX_STEPS)
-    code, output = on_ranks(1, *args, "--accumulate", 2, "--out", tmp_path / "two")
-    assert code == 0, output
-    whole, found = (weights(path / "step_00000006") for path in (uninterrupted, tmp_path / "two"))
+    every = (*TINY, "--data", era5, *SIX_STEPS)
+    still = (*every, "--lr", 1e-30, "--epochs", 1)
+    on_one = {
+        "two": (*every, "--accumulate", 2),
+        "pairs": (*still, "--batch-size", 2),
+        "four": (*still, "--batch-size", 4),
+    }
+    on_two = {"ones": (*still, "--accumulate", 2)}
+    for num_ranks, args in ((1, on_one), (2, on_two)):
+        runs = [(*each, "--out", tmp_path / name) for name, each in args.items()]
+        for name, (code, output) in zip(args, in_turn_on_ranks_of("train_vit", num_ranks, *runs), strict=True):
+            assert code == 0, f"{name}: {output}"
+    whole, twice = (weights(path / "step_00000006") for path in (uninterrupted, tmp_path / "two"))
     for name, expected in whole.items():
-        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-9, msg=name)
-    still = ("--data", era5, *SIX_STEPS[2:], "--patch", 4, "--lr", 1e-30)
-    found = {}
-    sizes = (("pairs", 1, ("--batch-size", 2)), ("four", 1, ("--batch-size", 4)), ("ones", 2, ("--accumulate", 2)))
-    for name, ranks, size in sizes:
-        code, output = on_ranks(ranks, *still, *size, "--epochs", 1, "--out", tmp_path / name)
-        assert code == 0, output
-        found[name] = [(line["loss"], line["gradient norm"]) for line in lines_of(tmp_path / name, "train")]
+        torch.testing.assert_close(twice[name], expected, rtol=0, atol=1e-9, msg=name)
+    found = {
+        name: [(line["loss"], line["gradient norm"]) for line in lines_of(tmp_path / name, "train")]
+        for name in ("pairs", "four", "ones")
+    }
     assert [len(lines) for lines in found.values()] == [3, 2, 2]
     for ones, four in zip(found["ones"], found["four"], strict=True):
         assert ones == pytest.approx(four, rel=1e-12)

@@ -17,7 +17,7 @@ import zarr
 from pipelines import era5_grid, graphcast, ugrid_mesh
 from scidata import metrics
 from scidata.testing import run_ranks
-from tests.examples._scripts import module_of, on_ranks_of
+from tests.examples._scripts import in_turn_on_ranks_of, module_of, on_ranks_of
 
 needs_pyg = pytest.mark.skipif(
     importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
@@ -36,15 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     args = ("--data", path / "era5.zarr", "--domain", "2", "--max-steps", 8)
     code, output = on_ranks_of("train_vit", 2, *TINY, *args, "--out", path / "runs")
     assert code == 0, output
-    (path / "scores1").write_text(forecast(path, 1, 1, "--scores", path / "one.json")[1])
+    (path / "scores1").write_text(forecast(path, "--scores", path / "one.json")[1])
     return path
 
 
-def forecast(path: Path, num_ranks: int, domain: int, *more: Any) -> tuple[int, str]:
+def command(path: Path, domain: int, out: str, *more: Any) -> tuple[Any, ...]:
     checkpoint = max((path / "runs").glob("step_*"))
-    out = path / f"forecast{num_ranks}{domain}.zarr"
-    args = ("--data", path / "era5.zarr", "--checkpoint", checkpoint, "--leads", LEADS, "--forecast", out)
-    return on_ranks_of("forecast", num_ranks, *args, "--device", "cpu", "--domain", domain, *more)
+    args = ("--data", path / "era5.zarr", "--checkpoint", checkpoint, "--leads", LEADS, "--forecast", path / out)
+    return (*args, "--device", "cpu", "--domain", domain, *more)
+
+
+def forecast(path: Path, *more: Any) -> tuple[int, str]:
+    return on_ranks_of("forecast", 1, *command(path, 1, "forecast1.zarr", *more))
 
 
 def assert_same_scores(found: Path, expected: Path) -> None:
@@ -64,18 +67,24 @@ def scores_of(output: str) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-@pytest.mark.parametrize(("num_ranks", "domain", "more"), [(4, 2, ()), (3, 1, ()), (4, 2, ("--tp", 2))], ids=str)
-def test_the_same_on_any_number_of_ranks(folder: Path, num_ranks: int, domain: int, more: tuple[Any, ...]) -> None:
-    args = ("--plot", folder / "scores.png", "--scores", folder / "scores.json", "--overwrite")
-    code, output = forecast(folder, num_ranks, domain, *more, *args)
-    assert code == 0, output
-    assert_same_scores(folder / "scores.json", folder / "one.json")
-    ours = xr.open_dataset(folder / f"forecast{num_ranks}{domain}.zarr")
-    whole = xr.open_dataset(folder / "forecast11.zarr")
-    for name, field in whole.items():
-        assert field.dims[:2] == ("time", "lead")
-        np.testing.assert_allclose(ours[name].values, field.values, rtol=2e-6)  # stored in float32
-    assert (folder / "scores.png").stat().st_size > 1000
+@pytest.mark.parametrize(("num_ranks", "domain", "ways"), [(4, 2, [(), ("--tp", 2)]), (3, 1, [()])], ids=["4", "3"])
+def test_the_same_on_any_number_of_ranks(
+    folder: Path, tmp_path: Path, num_ranks: int, domain: int, ways: list[tuple[Any, ...]]
+) -> None:
+    runs, whole = [], xr.open_dataset(folder / "forecast1.zarr")
+    for number, way in enumerate(ways):
+        out = tmp_path / str(number)
+        plot = ("--plot", f"{out}.png") if way == () else ()
+        runs.append(command(folder, domain, f"{out}.zarr", "--scores", f"{out}.json", *way, *plot))
+    found = in_turn_on_ranks_of("forecast", num_ranks, *runs)
+    for number, (way, (code, output)) in enumerate(zip(ways, found, strict=True)):
+        assert code == 0, f"{way}: {output}"
+        assert_same_scores(tmp_path / f"{number}.json", folder / "one.json")
+        ours = xr.open_dataset(tmp_path / f"{number}.zarr")
+        for name, field in whole.items():
+            assert field.dims[:2] == ("time", "lead")
+            np.testing.assert_allclose(ours[name].values, field.values, rtol=2e-6, err_msg=str(way))  # in float32
+    assert (tmp_path / "0.png").stat().st_size > 1000
 
 
 def test_forcings_are_those_of_each_time(tmp_path: Path) -> None:
@@ -221,7 +230,7 @@ def test_of_graphcast(tmp_path: Path) -> None:
     group["u"][2:] = np.asarray(group["u"][2:]) + 1  # what the first forecast is not to know of
     graphcast.convert([str(globe / "raw.zarr")], str(tmp_path / "other"))
     args = ("--data", tmp_path / "other", *args[2:], "--forecast", tmp_path / "other.zarr")
-    code, output = on_ranks_of("forecast", 1, *args)
+    (code, output), refused = in_turn_on_ranks_of("forecast", 1, args, (*args, "--overwrite", "--leads", 6))
     assert code == 0, output
     other = xr.open_dataset(tmp_path / "other.zarr")
     assert whole is not None
@@ -229,14 +238,13 @@ def test_of_graphcast(tmp_path: Path) -> None:
         np.testing.assert_array_equal(other[name].values[0], whole[name].values[0])
         assert (other[name].values[1] != whole[name].values[1]).any()
 
-    code, output = on_ranks_of("forecast", 1, *args, "--overwrite", "--leads", 6)
-    assert code == 2
-    assert "the data have 7 times, of which 2 go into a step, so give 1 to 5" in output
+    assert refused[0] == 2
+    assert "the data have 7 times, of which 2 go into a step, so give 1 to 5" in refused[1]
 
 
 def test_scores_are_what_xarray_says(folder: Path) -> None:
     truth = xr.open_dataset(folder / "era5.zarr", consolidated=False).isel(latitude=slice(0, 24)).astype("f8")
-    whole = xr.open_dataset(folder / "forecast11.zarr", decode_timedelta=True).astype("f8")
+    whole = xr.open_dataset(folder / "forecast1.zarr", decode_timedelta=True).astype("f8")
     found = scores_of((folder / "scores1").read_text())
     latitudes = np.deg2rad(truth["latitude"])
     middles = (latitudes.values[1:] + latitudes.values[:-1]) / 2
@@ -255,20 +263,20 @@ def test_scores_are_what_xarray_says(folder: Path) -> None:
 
 
 def test_what_is_there_is_not_written_over(folder: Path) -> None:
-    code, output = forecast(folder, 1, 1)
+    code, output = forecast(folder)
     assert code == 2
     assert "is there already" in output
-    code, output = forecast(folder, 1, 1, "--again")  # finished: scored again
+    code, output = forecast(folder, "--again")  # finished: scored again
     assert code == 0, output
     assert scores_of(output) == scores_of((folder / "scores1").read_text())
 
 
 def test_only_times_that_are_chosen(folder: Path) -> None:
     out, scores = folder / "late.zarr", folder / "late.json"
-    code, output = forecast(folder, 1, 1, "--sel", "2000-01-02:", "--forecast", out, "--scores", scores)
+    code, output = forecast(folder, "--sel", "2000-01-02:", "--forecast", out, "--scores", scores)
     assert code == 0, output
     late = xr.open_dataset(out, decode_timedelta=True)
-    assert late["time"].values.tolist() == xr.open_dataset(folder / "forecast11.zarr")["time"].values[4:].tolist()
+    assert late["time"].values.tolist() == xr.open_dataset(folder / "forecast1.zarr")["time"].values[4:].tolist()
     truth = xr.open_dataset(folder / "era5.zarr", consolidated=False).isel(latitude=slice(0, 24)).astype("f8")
     usual, area = truth["v"].isel(time=slice(4)).mean("time"), metrics.latitude_weights(truth.latitude.values).numpy()
     error = ((usual - truth["v"].isel(time=slice(5, 7))) ** 2).mean(("time", "level", "longitude")).values
@@ -288,6 +296,6 @@ def test_only_times_that_are_chosen(folder: Path) -> None:
     ],
 )
 def test_mistakes(folder: Path, args: tuple[Any, ...], said: str) -> None:
-    code, output = forecast(folder, 1, 1, *args)
+    code, output = forecast(folder, *args)
     assert code == 2
     assert said in output

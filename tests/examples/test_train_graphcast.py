@@ -68,9 +68,6 @@ def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
     assert_equal_to_one_process(done.returncode, done.stdout + done.stderr, "1 dp x 3 domain")
 
 
-FROM_ONE = ("--history", 1)
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "domain", "runs"),
     [
@@ -242,7 +239,7 @@ def test_more_steps_in_16_bits_begin_with_the_weights_of_one(waves: str, uninter
 
 
 def test_training_learns(waves: str, tmp_path: Path) -> None:
-    args = ("--domain", 2, "--dim", 16, "--epochs", 5, "--lr", 0.02, "--log-every", 6, "--out", tmp_path)
+    args = ("--domain", 2, "--dim", 16, *SMALL, "--epochs", 4, "--lr", 0.06, "--log-every", 6, "--out", tmp_path)
     code, output = on_ranks(2, "--data", waves, *args)
     assert code == 0, output
     assert losses(tmp_path)[-1] < 0.6 * losses(tmp_path)[0]  # the first epoch against the last

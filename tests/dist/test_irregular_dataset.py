@@ -104,6 +104,7 @@ def hands_out_shards(rank, num_ranks, path, raws):
     return {r: disk.plan(0, r).bytes_fetched for r in range(num_ranks)}
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_each_rank_holds_its_rows_and_nothing_is_sent(store, num_ranks):
     plans = run_ranks(hands_out_shards, num_ranks, *store)
@@ -167,6 +168,7 @@ def test_points_with_a_radius(cloud):
     run_ranks(points_with_ghosts, 2, cloud, timeout=150)
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_a_layer_gives_what_one_process_gives(store, num_ranks):
     pytest.importorskip("torch_geometric", reason="its layers are what is tested")
@@ -335,6 +337,7 @@ def draws_alike(rank, num_ranks, path, kind, subsample, block):
     return found
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ranks_draw_the_same_of_raw_points(num_ranks, tmp_path):
     rng = np.random.default_rng(3)

@@ -116,6 +116,7 @@ def without_exchange(rank: int, num_ranks: int, path: str) -> None:
             loss_of(net(), scidata.collate([narrow[0], narrow[1]]))
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_loss_and_gradients_of_one_process(store: str, num_ranks: int) -> None:
     run_ranks(without_exchange, num_ranks, store, timeout=150)
@@ -196,6 +197,7 @@ def by_hops(rank: int, num_ranks: int, path: str) -> None:
         batch.call_on_parts(trimmed(), *given, *map(list, counts))  # of another order, for all that is known
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_layers_leave_out_what_later_ones_do_not_need(store: str, num_ranks: int) -> None:
     run_ranks(by_hops, num_ranks, store, timeout=150)

@@ -105,6 +105,7 @@ def one_domain(rank: int, num_ranks: int, path: str) -> None:
     gradients(mesh, path)
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_one_domain(store: str, num_ranks: int) -> None:
     run_ranks(one_domain, num_ranks, store)

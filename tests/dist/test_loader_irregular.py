@@ -95,6 +95,7 @@ def one_domain(rank: int, num_ranks: int, path: str) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("scidata-reader")]
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_samples_and_unions_on_one_domain(store: str, num_ranks: int) -> None:
     pytest.importorskip("torch_geometric", reason="to_pyg needs torch_geometric (extra 'pyg')")

@@ -59,7 +59,7 @@ def opened(
         mesh,
         shard=shard,
         bounds=bounds,
-        halo={"latitude": 2},
+        halo={min(shard): 2},
         isel={"longitude": slice(1, None)},
     )
     return mesh, ds
@@ -130,6 +130,7 @@ def write_other_layouts(rank: int, num_ranks: int, folder: str) -> None:
         writer[3:6] = {"u": batch["u"]}
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_any_layout_of_the_tensors(folder: Path, num_ranks: int) -> None:
     run_ranks(write_other_layouts, num_ranks, str(folder))

@@ -130,6 +130,7 @@ def on_a_grid(rank: int, num_ranks: int, store: str, out: str, topology: str) ->
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared data are not here")
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_fields_on_a_ugrid_file(tmp_path: Path, num_ranks: int) -> None:
     data, grid = SHARED / "outCSne30_sel_timeseries.nc", SHARED / "outCSne30.ug"

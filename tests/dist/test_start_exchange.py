@@ -75,6 +75,7 @@ def check(rank: int, num_ranks: int, sizes: tuple[int, ...]) -> list[str]:
     return forward
 
 
+@pytest.mark.slow_for("2")
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_as_in_one_process_with_one_exchange_each_way(num_ranks: int) -> None:
     for sizes in LAYOUTS[num_ranks]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.positions import finite_points, unit_sphere
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -92,7 +94,14 @@ def radius_edges(
 
 def _tree(points: npt.NDArray[Any], period: Sequence[float] | None) -> cKDTree:
     inside, width = wrapped(points, period)
-    return cKDTree(inside, boxsize=None if period is None else width)
+    return make_tree(inside, None if period is None else width)
+
+
+def make_tree(points: npt.NDArray[Any], width: npt.NDArray[np.float64] | None = None) -> cKDTree:
+    """Return SciPy's tree of some points; ``width``: of a domain that wraps."""
+    from scipy.spatial import cKDTree  # 0.2 s of CPU, which stores without radii and neighbours do not need
+
+    return cKDTree(points, boxsize=width)
 
 
 def wrapped(points: npt.NDArray[Any], period: Sequence[float] | _Floats | None) -> tuple[_Floats, _Floats]:

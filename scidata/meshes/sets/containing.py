@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
+from scidata.meshes.order.neighbours import make_tree
 from scidata.meshes.sets import neighbours
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 _SIZES = {5: (3,), 9: (4,), 7: (3, 4)}  # corners by VTK's type: triangles, quads, polygons of as many
 _MAX_PAIRS = 1 << 19  # of targets and cells looked at together
@@ -213,7 +216,7 @@ def _by_size(cells: _Cells, *, on_sphere: bool, tied: float) -> Iterator[_SizeCl
     size_class = np.floor(np.log2(reach.max(initial=0.0) / reach)).astype(np.int64)
     for each in np.unique(size_class):
         some = np.flatnonzero(size_class == each)
-        yield _SizeClass(cells=cells, rows=rows[some], tree=cKDTree(centres[some]), reach=float(reach[some].max()))
+        yield _SizeClass(cells=cells, rows=rows[some], tree=make_tree(centres[some]), reach=float(reach[some].max()))
 
 
 Signs = npt.NDArray[np.int8]

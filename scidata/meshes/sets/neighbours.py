@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
+from scidata.meshes.order.neighbours import make_tree
 from scidata.meshes.sets.node_set import NodeSet, positions_of
 from scidata.meshes.sets.sphere import Floats
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 BLOCK_ROWS = 1 << 14  # of targets at once
 _MAX_PAIRS = 1 << 21  # found at once: 100 MB in SciPy's result and the edges made of it
@@ -48,7 +52,7 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
             f"num_neighbours={num_neighbours}: each target needs between 1 and {len(start)} sources, of which there are"
             " so many"
         )
-    tree = cKDTree(start)
+    tree = make_tree(start)
     edge_index = np.empty((2, len(end) * num_neighbours), np.int64)
     by_target = edge_index.reshape(2, len(end), num_neighbours)
     by_target[1] = np.arange(len(end))[:, None]
@@ -109,7 +113,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     start, end, tied = positions_of(source, target)
     if not len(start) or not len(end):
         return join_edges([], num_targets=len(end), why="there are no sources")
-    tree = cKDTree(start)
+    tree = make_tree(start)
     found = [each for rows in blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
     return join_edges(
         found,
@@ -121,7 +125,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
 
 def _in_radius(tree: cKDTree, points: Floats, rows: slice, radius: float) -> Iterator[IntArray]:
     """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
-    part = cKDTree(points[rows])
+    part = make_tree(points[rows])
     reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
     if part.n > 1 and part.count_neighbors(tree, reach) > _MAX_PAIRS:
         middle = (rows.start + rows.stop) // 2

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from scidata.core.index_map import IndexMap
 from scidata.core.types import IntArray
 from scidata.meshes.order.ids import NodeIds, ranges
-from scidata.meshes.order.neighbours import wrapped
+from scidata.meshes.order.neighbours import make_tree, wrapped
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.format.write import BLOCK_ROWS, search_space
 from scidata.store.reading.choices import Layers
 from scidata.store.reading.part import Identity, LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 _FINE_ROWS = 64  # of a part, in one of the boxes that blocks are held against
 
@@ -142,7 +144,7 @@ def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, r
     reach = float(2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2)) if on_sphere else float(radius)
     own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
     images, width = wrapped(own, info.period)
-    tree = cKDTree(images, boxsize=width if width.any() else None)
+    tree = make_tree(images, width if width.any() else None)
     boxes = access.rows("blocks/bbox", 0, -(-num_rows // BLOCK_ROWS))
     blocks = np.arange(len(boxes), dtype=np.int64)
     blocks = blocks[(blocks * BLOCK_ROWS < start) | (np.minimum((blocks + 1) * BLOCK_ROWS, num_rows) > stop)]

@@ -110,8 +110,7 @@ class BlockSizes:
         members = np.searchsorted(bounds, rows, side="right") - 1
         most = max(self.layout.fields, key=self.layout.most)
         firsts = np.array([self.layout.together(most, i, alone=False).member for i in range(len(bounds) - 1)])
-        of_each = int(np.diff(bounds).max(initial=0)) // size + 1
-        places = firsts[members] * of_each + (rows - bounds[members]) // size
+        places = firsts[members] * bounds[-1] + (rows - bounds[members]) // size
         numbers: IntArray = np.unique(places, return_inverse=True)[1].astype(np.int64)
         return numbers
 
@@ -154,9 +153,7 @@ class PartSizes:
     @functools.cached_property
     def _holds_several(self) -> bool:
         """Whether all ranks that share have room for blocks of several trajectories until all of these are read."""
-        others = self._sizes.sharers if self._sizes.most_trajectories > 1 else ()
-        parts = [self, *map(self._sizes.of, others)]
-        return self._sizes.most_trajectories > 1 and all(each.has_room for each in parts)
+        return all(each.has_room for each in [self, *map(self._sizes.of, self._sizes.sharers)])
 
     @property
     def has_room(self) -> bool:
@@ -204,7 +201,8 @@ class PartSizes:
     def bytes_of_block(self) -> int:
         """The bytes of all blocks that samples which an order by blocks keeps together may need."""
         longest, reach = self._sizes.steps_in_order, functools.partial(self._steps.reach, every=True)
-        return self._bytes(lambda name, n: -(-longest // n) + -(-reach(name) // n), self._worth.most)
+        most = {name: -(-self._sizes.most_trajectories // num) * num for name, num in self._worth.most.items()}
+        return self._bytes(lambda name, n: -(-longest // n) + -(-reach(name) // n), most)
 
     @functools.cached_property
     def bytes_of_all(self) -> int:

@@ -278,7 +278,7 @@ def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntAr
     A Feistel network on the next power of two (Luby and Rackoff 1988), which is walked again from whatever lands
     beyond ``count`` until it lands below (Black and Rogaway 2002): fewer than two walks on average.
     """
-    bits = max(1, (count - 1).bit_length())
+    bits = (count - 1).bit_length()
     found = _feistel(rows.astype(np.uint64), bits, keys)
     while len(outside := np.flatnonzero(found >= np.uint64(count))):
         found[outside] = _feistel(found[outside], bits, keys)

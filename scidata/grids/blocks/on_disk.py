@@ -165,8 +165,7 @@ class DiskBlocks:
                     missing.append(functools.partial(self._read, wanted, values))
         stats = ReadStats(read_ns=time.perf_counter_ns() - begin)
         stats = sum(run_each(missing) if self._planner.is_remote else [read() for read in missing], start=stats)
-        others = [name for name in names if name not in mine]
-        return stats + self._next.read_into(sample, others) if others else stats
+        return stats + self._next.read_into(sample, [name for name in names if name not in mine])
 
     def _read(self, wanted: Wanted, values: Rows) -> ReadStats:
         """Read rows from disk, or the block from the next stage, and keep it."""

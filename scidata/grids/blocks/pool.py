@@ -154,7 +154,7 @@ class BlockPool:
             stats = sum(itertools.chain(self._ahead(), *found), start=NO_READ)
         done = {copy.args[0] for copy in mine}
         others = [name for name in names if name not in done]
-        return stats + self._next.read_into(sample._replace(wanted=reads), others) if others else stats
+        return stats + self._next.read_into(sample._replace(wanted=reads), others)
 
     def _is_mine(self, name: str, reads: Sequence[BlockRead], sample: SampleRead, kept: KeptFields) -> bool:
         out, (shared, fixed) = sample.out[name], kept

@@ -111,7 +111,7 @@ class SharedArrays:
         use: Callable[[Array], None],
         *,
         takers: Sequence[int],
-        wait: bool = True,
+        wait: bool,
     ) -> tuple[bool, T | None]:
         """Have an array used; return whether it was, and the result of ``make`` if this process made it.
 

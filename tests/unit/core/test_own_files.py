@@ -150,7 +150,7 @@ def test_the_folder_in_shared_memory(tmp_path, precious, monkeypatch):
     joined.symlink_to(precious)
     found = []
     box = SharedArrays("these", 0, 1 << 20)
-    box.take(KEY, (3,), np.dtype("f4"), lambda a: a.fill(1), lambda a: found.append(a.copy()), takers=[0, 1])
+    box.take(KEY, (3,), np.dtype("f4"), lambda a: a.fill(1), lambda a: found.append(a.copy()), takers=[0, 1], wait=True)
     assert found[0].tolist() == [1, 1, 1]
     shared_arrays._sweep()
     assert joined.is_symlink()

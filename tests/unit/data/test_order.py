@@ -85,6 +85,13 @@ def test_a_mixture_without_shuffling() -> None:
     assert plain.entries(0).tolist() == [2, 0, 3, 4, 1, 5]
 
 
+@pytest.mark.parametrize(
+    ("num_samples", "takes"), [(1, (1, 0, 0)), (2, (1, 1, 0)), (7, (4, 2, 1)), (8, (4, 2, 2)), (10, (5, 3, 2))]
+)
+def test_the_largest_remainders_get_what_is_left(num_samples: int, takes: tuple[int, ...]) -> None:
+    assert Mixture.of((10, 10, 10), (0.5, 0.3, 0.2), num_samples).takes == takes
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_takes_add_up(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -115,6 +122,7 @@ def test_groups_have_similar_sizes_and_lose_nothing() -> None:
     ("lengths", "ratios", "count", "message"),
     [
         ((), (), None, "0 data sets"),
+        ((3, 2), (1,), None, "2 data sets need as many ratios, not 1"),
         ((3, 0), (1, 1), None, "data set 1 is empty"),
         ((3, 2), (1, 0), None, "positive"),
         ((3, 2), (1, float("nan")), None, "positive"),
@@ -205,6 +213,7 @@ def test_an_order_that_is_not_listed_is_a_shuffle(monkeypatch) -> None:
 
 def test_orders_up_to_the_limit_are_what_they_were() -> None:
     assert order_module.MAX_LISTED == 1 << 24  # saved places were made with it
+    assert [order((1 << 24) + more).listed for more in (0, 1)] == [True, False]
     drawn = list(order(1000).dealt(4, 0, 1, 1000))
     assert drawn == np.random.default_rng(np.random.SeedSequence([3, 4])).permutation(1000).tolist()
 
@@ -218,6 +227,13 @@ def test_orders_up_to_the_limit_are_what_they_were() -> None:
         ("5e82bba26ab9a471", 50, {"weights": np.arange(50) % 7, "draws": 80}),
         ("a799d372e33ad794", 60, {"mixture": Mixture(lengths=(20, 40), takes=(30, 15))}),
         ("3ffb57e69d0d4d4c", 500, {"sizes": np.arange(500) * 37 % 101, "group": 4}),
+        ("d7de77e693ed577b", 500, {"blocks": np.arange(500) // 3, "lanes": 4}),
+        ("0ec96e67e8e273a9", 500, {"blocks": np.arange(500) // 3, "stretches": np.arange(500) // 30, "lanes": 3}),
+        (
+            "b8703fc8de44c61e",
+            60,
+            {"blocks": np.arange(60) // 3, "lanes": 2, "mixture": Mixture(lengths=(20, 40), takes=(30, 15))},
+        ),
     ],
 )
 def test_saved_places_fit_the_orders_of_later_versions(digest: str, count: int, options: dict[str, Any]) -> None:

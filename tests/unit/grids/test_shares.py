@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scidata.core.bounds import rows_of
-from scidata.grids.blocks.node_shares import cut_by_ranks, touched_blocks
+from scidata.grids.blocks.node_shares import _segments, cut_by_ranks, touched_blocks
 
 
 def random_rows(rng: np.random.Generator, size: int, num_ranks: int) -> list[np.ndarray]:
@@ -55,6 +55,14 @@ def test_parts_are_put_together_right(seed: int) -> None:
     # every taker knows of a share, by the same name
     counts = {name: len(ast.literal_eval(name)[0]) for name in made}
     assert made == counts
+
+
+@pytest.mark.parametrize("step", [-3, -1, 1, 2])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_rows_at_equal_distances_are_one_piece(count: int, step: int) -> None:
+    rows = 30 + step * np.arange(count)
+    (found,) = _segments(4 + np.arange(count), rows)
+    assert (found.offset, rows_of([found]).tolist()) == (4, rows.tolist())
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])

@@ -16,6 +16,7 @@ from scidata.core.checks import allocate
 from scidata.core.options import ReadOptions
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.grids.blocks.node_shares import NodeRanks
+from scidata.grids.blocks.on_node import NodeDecoder
 from scidata.grids.plan import plan_grid
 from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
@@ -301,6 +302,11 @@ def test_ranks_of_a_node_share_its_chunks(tmp_path):
             reader.read_into(7 * run + time, out, here)
             found[run, time, slice(*reader.partition.owned_rows("y", here))] = out["u"]
     assert np.array_equal(found, VALUES["u"])
+    decoder = readers[0].chain.source
+    assert isinstance(decoder, NodeDecoder)
+    assert len(decoder._next._jobs) > 0
+    readers[0].close()
+    assert len(decoder._next._jobs) == 0
 
 
 def test_a_loader_goes_on_in_the_middle_and_other_crops_have_other_fingerprints(tmp_path):

@@ -24,9 +24,10 @@ from tests.unit.loader._resume import place
 def order(
     blocks: np.ndarray, lanes: int, epoch: int = 0, seed: int = 0, stretches: np.ndarray | None = None
 ) -> np.ndarray:
-    return Order(
-        num_samples=len(blocks), shuffle=True, seed=seed, blocks=blocks, stretches=stretches, lanes=lanes
-    ).entries(epoch)
+    with np.errstate(all="raise"):
+        return Order(
+            num_samples=len(blocks), shuffle=True, seed=seed, blocks=blocks, stretches=stretches, lanes=lanes
+        ).entries(epoch)
 
 
 def loads(entries: np.ndarray, blocks: np.ndarray, dp: int, rank: int, room: int) -> int:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.tensorboard  # rank 0 of each training takes it: so the fork server has it, too
@@ -55,8 +56,9 @@ def on_ranks_of(script: str, num_ranks: int, *args: object) -> tuple[int, str]:
 
 
 def _in_turn(rank: int, num_ranks: int, script: str, runs: list[tuple[object, ...]]) -> list[tuple[Any, str]]:
-    dist.destroy_process_group = lambda: None  # at the end of each run; run_ranks ends this process
-    return [run_here(rank, num_ranks, script, args) for args in runs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", lambda: None)  # at the end of each run
+        return [run_here(rank, num_ranks, script, args) for args in runs]
 
 
 def in_turn_on_ranks_of(script: str, num_ranks: int, *runs: tuple[object, ...]) -> list[tuple[int, str]]:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 
 # as many processes as cores run the tests: threads of each would wait for cores by turning in loops
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from hypothesis import settings
 
 from scidata.sources.access import object_stores
+from tests import warm
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, where shells ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,6 +75,13 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking through all modules each time: 0.3 s, of which tests ask for hundreds."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a ``python``, ``scidata`` and ``torchrun`` that start with torch loaded."""
+    with warm.programs(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
 
 
 @pytest.fixture(autouse=True)

@@ -58,10 +58,10 @@ def parse(text: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
-def run_line(line: str, *, really: bool = False) -> tuple[str, bool] | None:
+def run_line(line: str, *, python: str | None = None) -> tuple[str, bool] | None:
     """Run a line of commands joined by ``&&``; return what it prints, and whether several ranks did; None if not run.
 
-    ``really``: by torchrun itself, which takes ten seconds; else ranks are forked with the variables that it sets.
+    ``python`` runs torchrun itself, if given; else ranks are forked with the variables that it sets.
     """
     printed, of_ranks, ran = "", False, False
     for large, small in SMALLER.items():
@@ -72,7 +72,7 @@ def run_line(line: str, *, really: bool = False) -> tuple[str, bool] | None:
             check_command(words)
             continue
         ran = True
-        text, several = _run(words, really)
+        text, several = _run(words, python)
         printed, of_ranks = printed + text, of_ranks or several
     return (printed, of_ranks) if ran else None
 
@@ -83,7 +83,7 @@ def _not_run(words: list[str]) -> bool:
     return starts or (words[0] == "torchrun" and any(word.startswith("examples/") for word in words))
 
 
-def _run(words: list[str], really: bool) -> tuple[str, bool]:
+def _run(words: list[str], python: str | None) -> tuple[str, bool]:
     if words[0] == "scidata" or words[:3] == ["python", "-m", "scidata"]:
         result = CliRunner().invoke(app, words[1 if words[0] == "scidata" else 3 :], env={"COLUMNS": "100"})
         assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}"
@@ -99,7 +99,7 @@ def _run(words: list[str], really: bool) -> tuple[str, bool]:
     if words[0] == "python" and words[1].endswith(".py"):
         return _script(words[1:]), False
     if words[0] == "torchrun":
-        return (_torchrun if really else _ranks)(words[1:]), True
+        return (_torchrun(python, words[1:]) if python else _ranks(words[1:])), True
     if words[0] in ("mkdir", "cat", "mpirun", "srun", "sbatch"):
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
@@ -149,12 +149,12 @@ def _script_of_rank(rank: int, num_ranks: int, words: list[str], port: int) -> s
     return _script(words)
 
 
-def _torchrun(words: list[str]) -> str:
+def _torchrun(python: str, words: list[str]) -> str:
     """Each rank prints into a file of its own: on one pipe their lines may mix."""
     logs = Path("torchrun_logs")
     options = [*([] if "--standalone" in words else ["--standalone"]), "--redirects", "3", "--log-dir", str(logs)]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, *words],
+        [python, "-m", "torch.distributed.run", *options, *words],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

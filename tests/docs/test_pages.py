@@ -10,7 +10,9 @@ import ast
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ REASONS = {
     "another library": "shows what a script looked like before, for a library that is no dependency",
     "other tests": "tests of the reader run the same on files of their own",
 }
-#: Pages whose ranks torchrun itself starts: the first that is read, and one on how processes end.
+#: Pages whose ranks torchrun itself starts: the first that is read, as users do, and one on how processes end.
 REALLY = ("README.md", "docs/howto/hang.md")
 #: Languages that nothing runs, and what reads them.
 _PARSED = {"json": json.loads, "text": str, "": str, "toml": str, "yaml": str}
@@ -60,7 +62,9 @@ def test_blocks_run(page: str, folder: Path, request: pytest.FixtureRequest) -> 
         text = text.replace(place, here.format(port=free_port()))
     blocks = blocks_of(text)
     names: dict[str, Any] = {"__name__": "__main__", "page": page}
-    names["server"] = lambda: request.getfixturevalue("server")
+    names |= {fixture: partial(request.getfixturevalue, fixture) for fixture in ("server", "programs")}
+    if page in REALLY:
+        names["python"] = sys.executable if page == "README.md" else str(names["programs"]() / "python")
     surroundings = SURROUNDINGS.get(page)
     with surroundings(folder, names) if surroundings else commands.captured(), without(hidden_modules(text)):
         for block in blocks:
@@ -80,7 +84,7 @@ def _run(block: Block, folder: Path, names: dict[str, Any]) -> None:
     elif block.language == "python":
         _run_python(block, folder, names)
     elif block.language in ("bash", "console"):
-        _run_commands(block, folder, really=names["page"] in REALLY)
+        _run_commands(block, folder, python=names.get("python"))
     elif not block.language.startswith("{"):  # Sphinx reads directives
         assert block.language in _PARSED, f"a block in {block.language!r}, which the tests do not know"
         assert block.language != "text" or "sketch" in block.marks, "output of nothing; <!-- sketch --> if it is none"
@@ -104,7 +108,7 @@ def _run_python(block: Block, folder: Path, names: dict[str, Any]) -> None:
     _compare(out.getvalue(), block.shown, block, any_order=False)
 
 
-def _run_commands(block: Block, folder: Path, *, really: bool) -> None:
+def _run_commands(block: Block, folder: Path, *, python: str | None) -> None:
     if block.file:
         commands.parse(block.text)
         (folder / block.file).write_text(block.text)
@@ -112,7 +116,7 @@ def _run_commands(block: Block, folder: Path, *, really: bool) -> None:
     session = _session(block)
     commands.parse("".join(command + "\n" for command, _ in session))
     for command, shown in session:
-        found = [commands.run_line(line, really=really) for line in commands.shell_lines(command)]
+        found = [commands.run_line(line, python=python) for line in commands.shell_lines(command)]
         done = [each for each in found if each is not None]
         if done:
             printed = "".join(text for text, _ in done)

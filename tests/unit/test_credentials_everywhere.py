@@ -9,7 +9,6 @@ import json
 import logging
 import pickle
 import subprocess
-import sys
 import threading
 import traceback
 import warnings
@@ -237,7 +236,7 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_processes(tmp_path, served, monkeypatch):
+def test_worker_processes(tmp_path, served, monkeypatch, programs):
     script, flag = tmp_path / "script.py", tmp_path / "flag"
     script.write_text(WORKERS)
     monkeypatch.setattr(Guarded, "broken", None)
@@ -250,7 +249,7 @@ def test_worker_processes(tmp_path, served, monkeypatch):
 
     monkeypatch.setattr(Guarded, "send_head", send_head)
     url = f"http://{CANARY}:{CANARY}@{served}/grid.zarr?sig={CANARY}"
-    command = [sys.executable, str(script), url, str(flag)]
+    command = [programs / "python", str(script), url, str(flag)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=170)
     assert done.stdout == "6\n", done.stderr
     assert "in worker process 0" in done.stderr  # its traceback

@@ -16,6 +16,7 @@ from scidata.errors import ConfigError
 from scidata.loader.stats import PrefetchStats
 from scidata.loader.waiting import WaitWatch
 from scidata.testing import make_grid
+from scidata.testing.ranks import fork_server
 from tests.writers import write_hdf5
 
 
@@ -175,7 +176,8 @@ def halved(fields):
 
 def test_worker_processes_are_in_the_trace(store, tmp_path):
     ds = scidata.open_dataset(store, fields=["u"], num_threads=1, local_transform=halved)
-    loader = scidata.DataLoader(ds, 2, num_workers=2, workers="process", persistent_workers=True)
+    processes = {"workers": "process", "persistent_workers": True, "multiprocessing_context": fork_server()}
+    loader = scidata.DataLoader(ds, 2, num_workers=2, **processes)
     loop(loader)  # nothing is recorded
     with scidata.trace(tmp_path / "t.json"):
         loop(loader)

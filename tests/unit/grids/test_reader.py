@@ -66,6 +66,7 @@ HALOS = [
     ({"latitude": 30}, ("latitude",)),  # wider than every shard, and than the whole dimension: wraps onto itself
 ]
 BOUNDS_1D = ["even", "chunk", "explicit"]
+CUT_IN_ALL_WAYS = ("netcdf4", "zarr3")  # the others, which differ in where their chunks are, in fewer
 
 
 def explicit(size, num_parts):
@@ -79,7 +80,8 @@ def test_every_cut_reassembles(fmt, tmp_path):
     path = tmp_path / "store"
     wanted = make_grid(path, format=fmt, num_times=2, num_levels=2, num_lat=13, num_lon=8)
     one = {"v": wanted["v"][1]}
-    for num_parts, bounds, (halo, periodic) in itertools.product(range(1, 8), BOUNDS_1D, HALOS):
+    numbers = range(1, 8) if fmt in CUT_IN_ALL_WAYS else (1, 3, 7)
+    for num_parts, bounds, (halo, periodic) in itertools.product(numbers, BOUNDS_1D, HALOS):
         reader = GridReader(
             str(path),
             ReadOptions(
@@ -100,7 +102,8 @@ def test_two_dimensional_domains_reassemble(fmt, tmp_path):
     path = tmp_path / "store"
     wanted = make_grid(path, format=fmt, num_times=2, num_levels=2, num_lat=13, num_lon=8)
     one = {"t": wanted["t"][0]}
-    for (h, w), bounds in itertools.product([(1, 2), (2, 2), (3, 2), (2, 3), (7, 1)], ["even", "chunk", "explicit"]):
+    sizes = [(2, 3), (7, 1), (1, 2), (2, 2), (3, 2)][: 5 if fmt in CUT_IN_ALL_WAYS else 2]
+    for (h, w), bounds in itertools.product(sizes, BOUNDS_1D):
         cuts = {"latitude": explicit(13, h), "longitude": explicit(8, w)} if bounds == "explicit" else bounds
         for halo, periodic in HALOS:
             reader = GridReader(

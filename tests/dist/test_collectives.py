@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from scidata.errors import ConfigError, ShardLayoutError
+from scidata.shard.comm import transport
 from scidata.shard.comm.collectives import (
     all_gather_v,
     indexed_all_to_all_v,
@@ -323,6 +324,17 @@ def extremes(rank, num_ranks):
 @RANKS
 def test_extremes(num_ranks):
     run_ranks(extremes, num_ranks)
+
+
+def all_by_rings(rank, num_ranks):
+    transport._AT_ONCE = 0  # as if all values were too large for one exchange
+    gathers = (gathers_for_one_loss, gathers_for_own_queries, slices)
+    for check in (*gathers, meets_a_parameter, differentiates_twice, moves_every_dtype, sums_in_float32, extremes):
+        check(rank, num_ranks)
+
+
+def test_large_values():
+    run_ranks(all_by_rings, 3)
 
 
 def refuses(rank, num_ranks):

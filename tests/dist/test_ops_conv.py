@@ -138,7 +138,8 @@ def check_rounds(rank, num_ranks):
             y = F.conv2d(x, weight.detach(), padding=1)
             assert spy.counts == {"all_to_all_single": axes}
             y.sum().backward()
-            assert spy.counts == {"all_to_all_single": 2 * axes, "all_reduce": axes}
+            # small sums of more than two ranks are exchanges, too
+            assert spy.counts == ({"all_to_all_single": 3} if axes == 1 else {"all_to_all_single": 4, "all_reduce": 2})
         with torch.no_grad(), Spy() as spy:
             F.conv2d(x, weight, padding=1)
             assert spy.counts == {"all_to_all_single": axes}

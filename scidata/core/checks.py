@@ -125,6 +125,10 @@ def optional_module(name: str, what: str, extra: str) -> ModuleType:
         raise MissingDependencyError(f"{what}; {install_hint(extra)}") from e
 
 
+#: Errors of an allocation: of more than there are addresses, or than mmap gives, too.
+NO_MEMORY = (MemoryError, ValueError, OverflowError, OSError)
+
+
 def allocate(
     what: str,
     shape: tuple[int, ...],
@@ -140,12 +144,17 @@ def allocate(
     """
     try:
         return empty(shape, dtype)
-    except (MemoryError, ValueError, OverflowError, OSError) as e:  # more than there are addresses, or than mmap gives
-        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        raise TooLargeError(
-            f"{what}: {shape} of {np.dtype(dtype)} take {nbytes} bytes, more than can be allocated; its metadata are "
-            "damaged, or read less of it at once: more ranks, fewer fields, isel="
-        ) from e
+    except NO_MEMORY as e:
+        raise too_large(what, shape, dtype) from e
+
+
+def too_large(what: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> TooLargeError:
+    """Return the error for an array that could not be allocated, with one of ``NO_MEMORY``."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    return TooLargeError(
+        f"{what}: {shape} of {np.dtype(dtype)} take {nbytes} bytes, more than can be allocated; its metadata are "
+        "damaged, or read less of it at once: more ranks, fewer fields, isel="
+    )
 
 
 _Nbytes = TypeVar("_Nbytes", int, IntArray)

@@ -10,10 +10,10 @@ import contextlib
 import math
 import mmap
 import os
+import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,22 +65,23 @@ def available_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-class _Holder:
-    """What an array of a block is made from: every view of it keeps this alive, and so the block out of the pool.
+class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Memory of a pool: of a type of its own, at which NumPy ends its search for the array that a view refers to.
 
-    Not an array, nor a subclass: NumPy makes views of views refer to the first array that owns memory.
+    Else that were this array, and not the one that is lent.
     """
 
-    __slots__ = ("__array_interface__", "_block", "_pool")
 
-    def __init__(self, pool: ArrayPool, block: npt.NDArray[np.uint8], nbytes: int) -> None:
-        self._pool, self._block = weakref.ref(pool), block
-        self.__array_interface__ = block[:nbytes].__array_interface__
+class Lent(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes that a pool lends, for ``np.ndarray(shape, dtype, lent, begin)``: the last such array brings them back."""
+
+    pool: weakref.ref[ArrayPool] | None = None  # views of this type have none
+    block: _Block | None = None  # to use again
 
     def __del__(self) -> None:
-        pool = self._pool()
+        pool = None if self.pool is None else self.pool()
         if pool is not None:
-            pool._came_back(self._block)
+            pool._came_back(self)
 
 
 class ArrayPool:
@@ -95,25 +96,25 @@ class ArrayPool:
     num_allocated
         Blocks made, ever.
     given
-        Bytes of each array that was given away and is still seen.
-    when_back
-        A weak reference to a function that is called when such an array is gone.
+        Bytes of what was given away and is still seen, by its id.
+    awaited
+        Queues of those that wait for something given away to come back: they get None.
     """
 
     def __init__(self, max_free: int = 0) -> None:
         self.max_free = max_free
         self.num_allocated = 0
         self._largest = 0
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._free: deque[_Block] = deque()
         self._lock = threading.Lock()
+        self._self = weakref.ref(self)
         self.max_total = math.inf
-        self.given: dict[object, int] = {}
-        self.when_back: Callable[[], Callable[[], None] | None] = lambda: None
+        self.given: dict[int, int] = {}
+        self.awaited: set[queue.SimpleQueue[None]] = set()
 
     @property
     def free_bytes(self) -> int:
         """Bytes that lie free."""
-        # copy(), for amid it no collection of garbage brings blocks back
         return sum(block.nbytes for block in self._free.copy())
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, *, keep: int = 0) -> npt.NDArray[Any]:
@@ -126,21 +127,36 @@ class ArrayPool:
         self.max_free = max(self.max_free, keep * nbytes)
         if nbytes < _SMALL:
             return empty(shape, kind)
-        with self._lock:
-            block = self._take(nbytes)
-            size = self._size_of_new(nbytes) if block is None else 0
-        if block is None:
-            block = host_memory(size)
-        array: npt.NDArray[Any] = np.asarray(_Holder(self, block, nbytes)).view(kind).reshape(shape)
-        return array
+        return np.ndarray(shape, kind, self.lend(nbytes))
 
-    def _take(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
+    def lend(self, nbytes: int) -> Lent:
+        """Return uninitialised bytes, ``nbytes`` at least: for several arrays that come back together."""
+        block = self._block(nbytes) if nbytes >= _SMALL else empty((nbytes,), np.uint8).view(_Block)
+        lent = block.view(Lent)
+        lent.pool, lent.block = self._self, block
+        return lent
+
+    def _block(self, nbytes: int) -> _Block:
+        try:
+            block = self._free.pop()  # the last that came back: most of it is in the processor's caches
+        except IndexError:
+            pass
+        else:
+            if nbytes <= block.nbytes <= 2 * nbytes:
+                return block
+            self._free.append(block)
+        with self._lock:
+            found = self._take(nbytes)
+            size = self._size_of_new(nbytes) if found is None else 0
+        return host_memory(size).view(_Block) if found is None else found
+
+    def _take(self, nbytes: int) -> _Block | None:
         """Return a free block that is large enough, and not much too large; where there is none, make room for one."""
         passed = []
         found = None
         while found is None and self._free:
             try:
-                block = self._free.pop()  # the last that came back: most of it is in the processor's caches
+                block = self._free.pop()
             except IndexError:
                 break
             if nbytes <= block.nbytes <= 2 * nbytes:
@@ -159,18 +175,21 @@ class ArrayPool:
         self._largest = max(self._largest, nbytes)
         return self._largest if self._largest <= 2 * nbytes else nbytes + nbytes // 16
 
-    def _came_back(self, block: npt.NDArray[np.uint8]) -> None:
-        free = self.free_bytes + block.nbytes
-        if free <= self.max_free and free + sum(self.given.copy().values()) <= self.max_total:
-            self._free.append(block)
+    def give(self, lent: Lent) -> None:
+        """Count bytes among those that were given away, until they come back."""
+        self.given[id(lent)] = lent.nbytes
 
-    def give(self, array: npt.NDArray[Any]) -> None:
-        """Count an array among those that were given away, until no view of it is left."""
-        while isinstance(array.base, np.ndarray):  # the one that all views refer to
-            array = array.base
-        token = object()
-        self.given[token] = array.nbytes
-        weakref.finalize(array, _gone, weakref.ref(self), token).atexit = False
+    def _came_back(self, lent: Lent) -> None:
+        was_given = self.given.pop(id(lent), None) is not None
+        if lent.block is not None and lent.nbytes >= _SMALL:
+            free = lent.nbytes
+            for block in self._free.copy():  # amid a copy no collection of garbage brings blocks back
+                free += block.nbytes
+            if free <= self.max_free and free + sum(self.given.copy().values()) <= self.max_total:
+                self._free.append(lent.block)
+        if was_given and self.awaited:
+            for waiting in self.awaited.copy():
+                waiting.put(None)
 
     def clear(self) -> None:
         """Let go of the blocks that lie free."""
@@ -178,13 +197,3 @@ class ArrayPool:
 
     def __reduce__(self) -> tuple[object, ...]:
         return ArrayPool, (self.max_free,)
-
-
-def _gone(of: weakref.ref[ArrayPool], token: object) -> None:
-    """Take note that an array is gone, just before its block comes back."""
-    pool = of()
-    if pool is not None:
-        pool.given.pop(token, None)
-        call = pool.when_back()
-        if call is not None:
-            call()

@@ -7,7 +7,7 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -61,12 +61,11 @@ class Batches(Iterator[BatchT]):
         """Return the next batch, or sample."""
         called = time.perf_counter_ns()
         try:
-            with nullcontext() if self.stream is None else self.stream.current():
-                index, local = self._read()
-                arrived = time.perf_counter_ns()
-                with trace.span("transform", samples=index):
-                    batch: BatchT = self._wrap(index, local)
-            if self.stream is not None:
+            if self.stream is None:
+                batch, arrived = self._read_batch()
+            else:
+                with self.stream.current():
+                    batch, arrived = self._read_batch()
                 self.stream.hand_over(tensor for tensor in _tensors_of(batch) if tensor.is_cuda)
         except BaseException as e:
             finished = isinstance(e, StopIteration)
@@ -81,6 +80,13 @@ class Batches(Iterator[BatchT]):
         self.position.received(self.prefetcher.taken)
         self.waiting.step(self.prefetcher.stats, called, arrived, time.perf_counter_ns())
         return batch
+
+    def _read_batch(self) -> tuple[BatchT, int]:
+        """Return the next batch, and when its parts had arrived."""
+        index, local = self._read()
+        arrived = time.perf_counter_ns()
+        with trace.span("transform", samples=index):
+            return self._wrap(index, local), arrived
 
     def _read(self) -> tuple[list[int], Batch]:
         """Return the next item's parts, once all ranks are known to read the same."""

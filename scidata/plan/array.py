@@ -17,7 +17,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.core.urls import is_url
 from scidata.plan import as_json
 from scidata.plan.chunk_tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
-from scidata.plan.cut import Cut, Cuts, Origin, within_memory
+from scidata.plan.cut import Cut, Cuts, Origin, check_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans
 
@@ -194,7 +194,7 @@ def plan_cut(
     out_shape: tuple[int, ...],
 ) -> ArrayPlan:
     """Plan the read of a selection that is cut already; otherwise as :func:`plan_array`."""
-    with within_memory(layout):
+    try:
         if layout.fallback:
             refs = None
         elif callable(refs):
@@ -220,6 +220,9 @@ def plan_cut(
             pattern=pattern, span_reads=span_reads, encoded_reads=encoded_reads, absent=tables.absent,
             first_byte=first_byte,
         )  # fmt: skip
+    except (MemoryError, ValueError) as e:
+        check_memory(layout, e)
+        raise
 
 
 class PlanFamily:

@@ -8,8 +8,7 @@ cache; a plan only adds where the cut begins and where the chunks lie.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -80,19 +79,14 @@ class Origin:
         return first
 
 
-@contextmanager
-def within_memory(layout: ArrayLayout) -> Iterator[None]:
-    """Name the array for whose plan there is not enough memory: it has too many chunks or runs."""
-    try:
-        yield
-    except (MemoryError, ValueError) as e:
-        too_big = isinstance(e, MemoryError) or "Maximum allowed" in str(e) or "is too big" in str(e)  # NumPy's
-        if isinstance(e, SciDataError) or not too_big:
-            raise
+def check_memory(layout: ArrayLayout, error: Exception) -> None:
+    """Raise TooLargeError where a plan failed as there is not enough memory: the array has too many chunks or runs."""
+    too_big = isinstance(error, MemoryError) or "Maximum allowed" in str(error) or "is too big" in str(error)  # NumPy's
+    if too_big and not isinstance(error, SciDataError):
         raise TooLargeError(
             f"{layout.store}: field {layout.name!r} of shape {layout.shape} in chunks of {layout.chunks}: planning "
             "the selection takes more than there is memory for; its metadata are damaged, or read less at once"
-        ) from e
+        ) from error
 
 
 _Place: TypeAlias = tuple[int, int]  # a chunk along a dimension, and a row in it
@@ -159,8 +153,8 @@ class Cuts:
 
 
 def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
-    with within_memory(layout):
-        _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
+    _check_number(layout, math.prod(map(_least_chunks, selection, layout.shape, layout.chunks)))
+    try:
         pieces = tuple(cut_dim(*dim) for dim in zip(selection, layout.shape, layout.chunks, strict=True))
         _check_number(layout, math.prod(len(p.chunks) for p in pieces))
         return Cut(
@@ -170,6 +164,9 @@ def _make_cut(layout: ArrayLayout, selection: Selection) -> Cut:
             num_wanted=math.prod(p.num_wanted for p in pieces),
             dest_range=tuple(map(_dest_range, pieces)),
         )
+    except (MemoryError, ValueError) as e:
+        check_memory(layout, e)
+        raise
 
 
 def _least_chunks(segments: Sequence[Segment], size: int, chunk: int) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -20,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scidata.core.checks import allocate
-from scidata.core.memory import ArrayPool
+from scidata.core.checks import NO_MEMORY, too_large
+from scidata.core.memory import ArrayPool, Lent
 from scidata.core.types import BufferSpec
 from scidata.errors import ConfigError
 from scidata.loader.prefetch.slots import SlotSet
@@ -36,13 +35,13 @@ _LINE = 64  # bytes: each field begins at a cache line
 class Places(NamedTuple):
     """Where the fields of a batch of ``rows`` samples lie in one block of ``size`` bytes, ``nbytes`` of them used.
 
-    Each field has the byte where it begins and ends, its dtype and its shape ``(rows, *shape)``.
+    Each field has the byte where it begins, its dtype and its shape ``(rows, *shape)``.
     """
 
     rows: int
     size: int
     nbytes: int
-    fields: dict[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]
+    fields: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]]]
 
     @classmethod
     def of(cls, specs: Mapping[str, BufferSpec], rows: int) -> Places:
@@ -50,7 +49,7 @@ class Places(NamedTuple):
         fields, size, nbytes = {}, 0, 0
         for name, spec in specs.items():
             used = rows * spec.nbytes
-            fields[name] = (size, size + used, spec.dtype, (rows, *spec.shape))
+            fields[name] = (size, spec.dtype, (rows, *spec.shape))
             size, nbytes = size + -(-used // _LINE) * _LINE, nbytes + used
         return cls(rows, size, nbytes, fields)
 
@@ -65,20 +64,21 @@ class BufferSet:
 
     def __init__(self, places: Places, memory: ArrayPool, *, pin: bool) -> None:
         self.nbytes = places.nbytes
-        self.memory: Array | None = None  # torch's
-        if pin:
-            self._tensors = {
-                name: torch.empty(shape, dtype=torch_dtype(dtype), pin_memory=True)
-                for name, (_, _, dtype, shape) in places.fields.items()
-            }
-            self._arrays = {name: tensor.numpy() for name, tensor in self._tensors.items()}
-            return
-        self.memory = block = allocate(f"a batch of {places.rows}", (places.size,), np.uint8, memory.empty)
-        self._arrays = {
-            name: block[begin:end].view(dtype).reshape(shape)
-            for name, (begin, end, dtype, shape) in places.fields.items()
-        }
-        self._tensors = {name: torch.from_numpy(array) for name, array in self._arrays.items()}
+        self.memory: Lent | None = None  # torch's
+        self._arrays: dict[str, Array] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        if not pin:
+            try:
+                self.memory = memory.lend(places.size)
+            except NO_MEMORY as e:
+                raise too_large(f"a batch of {places.rows}", (places.size,), np.uint8) from e
+        for name, (begin, dtype, shape) in places.fields.items():
+            if self.memory is None:
+                self._tensors[name] = tensor = torch.empty(shape, dtype=torch_dtype(dtype), pin_memory=True)
+                self._arrays[name] = tensor.numpy()
+            else:
+                self._arrays[name] = array = np.ndarray(shape, dtype, self.memory, begin)
+                self._tensors[name] = torch.from_numpy(array)
 
     def slot(self, row: int) -> dict[str, Array]:
         """Return the arrays of one sample, as views (also of a 0-d field)."""
@@ -133,26 +133,33 @@ class Ring(Generic[SetT]):
         self._largest = 0  # bytes of a batch
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.fit(limit)
-        memory.when_back = weakref.WeakMethod(self.wake)
 
-    def acquire(self, rows: int, closed: Callable[[], bool] = lambda: False) -> SetT | None:
+    def acquire(self, rows: int, closed: Callable[[], bool] | None = None) -> SetT | None:
         """Return places for ``rows`` samples; wait until there are some, or return None once ``closed()``."""
-        while True:
-            while not self._changed.empty():
-                self._changed.get()
-            if closed():
-                return None
-            num_given = min(len(self._memory.given), self._num_given)
-            if len(self.busy) < min(self.limit, self._max_live - num_given):
-                places = self._make(rows)
-                self.busy.add(places)
-                self._bound_memory(places)
-                return places
-            self._changed.get()
+        waits = False
+        try:
+            while closed is None or not closed():
+                num_given = min(len(self._memory.given), self._num_given)
+                if len(self.busy) < min(self.limit, self._max_live - num_given):
+                    places = self._make(rows)
+                    self.busy.add(places)
+                    self._bound_memory(places)
+                    return places
+                if waits:
+                    self._changed.get()
+                waits = True  # and looks again, for nobody has told of a change until here
+                self._memory.awaited.add(self._changed)
+            return None
+        finally:
+            if waits:
+                self._memory.awaited.discard(self._changed)
+                while not self._changed.empty():
+                    self._changed.get()
 
     def wake(self) -> None:
         """Make a waiting :meth:`acquire` look again."""
-        self._changed.put(None)
+        if self._changed in self._memory.awaited:
+            self._changed.put(None)
 
     def hand_out(self, places: SetT) -> None:
         """Let go of a batch whose own memory the user gets."""

@@ -212,7 +212,8 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
                     raise StopIteration
             while not head.arrived:
                 warned = self._receive(head, time.perf_counter() - began, warned)
-            self._readers.start_copy(head)  # filled before it was allowed
+            if not head.started:  # filled before it was allowed
+                self._readers.start_copy(head)
         self.stats.wait_seconds += time.perf_counter() - began
 
     def _receive(self, head: Work, waited: float, warned: bool) -> bool:
@@ -261,7 +262,8 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
                 raise error
             finally:
                 del error
-        self._check_peers(head.number)
+        if self._peers is not None:
+            self._check_peers(head.number)
         size, stats = len(head.item), self.stats
         dropped = self._ballot.dropped(head.number, size) if self._ballot is not None else ()
         assert head.buffers is not None
@@ -273,10 +275,11 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
         stats.samples += size - len(dropped)
         stats.bytes += nbytes
         stats.copy_seconds += head.copy_seconds
+        read = 0.0
         for found, seconds in head.reads:
             stats.count_read(found, seconds)
+            read += seconds
         if self._own_reads is not None:
-            read = sum(seconds for _, seconds in head.reads)
             self._own_reads.step(asked=self._asked, at=time.perf_counter(), read=read, own=head.own)
         self._pending.popleft()
         ticket, head.ticket, head.buffers = head.ticket, None, None

@@ -134,7 +134,8 @@ class Readers:
             work.remaining -= 1
             work.filled = last = work.remaining == 0
         if last:
-            self._vote(work)
+            if self.ballot is not None and work.error is None:
+                self._vote(self.ballot, work)
             self.start_copy(work)
             work.arrived = work.own
             if not work.own:
@@ -152,12 +153,12 @@ class Readers:
         finally:
             trace.set_sample(None)
 
-    def _vote(self, work: Work) -> None:
-        if self.ballot is not None and work.error is None:
-            try:
-                self.ballot.vote(work.number, len(work.item), work.bad)
-            except Exception as e:
-                work.error = e
+    @staticmethod
+    def _vote(ballot: Ballot, work: Work) -> None:
+        try:
+            ballot.vote(work.number, len(work.item), work.bad)
+        except Exception as e:
+            work.error = e
 
     def allow_copies(self, up_to: int) -> None:
         """Let the copies of items up to this number begin as soon as they are filled."""

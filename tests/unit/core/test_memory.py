@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import queue
 import threading
 
 import h5py
@@ -172,3 +173,22 @@ def test_memory_that_files_are_read_into_begins_at_a_cache_line(tmp_path, nbytes
     x[:] = 1
     ds = scidata.open_dataset(tmp_path / "x.zarr", sample_dim=0)
     assert {sample["u"].data_ptr() % 64 for sample in scidata.DataLoader(ds, None, num_workers=0)} == {0}
+
+
+@pytest.mark.parametrize("nbytes", [64, MIB])
+def test_bytes_that_were_given_count_until_no_array_on_them_is_left(nbytes):
+    pool, back = ArrayPool(8 * MIB), queue.SimpleQueue()
+    pool.awaited.add(back)
+    lent = pool.lend(nbytes)
+    arrays = [np.ndarray((2, 3), "f4", lent, begin) for begin in (0, 32)]
+    pool.give(lent)
+    del lent
+    rows = [torch.from_numpy(arrays[0])[1], arrays[1][1:].view("u1")]
+    del arrays
+    gc.collect()
+    assert list(pool.given.values()) == [nbytes]
+    rows.pop()
+    assert back.empty()
+    rows.pop()
+    assert pool.given == {}
+    assert back.get_nowait() is None

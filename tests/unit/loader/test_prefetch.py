@@ -359,7 +359,7 @@ def test_no_memory_for_a_buffer_is_raised_too(monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise MemoryError("full")
 
-    monkeypatch.setattr(ArrayPool, "empty", full)
+    monkeypatch.setattr(ArrayPool, "lend", full)
     for num_workers in (0, 2):
         with pytest.raises(MemoryError, match="more than can be allocated"):
             next(make([[0], [1]], num_workers=num_workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -146,6 +147,8 @@ def serve() -> Iterator[Server]:
     server = Server(f"http://{host}:{port}", wire)
     try:
         server.client().create_bucket(Bucket=BUCKET)
+        gc.collect()
+        gc.freeze()  # 400,000 objects of botocore's models, which each later collection would look through
         yield server
     finally:
         moto.stop()

@@ -15,10 +15,10 @@ ROOT = str(Path(__file__).parents[2])
 pytestmark = pytest.mark.timeout(600)
 
 
-def _run(*arguments):
+def _run(python, *arguments):
     """Run the fuzzer in a process of its own: it forks, and this one may have threads."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    command = [sys.executable, "-m", "tests.fuzz", *map(str, arguments)]
+    command = [python, "-m", "tests.fuzz", *map(str, arguments)]
     options = {"cwd": ROOT, "env": environment, "timeout": 580}
     return subprocess.run(command, check=False, capture_output=True, text=True, **options)
 
@@ -26,8 +26,8 @@ def _run(*arguments):
 @pytest.mark.skipif(
     h5py.version.hdf5_version_tuple < (2,), reason="HDF5 before 2.0 ends the process over some damaged files"
 )
-def test_damaged_files_of_every_format():
-    done = _run("--cases", 90, "--seed", 0, "--jobs", 1)
+def test_damaged_files_of_every_format(programs):
+    done = _run(programs / "python", "--cases", 90, "--seed", 0, "--jobs", 1)
     assert done.returncode == 0, done.stdout[done.stdout.find("FAILURE") :] + done.stderr[-2000:]
     total = re.search(r"^all +all +(\d+) +(\d+) +(\d+) +(\d+) +0$", done.stdout, re.M)
     assert total is not None, done.stdout
@@ -39,14 +39,14 @@ def test_damaged_files_of_every_format():
 
 @pytest.mark.slow
 def test_a_case_is_the_same_each_time():
-    first, second = (_run("--case", "netcdf3:3", "netcdf3:4").stdout for _ in range(2))
+    first, second = (_run(sys.executable, "--case", "netcdf3:3", "netcdf3:4").stdout for _ in range(2))
     assert first.count("netcdf3/") == 2
     assert first == second
 
 
 @pytest.mark.slow
 def test_planted_faults_are_noticed():
-    done = _run("--planted")
+    done = _run(sys.executable, "--planted")
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split(": ") for line in done.stdout.splitlines()]
     assert len(lines) == 14

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from scidata.core.bounds import rows_of
+from scidata.core.types import Segment
 from scidata.grids.blocks.node_shares import _segments, cut_by_ranks, touched_blocks
+from scidata.grids.blocks.on_node import _chunks_of
 
 
 def random_rows(rng: np.random.Generator, size: int, num_ranks: int) -> list[np.ndarray]:
@@ -82,3 +86,10 @@ def test_blocks_that_hold_rows(order: tuple[int, ...]) -> None:
         assert (found | ~exact).all()  # perhaps some more
         if all(len(r) == n for r, n in zip(rows, shape, strict=True)):
             assert (found == exact).all()
+
+
+def test_chunks_of_a_share_are_those_of_its_samples_and_rows() -> None:
+    """Their files are looked at: values that were handed on before one of them was written anew are not taken."""
+    block: Any = SimpleNamespace(samples=(Segment(start=3, count=6),), layout=SimpleNamespace(chunks=(4, 2, 5)))
+    share: Any = SimpleNamespace(chunks=(None, np.array([1, 3]), np.array([0])))
+    assert _chunks_of(block, share).tolist() == [[t, y, 0] for t in range(3) for y in (1, 3)]

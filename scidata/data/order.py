@@ -3,15 +3,19 @@
 Nothing here knows of ranks: :class:`scidata.DistributedSampler` deals the entries to them, so that any number
 of ranks goes through the same order, and a resumed run through the rest of it.
 
-An order of up to :data:`MAX_LISTED` entries is NumPy's permutation, whole in memory. A longer one is never listed: it
-is a keyed bijection of ``[0, num_samples)``, of which any stretch is computed by itself.
+An order of up to :data:`MAX_LISTED` entries is NumPy's permutation, whole in memory: 4 bytes an entry, while an epoch
+goes through it in blocks. A longer one is never listed: it is a keyed bijection of ``[0, num_samples)``, of which any
+stretch is computed by itself.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +30,9 @@ MAX_DRAWN = 1 << 28
 _BLOCK = 1 << 14  # entries that are computed at once: their arrays stay in cache
 _ROUNDS = 10
 _DIGESTED = 1 << 12
+
+#: Sample numbers in as few bytes as hold them.
+_Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 # Streams besides the plain permutation's, which has no spawn key
 _WEIGHTS, _PARTS, _GROUPS, _BLOCKS = 1, 2, 3, 4
@@ -134,8 +141,11 @@ class Order:
     @property
     def listed(self) -> bool:
         """Whether the order is kept whole: a plain one of many entries is computed in stretches instead."""
-        plain = self.mixture is None and self.weights is None and self.sizes is None and self.blocks is None
-        return not plain or len(self) <= MAX_LISTED
+        return not self._is_plain or len(self) <= MAX_LISTED
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.mixture is None and self.weights is None and self.sizes is None and self.blocks is None
 
     def entries(self, epoch: int) -> IntArray:
         """Return the epoch's sample numbers, ``(len(self),)`` int64.
@@ -150,6 +160,50 @@ class Order:
                 f"an order of {len(self)} samples is never held whole; iterate over the sampler, which computes it in "
                 "stretches"
             )
+        return self._list(epoch).astype(np.int64)
+
+    def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
+        """Yield ``count`` entries: the ``first``, and each ``step``-th after it; the end is followed by the start."""
+        entries_at = self._entries_at(epoch)
+        for begin in range(0, count, _BLOCK):
+            rows = first % len(self) + step * np.arange(begin, min(begin + _BLOCK, count))
+            yield from entries_at(rows % len(self)).tolist()
+
+    def digest(self, epoch: int) -> str:
+        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run."""
+        entries_at, size = self._entries_at(epoch), len(self)
+        digest = hashlib.sha256() if self.listed else hashlib.sha256(f"{size} ".encode())
+        # of one that is not listed its first entries, which depend on all that decides the others
+        for begin in range(0, size if self.listed else _DIGESTED, _BLOCK):
+            stop = min(begin + _BLOCK, size if self.listed else _DIGESTED)
+            digest.update(entries_at(np.arange(begin, stop)).astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def _entries_at(self, epoch: int) -> Callable[[IntArray], _Numbers]:
+        """Return the function from places in the epoch's order to sample numbers; it holds a list, if there is one."""
+        if self._is_plain and not self.shuffle:
+            return lambda rows: rows
+        if not self.listed:
+            return lambda rows: self._permuted(rows, len(self), epoch)
+        listed = self._list(epoch)
+        return lambda rows: listed[rows]
+
+    @functools.cached_property
+    def _lists(self) -> weakref.WeakValueDictionary[int, IntArray]:
+        """Lists of epochs that are gone through now: saving the place there makes no other."""
+        return weakref.WeakValueDictionary()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lists"}
+
+    def _list(self, epoch: int) -> IntArray:
+        """Return the epoch's sample numbers in as few bytes as hold them."""
+        found = self._lists.get(epoch)
+        if found is None:
+            found = self._lists[epoch] = self._made(epoch).astype(_dtype_of(self.num_samples), copy=False)
+        return found
+
+    def _made(self, epoch: int) -> IntArray:
         if self.mixture is not None:
             entries = self._mixed(self.mixture, epoch)
         elif self.weights is not None:
@@ -160,31 +214,15 @@ class Order:
             entries = self._in_lanes(entries, 0, self._stream(epoch, _BLOCKS))
         return entries if self.sizes is None or self.group is None else self._grouped(entries, self.sizes, epoch)
 
-    def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
-        """Yield ``count`` entries: the ``first``, and each ``step``-th after it; the end is followed by the start."""
-        if self.listed:
-            entries = self.entries(epoch)
-            yield from entries[(first + step * np.arange(count)) % len(entries)].tolist()
-            return
-        for begin in range(0, count, _BLOCK):
-            rows = step * np.arange(min(_BLOCK, count - begin)) + (first + step * begin) % len(self)
-            yield from self._permuted(rows % len(self), len(self), epoch).tolist()
-
-    def digest(self, epoch: int) -> str:
-        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run."""
-        if not self.listed:  # its first entries, which depend on all that decides the others
-            some = self._permuted(np.arange(_DIGESTED), len(self), epoch)
-            return hashlib.sha256(f"{len(self)} ".encode() + some.astype("<i8").tobytes()).hexdigest()[:16]
-        return hashlib.sha256(self.entries(epoch).astype("<i8").tobytes()).hexdigest()[:16]
-
     def _stream(self, epoch: int, *key: int) -> np.random.Generator:
         # Not seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1.
         return np.random.default_rng(np.random.SeedSequence([self.seed, epoch], spawn_key=key))
 
     def _permutation(self, count: int, epoch: int, *key: int) -> IntArray:
-        if not self.shuffle:
-            return np.arange(count, dtype=np.int64)
-        return self._stream(epoch, *key).permutation(count).astype(np.int64, copy=False)
+        entries = np.arange(count, dtype=_dtype_of(count))
+        if self.shuffle:
+            self._stream(epoch, *key).shuffle(entries)  # as Generator.permutation, which has int64
+        return entries
 
     def _stretch(self, count: int, start: int, stop: int, epoch: int, *key: int) -> IntArray:
         """Return entries ``[start, stop)`` of a permutation of ``count``."""
@@ -244,6 +282,10 @@ class Order:
         groups = by_size[:whole].reshape(-1, self.group)
         groups = groups[self._stream(epoch, _GROUPS).permutation(len(groups))]
         return np.concatenate([groups.reshape(-1), by_size[whole:]])  # the incomplete one last, or none would align
+
+
+def _dtype_of(count: int) -> npt.DTypeLike:
+    return np.int32 if count <= 1 << 31 else np.int64
 
 
 def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.random.Generator) -> IntArray:

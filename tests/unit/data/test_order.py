@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import pickle
+import tracemalloc
 from typing import Any
 from unittest import mock
 
@@ -132,6 +135,52 @@ def test_groups_have_similar_sizes_and_lose_nothing() -> None:
 def test_mixtures_that_make_no_sense(lengths, ratios, count, message) -> None:
     with pytest.raises(ConfigError, match=message):
         Mixture.of(lengths, ratios, count)
+
+
+# -- orders that are listed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_listed_order_is_numpys_permutation_and_its_digest_that_of_int64(num_replicas: int) -> None:
+    """Saved states hold this digest: other bytes, and no run resumes."""
+    listed, count = order(50_000), 50_000 // num_replicas
+    whole = np.random.default_rng(np.random.SeedSequence([3, 7])).permutation(50_000)
+    assert listed.digest(7) == hashlib.sha256(whole.astype("<i8").tobytes()).hexdigest()[:16]
+    assert list(listed.dealt(7, 2, num_replicas, count)) == np.roll(whole, -2)[::num_replicas][:count].tolist()
+    assert np.array_equal(listed.entries(7), whole)
+    assert listed.entries(7).dtype == np.int64
+
+
+@pytest.mark.parametrize(("shuffle", "nbytes_each"), [(True, 4), (False, 0)])
+def test_an_order_of_a_million_samples_is_gone_through_and_saved_in_blocks(shuffle: bool, nbytes_each: int) -> None:
+    """Listed as Python's integers it took 52 MiB more; saved, 15 more."""
+    sampler = DistributedSampler(range(1_000_000), shuffle=shuffle)
+    tracemalloc.start()
+    try:
+        entries = iter(sampler)
+        first = next(entries)
+        state = sampler.state_dict()
+        assert sum(entries) + first == 999_999 * 500_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000 * nbytes_each + (2 << 20)
+        del entries
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+        sampler.load_state_dict(state)
+        assert next(iter(sampler)) == sampler.order()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_saving_the_place_within_an_epoch_makes_no_other_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = Order._made
+    monkeypatch.setattr(Order, "_made", lambda self, epoch: made.append(epoch) or make(self, epoch))
+    sampler = DistributedSampler(range(100))
+    entries = iter(sampler)
+    next(entries)
+    state = sampler.state_dict()
+    assert made == [0]
+    again = pickle.loads(pickle.dumps(sampler))
+    assert again.state_dict() == state
 
 
 # -- orders that are not listed ------------------------------------------------------------------------------------

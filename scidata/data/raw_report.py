@@ -16,6 +16,7 @@ from scidata.grids.choices import left_out_text
 from scidata.grids.gaps import find_gaps
 from scidata.grids.reader import GridReader
 from scidata.meshes.formats.meshio import open_any
+from scidata.read.inflate import decoder_text
 from scidata.sources.cf import role_of
 from scidata.sources.kinds import ELSEWHERE, data_fields, kind_of
 from scidata.sources.paths import expand_paths
@@ -60,6 +61,8 @@ class StoreReport:
         Every array of the first file.
     skipped
         ``{array: reason}`` of arrays that cannot be read.
+    inflated
+        Which library decodes zlib and gzip; None where no array has them.
     warnings
         Reads that will be slow, or not as expected; each with a remedy.
     """
@@ -74,6 +77,7 @@ class StoreReport:
     fields: tuple[str, ...]
     arrays: tuple[ArrayReport, ...]
     skipped: Mapping[str, str]
+    inflated: str | None
     warnings: tuple[str, ...]
 
 
@@ -120,6 +124,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
             fields=tuple(reader.fields if reader else ()),
             arrays=tuple(_array_report(layout, name in fields) for name, layout in source.arrays.items()),
             skipped=dict(getattr(source, "skipped", {})),
+            inflated=decoder_text(source.arrays.values()),
             warnings=tuple(warnings),
         )
     finally:

@@ -23,6 +23,7 @@ from scidata.grids.blocks.worth import is_worth_sharing
 from scidata.grids.reader import GridReader
 from scidata.plan.array import chunks_needed
 from scidata.plan.totals import TOTALS, PlanSummary, summarize
+from scidata.read.inflate import decoder_text
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
@@ -47,7 +48,7 @@ class GridPlan(PlanSummary):
     num_owned
         ``(num_ranks,)`` int64, owned cells of the grid.
     notes
-        Why figures are estimated, and chunks that are absent.
+        Why figures are estimated, chunks that are absent, and which library decodes zlib and gzip.
     """
 
     reader: GridReader
@@ -196,7 +197,8 @@ def _notes(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Iterator[
             f"{', '.join(static)}: the same in all samples; read once and kept, up to {nbytes:_} bytes a rank; "
             "what a sample reads is of the others"
         )
-    yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
+    inflated = decoder_text(map(reader.layout, reader.fields))
+    yield from filter(None, (reader.choice.taken_text, *reader.gap_texts, inflated))
     yield from _wide_halos(reader)
     yield from _pool_note(reader, places)
 

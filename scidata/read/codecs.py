@@ -10,9 +10,8 @@ from __future__ import annotations
 import bz2
 import lzma
 import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -23,8 +22,9 @@ from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
-from scidata.read import blosc
+from scidata.read import blosc, inflate
 from scidata.read.blosc import Bytes
+from scidata.read.inflate import Decompressor
 
 _CHECKSUM_NBYTES = 4
 
@@ -134,17 +134,7 @@ def _zstd_size(data: Bytes) -> tuple[int, bool]:
     return bound, False
 
 
-class _Decompressor(Protocol):
-    """A stream of the standard library that gives no more bytes at once than it is asked for."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes | memoryview, max_length: int, /) -> bytes: ...
-
-
-def _open_lzma(config: Mapping[str, Any]) -> _Decompressor:
+def _open_lzma(config: Mapping[str, Any]) -> Decompressor:
     kind = int(config.get("format", lzma.FORMAT_XZ))
     filters = config.get("filters") if kind == lzma.FORMAT_RAW else None
     if filters is not None:
@@ -153,23 +143,23 @@ def _open_lzma(config: Mapping[str, Any]) -> _Decompressor:
 
 
 _LZMA_MEMORY = 1 << 30  # a dictionary size that the stream declares is an allocation too
-_STREAMS: dict[str, Callable[[Mapping[str, Any]], _Decompressor]] = {
-    "zlib": lambda config: zlib.decompressobj(15),
-    "gzip": lambda config: zlib.decompressobj(31),
+_STREAMS: dict[str, Callable[[Mapping[str, Any]], Decompressor]] = {
+    "zlib": lambda config: inflate.engine().decompressobj(15),
+    "gzip": lambda config: inflate.engine().decompressobj(31),
     "bz2": lambda config: bz2.BZ2Decompressor(),
     "lzma": _open_lzma,
 }
 
 
 class _Stream(_Step):
-    """A codec of the standard library, read through a bounded decompressor object."""
+    """A codec of the standard library, or zlib-ng in its place, read through a bounded decompressor object."""
 
     def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         try:
             decoded = self._decode(data.data)
         except CorruptDataError:
             raise
-        except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as e:
+        except (inflate.engine().error, lzma.LZMAError, OSError, EOFError, ValueError) as e:
             raise CorruptDataError(f"{self.name} cannot decode it ({e})") from e
         if self.size is not None and len(decoded) != self.size:
             raise CorruptDataError(f"its {self.name} stream holds {len(decoded)} bytes, but {self.size} were expected")

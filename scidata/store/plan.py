@@ -13,6 +13,7 @@ from scidata.core.types import IntArray
 from scidata.core.urls import public_text
 from scidata.meshes.hetero import relation_parts
 from scidata.plan.totals import TOTALS, RankReads
+from scidata.read.inflate import decoder_text
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.part import LocalTopology, SamplePart
 from scidata.store.reading.reader import StoreReader
@@ -42,6 +43,8 @@ class StorePlan(RankReads):
         Of a graph between several node sets, of each relation ``(3, num_ranks)`` int64: ghosts that its edges begin
         at, edges cut, and edges of others that a rank has, too. Sets that several relations begin in have ghosts in
         common, which ``ghosts`` counts once.
+    notes
+        Why figures are estimated, and which library decodes zlib and gzip.
     """
 
     reader: StoreReader | PointsReader
@@ -51,6 +54,7 @@ class StorePlan(RankReads):
     num_cut_edges: IntArray | None
     num_neighbours: IntArray
     by_relation: Mapping[str, IntArray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def num_owned(self, entity: str) -> IntArray:
         """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
@@ -114,6 +118,7 @@ class StorePlan(RankReads):
             "world_size": self.num_ranks * (dp or 1),
             "samples_per_dp_rank": -(-reader.num_samples // (dp or 1)),
             "exact": self.exact,
+            "notes": list(self.notes),
         }
         is_raw = isinstance(reader, PointsReader)
         return found | ({"raw": True} if is_raw else {"layers": list(map(list, reader.layers))})
@@ -140,6 +145,7 @@ def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tic
         if tick is not None:
             tick()
     relations = needs[0].by_relation
+    inflated = decoder_text(each.layout for plans in plan.fields.values() for each in plans)
     return StorePlan(
         reader=reader,
         sample=sample,
@@ -150,6 +156,7 @@ def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tic
         num_neighbours=np.array([each.num_neighbours for each in needs]),
         **dict(zip(TOTALS, sums, strict=True)),
         exact=exact,
+        notes=tuple(filter(None, ("" if exact else "some sizes are estimated from decoded sizes", inflated))),
     )
 
 

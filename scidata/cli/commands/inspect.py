@@ -72,6 +72,8 @@ def _print_raw(report: StoreReport) -> None:
             human_bytes(array.nbytes),
         )
     out.print(table)
+    if report.inflated:
+        out.print(report.inflated, soft_wrap=True)
     print_bullets("skipped", [f"{name}: {reason}" for name, reason in report.skipped.items()], "yellow")
     print_bullets("warning", report.warnings, "yellow")
 

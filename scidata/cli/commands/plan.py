@@ -133,16 +133,14 @@ def print_plan(
     console().print(f"{path}: {fields}", style="bold", soft_wrap=True)
     if isinstance(plan, GridPlan):
         _print_grid(plan, every_rank)
-        notes = list(plan.notes)
     else:
         _print_store(plan, every_rank)
-        notes = [] if plan.exact else ["some sizes are estimated from decoded sizes"]
     if dp is not None:
         console().print(
             f"dp {dp} x domain {plan.num_ranks} = world size {plan.num_ranks * dp}; "
             f"{-(-plan.reader.num_samples // dp)} samples for each dp rank"
         )
-    print_bullets("note", notes, "yellow")
+    print_bullets("note", plan.notes, "yellow")
     print_bullets("try", tips, "green")
 
 

@@ -14,7 +14,6 @@ import lzma
 import re
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from numcodecs import lz4
 
 from scidata.core.checks import allocate
 from scidata.errors import CorruptDataError, UnsupportedFormatError
+from scidata.read import inflate
 
 _APPENDED = re.compile(rb"<AppendedData\b[^>]*>\s*_")
 _COMPRESSORS = ("vtkZLibDataCompressor", "vtkLZ4DataCompressor", "vtkLZMADataCompressor")
@@ -100,7 +100,14 @@ class VTKFile:
             if num > 1 and len(values) % num:
                 raise ValueError(f"it has {len(values)} values, which are no tuples of {num}")
             return values.reshape(-1, num) if num > 1 else values
-        except (ValueError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, DeprecationWarning) as e:
+        except (
+            ValueError,
+            RuntimeError,
+            struct.error,
+            inflate.engine().error,
+            lzma.LZMAError,
+            DeprecationWarning,
+        ) as e:
             raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {AGAIN}") from e
 
     @property
@@ -213,7 +220,7 @@ def _block(packed: bytes, size: int, compressor: str) -> bytes:
             raise ValueError(f"a block of {len(packed)} bytes claims {size}")
         found = bytes(lz4.decompress(struct.pack("<I", size) + packed)) if size else b""
     elif compressor == "vtkZLibDataCompressor":
-        found = zlib.decompressobj().decompress(packed, size + 1)  # one more, to see that there is no more
+        found = inflate.engine().decompressobj().decompress(packed, size + 1)  # one more, to see that there is no more
     else:
         found = lzma.LZMADecompressor().decompress(packed, size + 1)
     if len(found) != size:

@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,22 @@ def test_inspect_table(store: str) -> None:
     row = next(line for line in result.stdout.splitlines() if line.startswith("u "))
     for part in ("time, level, latitude, longitude", "5x2x24x32", "float32", "1x2x7x32", "field"):
         assert part in row
+
+
+def test_inspect_and_plan_say_which_library_inflates(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "grid.h5", "w") as f:
+        f.create_dataset("u", data=rng.random((4, 6, 8)), chunks=(1, 6, 8), compression="gzip")
+    with h5py.File(tmp_path / "points.h5", "w") as f:
+        for name in ("pos", "velocity"):
+            f.create_dataset(name, data=rng.random((50, 3)), chunks=(10, 3), compression="gzip")
+    said = f"zlib: decoded by {'zlib-ng' if find_spec('zlib_ng') else 'Python'}"
+    for name, options in (("grid", ["--shard", "dim_1"]), ("points", ["--kind", "points"])):
+        path = tmp_path / f"{name}.h5"
+        assert said in run("inspect", path).stdout
+        assert run_json("inspect", path)["inflated"].startswith(said)
+        assert f"note: {said}" in run("plan", path, "--domain", 2, *options).stdout
+        assert any(note.startswith(said) for note in run_json("plan", path, "--domain", 2, *options)["notes"])
 
 
 def test_inspect_a_series_and_files_that_do_not_fit(tmp_path: Path) -> None:

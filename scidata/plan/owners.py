@@ -40,8 +40,9 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
         if start == bounds[part]:
             continue
         stop = min(start + unit, num_rows)
-        held = np.minimum(bounds[1:], stop) - np.maximum(bounds[:-1], start)
-        found[part] = start if int(held.argmax()) >= part else stop
+        first, last = np.searchsorted(bounds, start, "right") - 1, np.searchsorted(bounds, stop)  # parts that hold any
+        held = np.minimum(bounds[first + 1 : last + 1], stop) - np.maximum(bounds[first:last], start)
+        found[part] = start if first + int(held.argmax()) >= part else stop
     return found
 
 

@@ -10,6 +10,7 @@ its time.
 from __future__ import annotations
 
 import datetime
+import math
 import time
 import uuid
 import weakref
@@ -68,6 +69,14 @@ def _forget_group(group: dist.ProcessGroup) -> None:
             del known[key]
 
 
+def _domains_of(mesh: DeviceMesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ranks of each domain of a mesh, sorted."""
+    dims = [dim for dim, name in enumerate(mesh.mesh_dim_names or ()) if name in axes]
+    others = [dim for dim in range(mesh.ndim) if dim not in dims]
+    domains = mesh.mesh.permute(*others, *dims).reshape(-1, math.prod(mesh.size(dim) for dim in dims))
+    return sorted(map(tuple, domains.tolist()))
+
+
 class Ranks:
     """The ranks of a mesh that write one output; one process where there is no mesh.
 
@@ -110,11 +119,11 @@ class Ranks:
         self.part = self._members.index(self._rank)
         self.is_first = self._rank == self._all[0]
         self._name = self._board.name_for("writer", self._all)
-        said = self.share({"run": self.run, "members": self._members})
+        said = self.share(self.run)
         self._group = _group_of(self._all)
-        self.run = said[0]["run"]
+        self.run = said[0]
         self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
-        domains = sorted({tuple(each["members"]) for each in said})
+        domains = _domains_of(mesh, axes)
         self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
 
     @property

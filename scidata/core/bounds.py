@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +266,7 @@ def sizes_of(bounds: npt.ArrayLike) -> tuple[int, ...]:
     return tuple(np.diff(np.asarray(bounds)).tolist())
 
 
+@lru_cache(maxsize=128)
 def even_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
     """Split as evenly as possible, the longer parts first, as :func:`even_bounds`; here parts may be empty."""
     size, rest = divmod(num_rows, num_parts)

@@ -18,6 +18,9 @@ _T = TypeVar("_T")
 KEPT = 512  # specs, some hundred bytes each; a model has fewer layouts, and fewer plans for one of them
 
 
+_KEPT_ROWS = 64  # with two numbers for each row of a part
+
+
 class MeshAxis(NamedTuple):
     """One axis of the domain mesh as this rank sees it."""
 
@@ -33,6 +36,7 @@ class OfMesh:
 
     axes: tuple[MeshAxis, ...]
     specs: Cache[Any] = field(default_factory=lambda: Cache(KEPT))  # whatever kept_spec() is asked to make
+    rows: Cache[Any] = field(default_factory=lambda: Cache(_KEPT_ROWS))  # plans that list the rows of parts
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return OrderedDict, ()  # a pickled mesh carries nothing of it, and nothing that torch.load() would refuse

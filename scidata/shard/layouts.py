@@ -19,6 +19,7 @@ from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size
 from scidata.shard.op_table import TorchFunction, unsupported
+from scidata.shard.sizes import ones
 from scidata.shard.spec import ShardSpec, Sizes, dim_of
 
 _Sizes: TypeAlias = Sequence[Sequence[int]]
@@ -81,7 +82,7 @@ def check_graphs(func: TorchFunction, spec: ShardSpec, gradient: Tensor | None) 
 
     So it does behind a view that was written to (``as_strided_backward``). Collective where some rank has no elements.
     """
-    if not _any_empty(spec):
+    if not spec.emptied:
         return
     kind = 0 if gradient is None else 1 + gradient.requires_grad
     kinds = torch.tensor([kind, -kind], device=spec.device_mesh.device_type)
@@ -92,16 +93,12 @@ def check_graphs(func: TorchFunction, spec: ShardSpec, gradient: Tensor | None) 
         raise unsupported(func, reason, spec, remedy="make new tensors (torch.where, cat) in place of what is written")
 
 
-def _any_empty(spec: ShardSpec) -> bool:
-    return any(0 in sizes for sizes in spec.sizes if sizes is not None)
-
-
 def watch_graphs(local: Tensor, spec: ShardSpec) -> None:
     """Do as :func:`check_graphs` with the ``.grad`` of a part, in each backward pass with ``create_graph=True``.
 
     Once for each part; its hook is called on all ranks, as backward passes are.
     """
-    if not local.requires_grad or not _any_empty(spec) or local.__dict__.get("_watched") == id(local):
+    if not local.requires_grad or not spec.emptied or local.__dict__.get("_watched") == id(local):
         return
 
     def check(gradient: Tensor) -> None:
@@ -258,7 +255,7 @@ def infer_spec(
     axes = mesh_axes(mesh)
     table = describe(local, strides)[0]
     for axis in reversed(axes):
-        table = all_gather_v(table[None], (1,) * axis.size, 0, axis.group)
+        table = all_gather_v(table[None], ones(axis.size), 0, axis.group)
     told = table.cpu().numpy()  # (axis 0 ranks, axis 1 ranks, ..., 30)
     held, steps = told[..., : 2 + MAX_DIMS], told[..., 2 + MAX_DIMS :]
     first = held[(0,) * len(axes)]

@@ -6,7 +6,7 @@ Pure metadata: making or changing a spec never communicates, so the same mistake
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -17,11 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from scidata.core.bounds import bounds_of, even_bounds, sizes_of
+from scidata.core.bounds import bounds_of
 from scidata.core.cache import Cache
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.axes import KEPT, MeshAxis, by_axis, kept_spec, mesh_axes, of_mesh
+from scidata.shard.sizes import even_parts, facts_of
 
 #: Sizes by mesh axis, number or name.
 Sizes: TypeAlias = Mapping[int | str, Sequence[int]]
@@ -32,12 +33,18 @@ Strides: TypeAlias = tuple[int, ...]
 #: Stands for strides that nobody knows.
 UNKNOWN: Strides = (-1,)
 
-_Key: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], tuple[tuple[int, ...] | None, ...]]
+_Layout: TypeAlias = tuple[tuple[int, ...], tuple[int | None, ...], tuple[tuple[int, ...] | None, ...]]
 _KEEPS_NOTHING: Cache[Any] = Cache(0)
 
 
-def _as_tuple(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    return sizes if sizes is None or type(sizes) is tuple else tuple(sizes)
+def _layout(shape: Sequence[int], dims: Sequence[int | None], sizes: PartSizes) -> tuple[Hashable, _Layout]:
+    """Return a description, sizes of axes that shard alone, and a short key for it.
+
+    The key has the identity of sizes: a spec that is kept by it holds them, and equal ones are one object.
+    """
+    new = tuple([None if d is None or s is None else facts_of(s).sizes for d, s in zip(dims, sizes, strict=True)])
+    layout = tuple(shape), tuple(dims), new
+    return (*layout[:2], *map(id, new)), layout
 
 
 def dim_of(placement: Placement, ndim: int) -> int | None:
@@ -163,8 +170,8 @@ class ShardSpec:
         for i, (axis, placement) in enumerate(zip(axes, placements, strict=False)):
             dim, wanted = dim_of(placement, len(shape)), given.get(i)
             if wanted is None and dim is not None:
-                wanted = sizes_of(even_bounds(shape[dim], axis.size))
-            parts.append(None if wanted is None else tuple(int(n) for n in wanted))
+                wanted = even_parts(shape[dim], axis.size)
+            parts.append(None if wanted is None else facts_of(wanted).sizes)
         return cls.on(device_mesh, tuple(placements), shape, tuple(parts))
 
     @classmethod
@@ -177,40 +184,43 @@ class ShardSpec:
     ) -> ShardSpec:
         """Return the spec of this description, the same object each time. Raises as the class does."""
 
+        shards = tuple(None if s is None else facts_of(s).sizes for s in sizes)
+
         def make() -> ShardSpec:
             new = cls(
                 device_mesh=device_mesh,
                 placements=placements,
                 global_shape=global_shape,
-                sizes=sizes,
+                sizes=shards,
                 axes=mesh_axes(device_mesh),
             )
-            return kept_spec(device_mesh, (global_shape, new.dims, sizes), lambda: new)  # where derive() looks
+            key, _ = _layout(global_shape, new.dims, shards)  # where derive() looks
+            return kept_spec(device_mesh, key, lambda: new)
 
-        return kept_spec(device_mesh, (placements, global_shape, sizes), make)
+        return kept_spec(device_mesh, (placements, global_shape, *map(id, shards)), make)
 
     def derive(self, global_shape: Sequence[int], dims: Sequence[int | None], sizes: PartSizes) -> ShardSpec:
         """Make a spec on the same mesh: ``dims`` and ``sizes`` have one entry per mesh axis, None replicates.
 
         Kept: a model asks for the same ones in each step, and equal specs are then one object.
         """
-        key = (tuple(global_shape), tuple(dims), tuple(map(_as_tuple, sizes)))
+        key, layout = _layout(global_shape, dims, sizes)
         if self.exchange is not None:
-            return self._derive_of_graph(key)
+            return self._derive_of_graph(key, layout)
         found = self._relatives.get(key)
         if found is None:
-            found = self._new(*key)
+            found = self._new(*layout)
             self._relatives.put(key, found)
             found.__dict__["_relatives"] = self._relatives
         return found
 
-    def _derive_of_graph(self, key: _Key) -> ShardSpec:
+    def _derive_of_graph(self, key: Hashable, layout: _Layout) -> ShardSpec:
         """Keep derived specs with the first spec alone, and hold that weakly: all go with their tensors."""
         first: weakref.ref[Cache[ShardSpec]] | None = self.__dict__.get("_relatives_of_first")
         kept = self._relatives if first is None else first()
         found = None if kept is None else kept.get(key)
         if found is None:
-            found = self._new(*key)
+            found = self._new(*layout)
             if kept is not None and found.edge_parts is self.edge_parts:  # else specs derived from it differ
                 kept.put(key, found)
                 found.__dict__["_relatives_of_first"] = weakref.ref(kept)
@@ -231,9 +241,8 @@ class ShardSpec:
         return Cache(KEPT)
 
     def _new(
-        self, global_shape: tuple[int, ...], dims: Sequence[int | None], sizes: Sequence[tuple[int, ...] | None]
+        self, global_shape: tuple[int, ...], dims: Sequence[int | None], new: tuple[tuple[int, ...] | None, ...]
     ) -> ShardSpec:
-        new = tuple(None if d is None else s for d, s in zip(dims, sizes, strict=True))
         one = self.edge_parts is not None and len(self.edge_parts) == 1
         parts = tuple([each for each in new if each is not None]) if one else ()
         return ShardSpec(
@@ -259,7 +268,7 @@ class ShardSpec:
 
     def resize(self, global_shape: Sequence[int], sizes: PartSizes) -> ShardSpec:
         """Keep the sharded dims, give them other extents, and remember the old sizes in ``past_sizes``."""
-        key = ("resize", tuple(global_shape), tuple(map(_as_tuple, sizes)))
+        key = "resize", _layout(global_shape, self.dims, sizes)[0]
         found: ShardSpec | None = self.plans.get(key)
         if found is not None:
             return found
@@ -344,6 +353,11 @@ class ShardSpec:
     def is_replicated(self) -> bool:
         """True where no axis shards: every rank holds the whole tensor."""
         return not self.sharded
+
+    @cached_property
+    def emptied(self) -> tuple[int, ...]:
+        """The sharded tensor dims of which some rank has no rows."""
+        return tuple(dim for dim, axis in self.sharded.items() if 0 in self.sizes_of(axis))
 
     @cached_property
     def last_sharded(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -343,7 +344,9 @@ class ShardTensor(ShardBase):
                 "use full_tensor() and scatter_tensor()"
             )
         self.refresh()
-        target = layouts.target_spec(self.spec, self.placements if placements is None else placements, sizes)
+        wanted = self.placements if placements is None else tuple(placements)
+        make = partial(layouts.target_spec, self.spec, wanted, sizes)
+        target = make() if sizes else self.spec.plans.get_or_make(("redistribute", wanted), make)
         if (target.dims, target.sizes) == (self.spec.dims, self.spec.sizes):
             return self
         local = change_layout(in_one_order(ShardTensor.redistribute, self.local, self.spec)[0], self.spec, target)

@@ -106,7 +106,7 @@ def check_number_of_collectives(rank, num_ranks):
     own = torch.ones(index_map.num_owned, 2, requires_grad=True)
     with Spy() as spy:
         halo_exchange(own, index_map, group)
-    assert spy.counts.pop("all_to_all_single") == 2  # ids, rows
+    assert spy.counts.pop("all_to_all_single") == 3  # numbers of ids, ids, rows
     for exchange in (halo_exchange, _in_two_steps):
         with Spy() as spy:
             held = exchange(own, index_map, group)

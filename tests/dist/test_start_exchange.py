@@ -114,13 +114,15 @@ def check_order(rank: int, num_ranks: int, order: tuple[int, ...]) -> None:
         return sum((i + 1) * (xs[i][edges[0]] ** 3).sum() for i in order)
 
     original = dist.all_to_all_single
+    num_rows = [len(e[0].exchange.route.rows)]  # that are sent
 
     def late(received: torch.Tensor, sent: torch.Tensor, *sizes: Any, async_op: bool = False, **how: Any) -> Any:
         if not async_op:
             return original(received, sent, *sizes, **how)
-        log.append(f"start {sent.shape[1]}")
-        received.fill_(float("nan"))
-        return Late(log, f"{sent.shape[1]}", lambda into: original(into, sent, *sizes, **how), received)
+        name = f"{len(sent) // (8 * num_rows[-1])}"  # bytes
+        log.append(f"start {name}")
+        received.fill_(255)  # NaN
+        return Late(log, name, lambda into: original(into, sent, *sizes, **how), received)
 
     dist.all_to_all_single = late
     try:
@@ -128,6 +130,7 @@ def check_order(rank: int, num_ranks: int, order: tuple[int, ...]) -> None:
         ended = [f"wait {i + 1}" for i in order]
         assert log == ["start 1", "start 2", "start 3", *ended]
         log.clear()
+        num_rows.append(part.index_map.num_ghost)
         found.backward()
     finally:
         dist.all_to_all_single = original

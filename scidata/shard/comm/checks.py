@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.transport import Group, group_rank, group_size
+from scidata.shard.sizes import facts_of
 
 
 def normal_sizes(sizes: Sequence[int], group: Group) -> tuple[int, ...]:
     """Return the sizes of a group's parts as plain integers."""
-    checked = tuple(int(s) for s in sizes)
+    facts = facts_of(sizes)
+    checked = facts.sizes
     if len(checked) != group_size(group):
         raise ShardLayoutError(f"{len(checked)} sizes {checked} were given for a group of {group_size(group)} ranks")
-    if min(checked) < 0:
+    if facts.least < 0:
         raise ShardLayoutError(f"sizes must not be negative: {checked}")
     return checked
 
@@ -25,10 +27,10 @@ def normal_layout(
     if not -len(shape) <= dim < len(shape):
         raise ShardLayoutError(f"dim {dim} is out of range for a tensor of shape {tuple(shape)}")
     dim, checked, rank = dim % len(shape), normal_sizes(sizes, group), group_rank(group)
-    if is_whole and shape[dim] != sum(checked):
+    if is_whole and shape[dim] != facts_of(checked).total:
         raise ShardLayoutError(
             f"a tensor of shape {tuple(shape)} cannot be split along dim {dim} into {checked}: they add up to "
-            f"{sum(checked)}, not {shape[dim]}"
+            f"{facts_of(checked).total}, not {shape[dim]}"
         )
     if not is_whole and shape[dim] != checked[rank]:
         raise ShardLayoutError(

@@ -21,8 +21,8 @@ ranks inside the group. Values that are only moved travel as bytes, so every dty
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +32,24 @@ from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.checks import normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.sums import is_deferred, replicate_deferred
-from scidata.shard.comm.transport import Group, exchange, gather, group_rank, group_size, reduce_scatter
+from scidata.shard.comm.transport import (
+    Counts,
+    Group,
+    exchange_rows,
+    gather,
+    group_rank,
+    group_size,
+    reduce_scatter,
+    swap,
+)
+from scidata.shard.sizes import facts_of
 
 # -- replicated <-> sharded --------------------------------------------------------------------------------------
 
 
 def _own_part(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     rank = group_rank(group)
-    return x.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone()  # a view could not be changed in place
+    return x.narrow(dim, int(facts_of(sizes).bounds[rank]), sizes[rank]).clone()  # a view could not be changed in place
 
 
 @checked_keywords
@@ -137,18 +147,56 @@ def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> T
 # -- rows by index -----------------------------------------------------------------------------------------------
 
 
-def _send_rows(x: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group) -> Tensor:
-    rows = [x.index_select(0, index) for index in indices]
-    return torch.cat(exchange(rows, [(count, *x.shape[1:]) for count in counts], group))
+class Route(NamedTuple):
+    """The rows of the own part that other ranks get, and the rows that come from them."""
+
+    rows: Tensor  # rows of the own part, those for each rank one after the other
+    sent: Counts
+    held: Counts
+    pairs: int | None = None  # of a sender and a receiver among all ranks, the same on all; None for many
 
 
-def _return_rows(
-    y: Tensor, num_rows: int, indices: tuple[Tensor, ...], counts: tuple[int, ...], group: Group
-) -> Tensor:
+def _send_rows(x: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
+    return exchange_rows(x.index_select(0, route.rows), route.sent, route.held, group, route.pairs)
+
+
+def _return_rows(y: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
     """The other way round: rows go back to where they came from and are added there."""
-    shapes = [(len(index), *y.shape[1:]) for index in indices]
-    returned = exchange(torch.split(y, list(counts)), shapes, group)
-    return y.new_zeros((num_rows, *y.shape[1:])).index_add_(0, torch.cat(indices), torch.cat(returned))
+    returned = exchange_rows(y, route.held, route.sent, group, route.pairs)
+    return y.new_zeros((num_rows, *y.shape[1:])).index_add_(0, route.rows, returned)
+
+
+def send_rows(x: Tensor, route: Route, group: Group) -> Tensor:
+    """Send ``x[route.rows]``, and return the rows received, by rank. Collective; see :func:`indexed_all_to_all_v`."""
+    if group_size(group) == 1:
+        return x.index_select(0, route.rows)
+    return linear(_send_rows, _return_rows, x, len(x), route, group)
+
+
+def return_rows(y: Tensor, num_rows: int, route: Route, group: Group) -> Tensor:
+    """Send rows back to where :func:`send_rows` has them from, and add them up in ``num_rows`` rows.
+
+    Its transpose. Collective.
+    """
+    return linear(_return_rows, _send_rows, y, num_rows, route, group)
+
+
+def swap_counts(counts: Tensor, group: Group) -> tuple[Tensor, int]:
+    """Tell each rank how many rows it is to get, ``(num_ranks,)`` int64. Collective.
+
+    Returns how many rows each rank has for this one, and the number of pairs of ranks that have any (:class:`Route`).
+    """
+    num_ranks, others = len(counts), counts.clone()
+    others[group_rank(group)] = 0
+    if num_ranks == 1:
+        return counts, 0
+    swapped, pairs = swap(torch.stack([counts, others.count_nonzero().expand(num_ranks)], 1), group).unbind(1)
+    return swapped, int(pairs.sum())
+
+
+def nonzero_counts(sizes: Iterable[int]) -> Counts:
+    """Return the ranks that have any rows, and how many."""
+    return [(rank, num) for rank, num in enumerate(sizes) if num]
 
 
 @checked_keywords
@@ -195,16 +243,4 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
         raise ShardLayoutError(
             f"rank {rank} sends {len(indices[rank])} rows to itself, but expects {counts[rank]} from itself"
         )
-    if len(counts) == 1:
-        return x.index_select(0, indices[0])
-    return linear(_send_rows, _return_rows, x, len(x), indices, counts, group)
-
-
-def return_rows(
-    y: Tensor, num_rows: int, send_indices: tuple[Tensor, ...], recv_counts: tuple[int, ...], group: Group
-) -> Tensor:
-    """Send rows ``y`` back to where :func:`indexed_all_to_all_v` has them from, and add them up in ``num_rows`` rows.
-
-    Its transpose. Collective.
-    """
-    return linear(_return_rows, _send_rows, y, num_rows, send_indices, recv_counts, group)
+    return send_rows(x, Route(torch.cat(indices), nonzero_counts(map(len, indices)), nonzero_counts(counts)), group)

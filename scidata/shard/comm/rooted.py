@@ -15,28 +15,52 @@ from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
 from scidata.shard.comm.checks import check_member, normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, device_of, exchange, group_rank, group_size, with_dim
+from scidata.shard.comm.transport import (
+    DTYPES,
+    MAX_DIMS,
+    Group,
+    broadcast,
+    device_of,
+    exchange,
+    group_rank,
+    group_size,
+    with_dim,
+)
 
 _NO_SOURCE = "rank {} is the source of scatter_v and must pass a tensor, not None"
 
 
 def _gather_to(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
-    nothing = with_dim(x.shape, dim, 0)
-    empty = x.new_empty(nothing)
-    parts = [x if rank == root else empty for rank in range(len(sizes))]
-    is_root = group_rank(group) == root
-    shapes = [with_dim(x.shape, dim, size) if is_root else nothing for size in sizes]
-    return torch.cat(exchange(parts, shapes, group), dim)
+    sizes_here = list(enumerate(sizes)) if group_rank(group) == root else []
+    shapes = [(rank, with_dim(x.shape, dim, size)) for rank, size in sizes_here]
+    received = exchange(x, [(root, x)], shapes, group, len(sizes) - 1)
+    return torch.cat(received, dim) if received else x.new_empty(with_dim(x.shape, dim, 0))
 
 
 def scattered(x: Tensor, sizes: tuple[int, ...], dim: int, root: int, group: Group) -> Tensor:
     """Return the own part of the root's ``x``; the others' has the right shape but no rows along ``dim``."""
     rank = group_rank(group)
-    nothing = with_dim(x.shape, dim, 0)
-    parts = list(torch.split(x, list(sizes), dim)) if rank == root else [x] * len(sizes)
-    own = with_dim(x.shape, dim, sizes[rank])
-    received = exchange(parts, [own if p == root else nothing for p in range(len(sizes))], group)
-    return received[root].clone()
+    parts = list(enumerate(torch.split(x, list(sizes), dim))) if rank == root else []
+    (received,) = exchange(x, parts, [(root, with_dim(x.shape, dim, sizes[rank]))], group, len(sizes) - 1)
+    return received
+
+
+def _from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
+    row = x.detach().clone() if group_rank(group) == owner else x.new_empty(with_dim(x.shape, dim, 1))
+    broadcast(row, owner, group)
+    return row
+
+
+def _at_owner(grad: Tensor, dim: int, owner: int, group: Group) -> Tensor:
+    return grad.narrow(dim, 0, int(group_rank(group) == owner)).clone()
+
+
+def from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
+    """Return the one row along ``dim`` that ``owner`` holds, and the others do not. Collective.
+
+    Its gradient is replicated; backward keeps it where the row is owned. Collective in second derivatives.
+    """
+    return x if group_size(group) == 1 else linear(_from_owner, _at_owner, x, dim, owner, group)
 
 
 @checked_keywords

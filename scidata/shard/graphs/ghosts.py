@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
@@ -21,20 +20,19 @@ from torch.distributed.tensor import Shard
 from scidata.core.cache import Cache
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
-from scidata.device_mesh.groups import explaining
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import MeshAxis, mesh_axes
-from scidata.shard.comm.collectives import indexed_all_to_all_v, return_rows
+from scidata.shard.comm.collectives import Route, nonzero_counts, return_rows, send_rows, swap_counts
 from scidata.shard.comm.functions import known
-from scidata.shard.comm.indexed import compare
 from scidata.shard.comm.transport import (
     Group,
-    count_sent,
+    Transfer,
     device_of,
-    exchange,
+    exchange_rows,
     gather_rows,
     group_rank,
     group_size,
+    start_rows,
 )
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -49,10 +47,8 @@ class GhostExchange:
     ----------
     index_map
         This rank's owned range and ghosts.
-    send_indices
-        For each rank, ``(num,)`` int64 owned rows that are its ghosts.
-    recv_counts
-        Ghosts that each rank sends here.
+    route
+        The owned rows that are ghosts of other ranks, on the CPU, and the ghosts that each sends here.
     num_ghosts
         Ghosts of all ranks together: where it is 0 nothing is ever exchanged.
     nbytes
@@ -61,37 +57,36 @@ class GhostExchange:
 
     index_map: IndexMap
     group: Group
-    send_indices: tuple[Tensor, ...]
-    recv_counts: tuple[int, ...]
+    route: Route
     num_ghosts: int
     nbytes: int
-    _on_device: dict[torch.device, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict, repr=False)
+    _on_device: dict[torch.device, tuple[Route, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def node_sizes(self) -> tuple[int, ...]:
         """Rows that each rank owns."""
         return self.index_map.sizes
 
-    def on(self, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the send indices, and the global id of each local row, on a device; kept there."""
+    def on(self, device: torch.device) -> tuple[Route, Tensor]:
+        """Return the route, and the global id of each local row, on a device; kept there."""
         if device not in self._on_device:
             start, stop = self.index_map.owned
             ghosts = torch.from_numpy(np.asarray(self.index_map.ghosts, dtype=np.int64))
             to_global = torch.cat([torch.arange(start, stop), ghosts]).to(device)
-            self._on_device[device] = tuple(index.to(device) for index in self.send_indices), to_global
+            self._on_device[device] = self.route._replace(rows=self.route.rows.to(device)), to_global
         return self._on_device[device]
 
     def ghosts_of(self, x: Tensor) -> Tensor:
         """Fetch the ghosts' rows, ``(num_ghost, ...)``, from their owners. Collective; backward adds them up there."""
         if self.num_ghosts == 0:
             return x.narrow(0, 0, 0)
-        return indexed_all_to_all_v(x, self.on(x.device)[0], self.recv_counts, self.group)
+        return send_rows(x, self.on(x.device)[0], self.group)
 
     def add_ghosts(self, owned: Tensor, ghosts: Tensor) -> Tensor:
         """Add the ghosts' rows to their owners' ones: the transpose of :meth:`ghosts_of`. Collective."""
         if self.num_ghosts == 0:
             return owned
-        return owned + return_rows(ghosts, len(owned), self.on(owned.device)[0], self.recv_counts, self.group)
+        return owned + return_rows(ghosts, len(owned), self.on(owned.device)[0], self.group)
 
 
 #: Exchanges of maps without a key, by group.
@@ -122,30 +117,29 @@ def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
     num_ranks, rank = group_size(group), group_rank(group)
     bounds = np.ascontiguousarray(index_map.bounds, dtype=np.int64)
     counts = np.asarray(index_map.recv_counts, dtype=np.int64)
-    header = np.zeros(num_ranks + 3, dtype=np.int64)
-    header[:3] = len(bounds) - 1, index_map.part, zlib.crc32(bounds.tobytes())
-    if len(counts) == num_ranks:
-        header[3:] = counts
-    device = device_of(group)
-    table = gather_rows(torch.from_numpy(header).to(device), group).cpu().numpy()
-    if (table[:, 0] != num_ranks).any() or (table[:, 1] != np.arange(num_ranks)).any():
+    device, fits = device_of(group), len(counts) == num_ranks
+    wanted, pairs = swap_counts(torch.from_numpy(counts if fits else np.zeros(num_ranks, np.int64)).to(device), group)
+    wanted = wanted.cpu()
+    header = [len(bounds) - 1, index_map.part, zlib.crc32(bounds.tobytes()), int(counts.sum()), int(wanted.sum())]
+    table = gather_rows(torch.tensor(header, device=device), group).cpu().numpy()
+    parts, place, checksums, received, sent = table.T
+    if (parts != num_ranks).any() or (place != np.arange(num_ranks)).any():
         raise ShardLayoutError(
-            f"the ranks of a group of {num_ranks} hold parts {table[:, 1].tolist()} of index maps of "
-            f"{table[:, 0].tolist()} parts; rank r must hold part r of a map of {num_ranks} parts"
+            f"the ranks of a group of {num_ranks} hold parts {place.tolist()} of index maps of {parts.tolist()} parts; "
+            f"rank r must hold part r of a map of {num_ranks} parts"
         )
-    if len(set(table[:, 2].tolist())) > 1 or counts[rank]:
+    if len(set(checksums.tolist())) > 1 or counts[rank]:
         raise ShardLayoutError("the ranks' index maps have different bounds; make them from one set of bounds")
     # indices of sent rows and ids of local rows, on the CPU and a device; the map itself
-    received, sent = table[:, 3:].sum(axis=1), table[:, 3:].sum(axis=0)
     rows_held = int((2 * np.diff(bounds) + 2 * sent + 4 * received).max()) + 2 * len(bounds)
     ghosts = torch.from_numpy(np.asarray(index_map.ghosts, dtype=np.int64)).to(device)
-    wanted = exchange(torch.split(ghosts, counts.tolist()), [(n,) for n in table[:, 3 + rank].tolist()], group)
+    held, asked = nonzero_counts(counts.tolist()), nonzero_counts(wanted.tolist())
+    ids = exchange_rows(ghosts, held, asked, group, pairs).cpu()
     return GhostExchange(
         index_map=replace(index_map),  # a copy: the map may go before the exchange, and the exchange goes with it
         group=group,
-        send_indices=tuple((ids - index_map.owned[0]).cpu() for ids in wanted),
-        recv_counts=tuple(counts.tolist()),
-        num_ghosts=int(table[:, 3:].sum()),
+        route=Route(ids - index_map.owned[0], asked, held, pairs),
+        num_ghosts=int(received.sum()),
         nbytes=8 * rows_held,
     )
 
@@ -206,29 +200,22 @@ class _Flight:
 
     def __init__(self, plan: GhostExchange) -> None:
         self.plan = plan
-        self.work: dist.Work | None = None
-        self.rows: tuple[Tensor, Tensor] | None = None  # sent ones must live until they are sent, received
+        self.transfer: Transfer | None = None
+        self.received: Tensor | None = None
 
     def send(self, rows: Tensor, *, back: bool) -> Tensor:
-        """Start an all-to-all and return the tensor that it fills."""
-        sent = [len(index) for index in self.plan.send_indices]
-        held = list(self.plan.recv_counts)
-        outgoing, incoming = (held, sent) if back else (sent, held)
-        received = rows.new_empty((sum(incoming), *rows.shape[1:]))
-        self.rows = rows, received
-        count_sent(rows.nbytes)
-        compare(self.plan.group)
-        self.work = dist.all_to_all_single(received, rows, incoming, outgoing, group=self.plan.group, async_op=True)
-        return received
+        """Start an exchange and return the tensor that it fills."""
+        _, sent, held, pairs = self.plan.route
+        ways = (held, sent) if back else (sent, held)
+        self.transfer, self.received = start_rows(rows, *ways, self.plan.group, pairs)
+        return self.received
 
     def land(self) -> Tensor | None:
         """Wait, and return the received rows; None where nothing is under way."""
-        if self.work is None or self.rows is None:
+        if self.transfer is None:
             return None
-        with explaining():
-            self.work.wait()
-        received = self.rows[1]
-        self.work = self.rows = None
+        self.transfer.wait()
+        received, self.transfer, self.received = self.received, None, None
         return received
 
 
@@ -242,13 +229,13 @@ class PendingHalo:
         flight, num_owned = _Flight(plan), len(local)
 
         def send(x: Tensor) -> Tensor:
-            return flight.send(x.index_select(0, torch.cat(plan.on(x.device)[0])), back=False)
+            return flight.send(x.index_select(0, plan.on(x.device)[0].rows), back=False)
 
         def receive_back(grad: Tensor) -> Tensor:  # in place of a gradient that is all zeros
             rows = flight.land()
             assert rows is not None
             sums = rows.new_zeros((num_owned, *rows.shape[1:]))
-            return sums.index_add_(0, torch.cat(plan.on(rows.device)[0]), rows)
+            return sums.index_add_(0, plan.on(rows.device)[0].rows, rows)
 
         self._local, self._flight = local, flight
         self._ghosts = known(local, send, receive_back) if plan.num_ghosts else None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
@@ -21,6 +22,7 @@ from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
 from scidata.shard.ops.moving import replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
+from scidata.shard.sizes import facts_of, ones
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import version_of
@@ -126,11 +128,12 @@ def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]
         linear = linear * extent + flat_rows(indices[dims.index(d)].cpu(), d, extent)
     rest = math.prod(spec.global_shape[d] for d in order[1:])
     axis = spec.sharded[split[0]]
-    sizes = tuple(size * rest for size in spec.sizes_of(axis))
+    sizes = spec.sizes_of(axis) if rest == 1 else tuple([size * rest for size in spec.sizes_of(axis)])
     keeps = shape == (spec.global_shape[split[0]],)
     new_sizes = spec.sizes_of(axis) if keeps else even_sizes(shape[0], len(sizes))
     inner = math.prod(shape[1:])
-    plan = plan_listed(linear.numpy(), sizes, [n * inner for n in new_sizes], spec.coordinate(axis))
+    merged = new_sizes if inner == 1 else tuple([n * inner for n in new_sizes])
+    plan = plan_listed(linear.numpy(), sizes, merged, spec.coordinate(axis))
     local = x.local.permute(*others[:place], *order, *others[place:])
     local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
     local = move_rows(local, plan, place, spec.group(axis))
@@ -166,7 +169,7 @@ def count_true(mask: ShardTensor) -> tuple[int, ...]:
         (axis,) = mask.spec.sharded.values()
         mine = mask.local.sum().view(1)
         sizes = mask.spec.sizes_of(axis)
-        counts = gather(mine, (1,) * len(sizes), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
+        counts = gather(mine, ones(len(sizes)), 0, mask.spec.group(axis)) if len(sizes) > 1 else mine
         held = mask.__dict__["_true_counts"] = version_of(mask.local), tuple(counts.tolist())
     return held[1]
 
@@ -224,8 +227,10 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
         mask = sharded_on(mask, axis, 0, sizes)
         counts, mine = count_true(mask), mask.local
     else:
-        parts = torch.split(mask, list(sizes))
-        counts, mine = tuple(int(part.sum()) for part in parts), parts[spec.coordinate(axis)]
+        bounds, rank = facts_of(sizes).bounds, spec.coordinate(axis)
+        before_row = F.pad(mask.reshape(len(mask), -1).sum(1).cumsum(0), (1, 0))  # how many are true before each row
+        counts = tuple(before_row[torch.from_numpy(bounds).to(mask.device)].diff().tolist())
+        mine = mask.narrow(0, int(bounds[rank]), sizes[rank])
     shape = _masked_shape(spec, covered, sum(counts))
     dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x.spec.dims)]
     new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x.spec.sizes)])

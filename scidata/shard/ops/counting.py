@@ -33,6 +33,7 @@ from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, replicated, sharded_on, to_layout
 from scidata.shard.ops.sorting import sort_line
 from scidata.shard.rows.ordered import counts_of, total_over
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import coo_to_csr
@@ -113,7 +114,7 @@ def alike(func: TorchFunction, operands: list[Tensor]) -> list[ShardTensor]:
 
 def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     """Say which rows differ from the one before, the first of all does; rows of a rank may begin with another's."""
-    held = tuple(int(size > 0) for size in sizes)
+    held = facts_of(sizes).held
     lasts = gather(rows[-1:], held, 0, group) if len(held) > 1 else rows[-1:]
     before = sum(held[: group_rank(group)])
     seen = torch.cat([lasts[before - 1 : before] if before else rows[:0], rows])
@@ -123,7 +124,7 @@ def _starts(rows: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
 
 def _lengths(starts: Tensor, end: int, counts: tuple[int, ...], group: Group) -> Tensor:
     """Return how far it is from each start to the next, which may be another rank's, or to the end."""
-    held = tuple(int(count > 0) for count in counts)
+    held = facts_of(counts).held
     firsts = gather(starts[:1], held, 0, group) if len(held) > 1 else starts[:1]
     after = sum(held[: group_rank(group) + 1])
     following = torch.cat([starts, firsts[after:], starts.new_full((1,), end)])[1 : len(starts) + 1]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.rooted import from_owner
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.advanced import take_advanced
@@ -92,8 +93,7 @@ def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
 def _with_rows(part: Tensor, plan: _Take) -> Tensor:
     """Get the rows of sharded dims from their owners. Collective."""
     for dim, axis, owner in reversed(plan.rows):
-        counts = tuple(int(rank == owner) for rank in range(plan.spec.axes[axis].size))
-        part = all_gather_v(part, counts, dim, plan.spec.group(axis)).squeeze(dim)
+        part = from_owner(part, dim, owner, plan.spec.group(axis)).squeeze(dim)
     return part
 
 

@@ -7,7 +7,8 @@ extent. Along sharded dims those rows are fetched and summed here; the other dim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,9 @@ def _near(distance: Tensor) -> Tensor:
 
 def _far(distance: Tensor) -> Tensor:
     return ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
+
+
+_Make: TypeAlias = Callable[[], tuple[Tensor, Tensor | None]]
 
 
 @lru_cache(maxsize=512)
@@ -83,6 +87,14 @@ def _taps(
     low = place.long().clamp(max=extent - 1)
     t = (place - low).clamp(0, 1)
     return torch.stack([low, (low + 1).clamp(max=extent - 1)], 1), torch.stack([1 - t, t], 1).to(dtype)
+
+
+def _own_taps(make: _Make, start: int, count: int) -> tuple[Tensor, Tensor | None]:
+    """Return the taps of a rank's outputs, from its first fetched row on, and their weights."""
+    taps, weights = make()
+    own = slice(start, start + count) if count else slice(0, 1)  # a rank without outputs computes one on a filled row
+    low = taps[own].amin() if count else taps[own]
+    return taps[own] - low, None if weights is None else weights[own]
 
 
 def _combined(local: Tensor, dim: int, taps: Tensor, weights: Tensor | None) -> Tensor:
@@ -158,17 +170,16 @@ def _resample(
             continue
         scale = None if factors is None else factors[s]
         how = mode, bool(align_corners), len(sizes), x.local.dtype, x.local.device
-        taps, weights = _taps(extent, num_out, scale, *how)
-        first, last = taps.amin(1).tolist(), taps.amax(1).tolist()
+        make = partial(_taps, extent, num_out, scale, *how)
 
-        def rows(start: int, stop: int, first: list[int] = first, last: list[int] = last) -> Runs:
-            low, high = min(first[start:stop]), max(last[start:stop])
-            return ((low, high + 1 - low),)
+        def rows(start: int, stop: int, make: _Make = make) -> Runs:
+            low, high = make()[0][start:stop].aminmax()
+            return ((int(low), int(high - low) + 1),)
 
-        start, count = windows.slide(d, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
-        own = slice(start, start + count) if count else slice(0, 1)
-        low = min(first[own]) if count else taps[own]
-        sums.append((d, taps[own] - low, None if weights is None else weights[own]))
+        middle, key = Middle(2 * extent, extent, 2 * num_out), ("taps", scale, *how)
+        start, count = windows.slide(d, num_out, middle, rows, 1, key)
+        own = spec.plans.get_or_make((d, num_out, *key), partial(_own_taps, make, start, count))
+        sums.append((d, *own))
     local = windows.fetch()
     for d, own_taps, own_weights in sums:
         local = _combined(local, d, own_taps, own_weights)

@@ -7,7 +7,7 @@ or padded ones each rank has as many rows as it put in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from scidata.shard.ops.align import align, finish, on_parts, plain_of, spec_of_l
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.edges import join_edges
 from scidata.shard.ops.moving import as_sharded, to_layout
-from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_listed, plan_rows
+from scidata.shard.rows.redistribute import RowPlan, kept_rows, move_rows, plan_listed, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -31,17 +31,16 @@ def _rows(
     dim: int,
     build: Callable[..., IntArray],
     args: tuple[object, ...],
-    sizes: Sequence[int] | None = None,
+    sizes: Callable[[], tuple[int, ...]] | None = None,
 ) -> ShardTensor:
-    """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes``, by default as it was."""
+    """Take the rows ``build(extent, *args)`` of a dim; a sharded one is split into ``sizes()``, or as it was."""
     spec = x.spec
     axis = spec.axis_of_dim(dim)
     if axis is None:
         index = torch.from_numpy(build(spec.global_shape[dim], *args))
         return ShardTensor(x.local.index_select(dim, index.to(x.device)), spec.with_rows(dim, len(index)))
-    parts = spec.sizes_of(axis) if sizes is None else tuple(sizes)
-    plan = plan_rows(build, args, spec.sizes_of(axis), parts, spec.coordinate(axis))
-    return ShardTensor(move_rows(x.local, plan, dim, spec.group(axis)), spec.with_rows(dim, parts))
+    plan, new = plan_rows(spec, dim, build, args, sizes)
+    return ShardTensor(move_rows(x.local, plan, dim, spec.group(axis)), new)
 
 
 # -- joining -------------------------------------------------------------------------------------------------------
@@ -90,14 +89,14 @@ def _cat_rows(func: TorchFunction, tensors: Sequence[Tensor], dim: int) -> Tenso
             own.spec.sizes_of(axis) if own.spec.dims[axis] == dim else even_sizes(x.shape[dim], first.axes[axis].size)
         )
         parts.append(to_layout(own, first.with_rows(dim, rows)))
-    plan, sizes = _cat_plan(tuple(part.spec.sizes_of(axis) for part in parts), first.coordinate(axis))
-    local = move_rows(torch.cat([part.local for part in parts], dim), plan, dim, first.group(axis))
-    return ShardTensor(local, first.with_rows(dim, sizes))
+    specs = [part.spec for part in parts]
+    plan, new = kept_rows([first, *specs], ("cat", dim), partial(_cat_plan, first, specs, dim))
+    return ShardTensor(move_rows(torch.cat([part.local for part in parts], dim), plan, dim, first.group(axis)), new)
 
 
-@lru_cache(maxsize=32)
-def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, tuple[int, ...]]:
-    """Plan from parts that are joined on each rank to the whole joined."""
+def _cat_plan(first: ShardSpec, specs: Sequence[ShardSpec], dim: int) -> tuple[RowPlan, ShardSpec]:
+    """Plan from parts that are joined on each rank to the whole joined; also return its layout."""
+    sizes = [spec.parts(dim)[0] for spec in specs]
     together = [sum(each) for each in zip(*sizes, strict=True)]
     start = bounds_of(together)
     index: list[IntArray] = []
@@ -105,7 +104,8 @@ def _cat_plan(sizes: tuple[tuple[int, ...], ...], rank: int) -> tuple[RowPlan, t
         for part, size in enumerate(each):
             begin = start[part] + sum(other[part] for other in sizes[:i])
             index.append(np.arange(begin, begin + size))
-    return plan_listed(np.concatenate(index), together, together, rank), tuple(together)
+    plan = plan_listed(np.concatenate(index), together, together, first.parts(dim)[1])
+    return plan, first.with_rows(dim, together)
 
 
 @handles(torch.stack, any_order=True)
@@ -141,15 +141,12 @@ def pad(x: ShardTensor, pad: Sequence[int], mode: str = "constant", value: float
         if mode == "constant":
             x = _pad_constant(x, dim, lo, hi, 0 if value is None else value)
         else:
-            x = _rows(x, dim, _padded_rows, (lo, hi, mode), _padded_sizes(x.spec, dim, lo, hi))
+            x = _rows(x, dim, _padded_rows, (lo, hi, mode), partial(_padded_sizes, x.spec, dim, lo, hi))
     return x if any(widths) else x.clone()
 
 
-def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...] | None:
-    axis = spec.axis_of_dim(dim)
-    if axis is None:
-        return None
-    sizes = list(spec.sizes_of(axis))
+def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...]:
+    sizes = list(spec.parts(dim)[0])
     if lo < 0 or hi < 0:
         return even_sizes(sum(sizes) + lo + hi, len(sizes))
     sizes[0] += lo
@@ -159,8 +156,14 @@ def _padded_sizes(spec: ShardSpec, dim: int, lo: int, hi: int) -> tuple[int, ...
 
 def _pad_constant(x: ShardTensor, dim: int, lo: int, hi: int, value: float) -> ShardTensor:
     spec = x.spec
-    axis, sizes = spec.axis_of_dim(dim), _padded_sizes(spec, dim, lo, hi)
-    new = spec.with_rows(dim, spec.global_shape[dim] + lo + hi if sizes is None else sizes)
+    axis = spec.axis_of_dim(dim)
+
+    def make() -> ShardSpec:
+        return spec.with_rows(
+            dim, spec.global_shape[dim] + lo + hi if axis is None else _padded_sizes(spec, dim, lo, hi)
+        )
+
+    new: ShardSpec = spec.plans.get_or_make(("padded", dim, lo, hi), make)
     if axis is not None:
         rank = spec.coordinate(axis)
         lo, hi = lo if rank == 0 else 0, hi if rank == spec.axes[axis].size - 1 else 0
@@ -197,8 +200,9 @@ def repeat(
     sharded = dict(x.spec.sharded)
     for dim, axis in sharded.items():
         if times[dim + added] != 1:
-            sizes = tuple(size * times[dim + added] for size in x.spec.sizes_of(axis))
-            x = _rows(x, dim, _tiled_rows, (times[dim + added],), sizes)
+            x = _rows(
+                x, dim, _tiled_rows, (times[dim + added],), partial(_tiled_sizes, x.spec, axis, times[dim + added])
+            )
     spec = x.spec
     local = x.local.repeat([1 if d - added in sharded else t for d, t in enumerate(times)])
     shape = [
@@ -206,6 +210,10 @@ def repeat(
         for d, (t, n) in enumerate(zip(times, (*[1] * added, *spec.global_shape), strict=True))
     ]
     return finish(local, spec.move_dims(shape, {d: d + added for d in range(spec.ndim)}))
+
+
+def _tiled_sizes(spec: ShardSpec, axis: int, times: int) -> tuple[int, ...]:
+    return tuple(size * times for size in spec.sizes_of(axis))
 
 
 def _tiled_rows(extent: int, times: int) -> IntArray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
 from scidata.shard.rows.ordered import total_over
+from scidata.shard.sizes import facts_of, ones
 from scidata.shard.spec import ShardSpec
 
 HALF = (torch.float16, torch.bfloat16)
@@ -61,16 +62,16 @@ def weighted(
     return known(local, value, gradient, local, *saved, tangent=tangent, keeps_result=by_value)
 
 
-def _merged(parts: Tensor, counts: Sequence[int]) -> Tensor:
+def _merged(parts: Tensor, counts: Tensor, total: int) -> Tensor:
     """Merge each rank's pivot, mean less the pivot and sum of squared deviations, ``(ranks, 3, ...)``.
 
     With counts 2 and 1, means 1 and 4 and squares 2 and 0, the mean is (2 * 1 + 1 * 4) / 3 = 2; the squares are those
     within ranks and those of their means, (2 + 2 * 1) + (0 + 1 * 4) = 8: rows 0, 2 and 4 have deviations -2, 0 and 2.
     """
     wide = parts.to(torch.float64)  # a number for each row and rank
-    weights = torch.tensor(counts, dtype=wide.dtype, device=parts.device).view([-1] + [1] * (parts.ndim - 2))
+    weights = counts.to(wide.device).view([-1] + [1] * (parts.ndim - 2))
     means = wide[:, 0].detach() + wide[:, 1]
-    mean = (weights * means).sum(0) / max(sum(counts), 1)
+    mean = (weights * means).sum(0) / max(total, 1)
     squares = (wide[:, 2] + weights * (means - mean).square()).sum(0)
     pivot = mean.detach().masked_fill(~mean.isfinite(), 0).to(parts.dtype).to(wide.dtype)
     return torch.stack([pivot, mean - pivot, squares]).to(parts.dtype)
@@ -90,7 +91,7 @@ def standardized(
         raise NotImplementedError(f"norms are not implemented for {local.dtype}; convert to a floating dtype first")
     found, groups = deviations(local, spec, dims, sharded)
     pivot, mean, squares = replicate_to_shards(found, groups).unbind(0)
-    count = math.prod(sum(spec.sizes_of(sharded[d])) if d in sharded else local.shape[d] for d in dims)
+    count = math.prod(facts_of(spec.sizes_of(sharded[d])).total if d in sharded else local.shape[d] for d in dims)
     var = squares / max(count, 1)
     return (local - pivot.detach() - mean) * torch.rsqrt(var + eps), pivot + mean, var
 
@@ -118,10 +119,11 @@ def deviations(
         if dim not in extents:
             continue
         rest = math.prod(n for d, n in extents.items() if d != dim)
-        sizes, group = spec.sizes_of(axis), spec.group(axis)
-        parts = all_gather_v(found[None], (1,) * len(sizes), 0, group)
-        found = _merged(parts, [size * rest for size in sizes])
-        extents[dim] = sum(sizes)
+        sizes, group = facts_of(spec.sizes_of(axis)), spec.group(axis)
+        parts = all_gather_v(found[None], ones(len(sizes.sizes)), 0, group)
+        counts: Tensor = sizes.plans.get_or_make("counts", partial(torch.tensor, sizes.sizes, dtype=torch.float64))
+        found = _merged(parts, counts * rest, sizes.total * rest)
+        extents[dim] = sizes.total
         groups.append(group)
     return found, groups
 
@@ -164,13 +166,13 @@ def _of_others(spec: ShardSpec, dims: Sequence[int], local: Tensor) -> Tensor:
     """Multiply for each element all others of its row. Collective."""
     kept = [d for d in range(local.ndim) if d not in dims]
     rows = local.permute(*kept, *dims).flatten(len(kept))
-    ones = torch.ones_like(rows[..., :1])  # none where there is no row
-    before = torch.cat([ones, rows[..., :-1]], -1).cumprod(-1)
-    after = torch.cat([ones, rows.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    first = torch.ones_like(rows[..., :1])  # none where there is no row
+    before = torch.cat([first, rows[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([first, rows.flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
     others, total = before * after, rows.prod(-1, keepdim=True)
     for axis in (spec.sharded[d] for d in dims if d in spec.sharded):
         num_ranks, rank = spec.axes[axis].size, spec.coordinate(axis)
-        totals = all_gather_v(total, (1,) * num_ranks, rows.ndim - 1, spec.group(axis), grad="sum")
+        totals = all_gather_v(total, ones(num_ranks), rows.ndim - 1, spec.group(axis), grad="sum")
         rest = torch.cat([totals[..., :rank], totals[..., rank + 1 :]], -1)
         others, total = others * rest.prod(-1, keepdim=True), totals.prod(-1, keepdim=True)
     back = [(*kept, *dims).index(d) for d in range(local.ndim)]

@@ -18,7 +18,7 @@ from scidata.shard.ops.moments import widened
 from scidata.shard.ops.moving import as_sharded, gather_from_owners
 from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Extents, Middle, Windows, output_sizes, per_dim, row_values
-from scidata.shard.rows.runs import FILLED, Runs
+from scidata.shard.rows.runs import Runs
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import unpooled_extents
 
@@ -82,7 +82,7 @@ def max_pool(
             start, _ = windows.slide_under(d, num_out, reach, stride[s], padding[s])
             starts[s], left[s] = start * stride[s] - padding[s], 0
     local = windows.fetch(float("-inf"))
-    filled = any(rows[0] == FILLED for d in windows.wanted for runs in windows.wanted[d] for rows in runs)
+    filled = windows.fills
     if not (with_indices or filled):
         return windows.finish(_POOLS[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode))
     result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode)
@@ -191,7 +191,7 @@ def _spread(x: Tensor, dim: int, num_out: int) -> _Spread:
     wrap: Callable[[Tensor], Tensor] = lambda result: result  # noqa: E731
     if isinstance(x, ShardTensor):
         windows = Windows(x)
-        start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1)
+        start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1, ("spread",))
         local, wrap = windows.fetch(), windows.finish
     bounds = bounds_of(start, start + count) or [(0, 1)]
     low, longest = bounds[0][0], max(stop - start for start, stop in bounds)

@@ -21,6 +21,7 @@ from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import deviations, of_norm, of_prod, weighted, widened
 from scidata.shard.rows.ordered import LARGEST, least_over
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
@@ -54,7 +55,7 @@ def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) ->
 def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: TensorFunction) -> Tensor:
     """Reduce one dim, kept with extent 1: locally, then over the ranks that have any rows of it."""
     axis = x.spec.axis_of_dim(dim)
-    rows = () if axis is None else tuple(int(size > 0) for size in x.spec.sizes_of(axis))
+    rows = () if axis is None else facts_of(x.spec.sizes_of(axis)).held
     if local.shape[dim] or not any(rows):  # without any rows, as one process does
         local = reduce(local, dim=dim, keepdim=True)
     if axis is None or not any(rows):
@@ -217,7 +218,7 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme) -> tuple[Tensor, Ten
     if axis is None:
         return reduce(local, dim, keepdim=True)
     sizes = spec.sizes_of(axis)
-    rows = tuple(int(size > 0) for size in sizes)
+    rows = facts_of(sizes).held
     if local.shape[dim]:
         value, index = reduce(local, dim, keepdim=True)
         index = index + spec.offsets[dim]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from scidata.shard.ops.align import Dtype, finish, map_local, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
 from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.ops.shapes import derived
-from scidata.shard.rows.redistribute import move_rows, plan_reshape
+from scidata.shard.rows.redistribute import kept_rows, move_rows, plan_reshape
 from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
@@ -160,7 +161,9 @@ def _moved(x: ShardTensor, moves: Sequence[_Move]) -> Tensor:
         first, last = group.old.start, group.old.stop
         outer = math.prod(spec.global_shape[first:dim])
         inner = math.prod(spec.global_shape[dim + 1 : last])
-        plan = plan_reshape((outer, inner), spec.sizes_of(axis), new, sizes, spec.coordinate(axis))
+        old, rank = (outer, inner), spec.coordinate(axis)
+        make = partial(plan_reshape, old, spec.sizes_of(axis), new, sizes, rank)
+        plan = kept_rows((spec,), ("reshape", axis, old, new), make)
         local = local.reshape(*local.shape[:first], math.prod(local.shape[first:last]), *local.shape[last:])
         local = move_rows(local, plan, first, spec.group(axis))
     return local

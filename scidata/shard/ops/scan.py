@@ -20,6 +20,7 @@ from scidata.shard.ops.align import Dtype, finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import there_and_back
+from scidata.shard.sizes import facts_of, ones
 from scidata.shard.tensor import ShardTensor
 
 
@@ -54,7 +55,7 @@ def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
     row = x if x.shape[dim] else x.new_full(with_dim(x.shape, dim, 1), -math.inf)
     largest = row.amax(dim, keepdim=True)
     sums = (row - largest.masked_fill(largest == -math.inf, 0)).exp_().sum(dim, keepdim=True)
-    peaks, sums = gather(torch.stack([largest, sums]), (1,) * num_ranks, dim + 1, group).unbind(0)
+    peaks, sums = gather(torch.stack([largest, sums]), ones(num_ranks), dim + 1, group).unbind(0)
     largest = peaks.amax(dim, keepdim=True)
     return torch.stack([largest, (sums * (peaks - largest).exp_()).sum(dim, keepdim=True)])
 
@@ -98,8 +99,9 @@ def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None,
     narrow = local.dtype in HALF
     sums = widened(local).cumsum(dim, **({} if narrow else how))
     # A rank's total is its last row. The others use it each for their own part, hence grad="sum".
-    held = tuple(int(size > 0) for size in spec.sizes_of(axis))
+    held = facts_of(spec.sizes_of(axis)).held
     last = sums.narrow(dim, max(0, sums.shape[dim] - 1), held[spec.coordinate(axis)])
     totals = all_gather_v(last, held, dim, spec.group(axis), grad="sum")
-    before = totals.narrow(dim, 0, sum(held[: spec.coordinate(axis)])).sum(dim, keepdim=True, dtype=sums.dtype)
+    num_before = int(facts_of(held).bounds[spec.coordinate(axis)])
+    before = totals.narrow(dim, 0, num_before).sum(dim, keepdim=True, dtype=sums.dtype)
     return ShardTensor((sums + before).to(local.dtype if narrow else sums.dtype), spec)

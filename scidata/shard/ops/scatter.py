@@ -24,6 +24,7 @@ from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.moments import widened
+from scidata.shard.sizes import ones
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
@@ -135,7 +136,7 @@ def _to_all(
     if reduce == "prod":
         own = compute(torch.ones_like(base, memory_format=torch.contiguous_format), ids, values)
         _sum_over_ranks(func, base.new_zeros(1), fault, group)
-        parts = all_gather_v(own[None], (1,) * group_size(group), 0, group)
+        parts = all_gather_v(own[None], ones(group_size(group)), 0, group)
         product: Tensor = base.clone() * parts.prod(0)  # base may be written to
         return product
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index.spec)

@@ -6,6 +6,7 @@ All follow one idea: find the new place and sizes of each sharded dim, then do t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -125,8 +126,7 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
             same = like is not None and like.dims[axis] == d + added
             parts = like.sizes_of(axis) if same and like else even_sizes(new[d + added], spec.axes[axis].size)
             sizes[axis] = parts
-            plan = plan_rows(_repeated, (new[d + added],), spec.sizes_of(axis), parts, spec.coordinate(axis))
-            plans.append((d, axis, plan))
+            plans.append((d, axis, plan_rows(spec, d, _repeated, (parts,), partial(tuple, parts))[0]))
     result = spec.derive(new, [None if d is None else d + added for d in spec.dims], sizes)
 
     def take() -> Tensor:
@@ -141,8 +141,8 @@ def _expand(x: ShardTensor, shape: Sequence[int], like: ShardSpec | None = None)
     return finish(local.expand(result.local_shape), result, copied=Copy(x, local, take))
 
 
-def _repeated(extent: int, count: int) -> IntArray:
-    return np.zeros(count, dtype=np.int64)
+def _repeated(extent: int, sizes: tuple[int, ...]) -> IntArray:
+    return np.zeros(sum(sizes), dtype=np.int64)
 
 
 @handles("expand broadcast_to", any_order=True)

@@ -12,9 +12,8 @@ rows around 0, 2, 4, 6 and 8: three of them are rank 0's, and its last window ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,8 +25,18 @@ from scidata.core.bounds import bounds_of, owners_of
 from scidata.shard.op_table import TorchFunction
 from scidata.shard.ops.align import finish
 from scidata.shard.rows.halo import halo_runs
-from scidata.shard.rows.runs import FILLED, Runs, edges_of, fetch_runs, parts_as_runs, runs_move, runs_of, window_runs
-from scidata.shard.spec import ShardSpec
+from scidata.shard.rows.runs import (
+    FILLED,
+    Runs,
+    RunsPlan,
+    edges_of,
+    fetch_runs,
+    parts_as_runs,
+    plan_runs,
+    runs_of,
+    window_runs,
+)
+from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 
 Extents = int | Sequence[int]  # of all spatial dims, or of each
@@ -51,7 +60,6 @@ class Middle(NamedTuple):
     over: int = 1
 
 
-@lru_cache(maxsize=1024)
 def _owned_outputs(sizes: tuple[int, ...], num_out: int, middle: Middle) -> tuple[int, ...]:
     rows = (np.arange(num_out) * middle.times + middle.plus) // middle.over
     bounds = bounds_of(sizes)
@@ -72,7 +80,6 @@ def output_sizes(spec: ShardSpec, dim: int, num_out: int, middle: Middle) -> tup
 # -- input rows ----------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
 def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs, ...] | None:
     """Return where each rank finds the rows it wants among those it has; None where any rank lacks one."""
     result = []
@@ -89,42 +96,47 @@ def _inside(available: tuple[Runs, ...], wanted: tuple[Runs, ...]) -> tuple[Runs
     return tuple(result)
 
 
-def _from_halo(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], fill: float) -> Tensor | None:
+class Slide(NamedTuple):
+    """Windows along one dim, seen from one rank."""
+
+    sizes: tuple[int, ...] | None  # outputs of each rank; None where the dim is not sharded
+    first: int  # this rank's first output
+    length: int  # this rank's outputs
+    plan: RunsPlan  # of the rows under them
+
+
+class _Asked(NamedTuple):
+    """A slide, the key by which its layout keeps it, and the rows that each rank wants for it."""
+
+    slide: Slide
+    key: tuple[Hashable, ...]
+    wanted: Callable[[], tuple[Runs, ...]]
+
+
+def _from_halo(x: ShardTensor, asked: Mapping[int, _Asked], fill: float) -> Tensor | None:
     """Take the rows from the halo that the tensor holds, where it is wide enough on every rank."""
-    padded, spec = x.held_halo(), x.spec
+    padded = x.held_halo()
     if padded is None:
         return None
-    places = {}
-    for dim in {*x.halo, *wanted}:
-        sizes, rank, _ = spec.parts(dim)
-        widths = x.halo.get(dim)
-        has = parts_as_runs(sizes) if widths is None else halo_runs(sizes, **vars(widths))
-        found = _inside(has, wanted.get(dim, parts_as_runs(sizes)))
-        if found is None:
-            return None
-        places[dim] = found[rank]
-    for dim, runs in places.items():
-        padded = fetch_runs(padded, (padded.shape[dim],), dim, (runs,), None, fill=fill)
+    plans = {dim: _plan_in_halo(x.spec, dim, x.halo.get(dim), asked.get(dim)) for dim in {*x.halo, *asked}}
+    if not all(plans.values()):
+        return None
+    for dim, (plan,) in plans.items():
+        padded = fetch_runs(padded, plan, dim, None, fill=fill)
     return padded
 
 
-def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float = 0.0) -> Tensor:
-    """Return this rank's part with the rows that it wants along some dims, sharded or not.
+def _plan_in_halo(spec: ShardSpec, dim: int, halo: HaloDim | None, asked: _Asked | None) -> tuple[RunsPlan, ...]:
+    """Plan to take rows from a part with its halo; nothing where the halo is too narrow on some rank."""
 
-    From a halo that is held and wide enough, else by one exchange for each mesh axis along which any rank wants rows
-    of another. The second exchange carries the corners.
-    """
-    spec = x.spec
-    if any(runs_move(spec.parts(dim)[0], runs) for dim, runs in wanted.items()):
-        held = _from_halo(x, wanted, fill)
-        if held is not None:
-            return held
-    local = x.local
-    # dims that are not sharded first, which may shrink the part that is sent; all ranks sort alike
-    for dim in sorted(wanted, key=lambda d: d in spec.sharded):
-        sizes, _, group = spec.parts(dim)
-        local = fetch_runs(local, sizes, dim, wanted[dim], group, fill=fill)
-    return local
+    def make() -> tuple[RunsPlan, ...]:
+        sizes, rank, _ = spec.parts(dim)
+        has = parts_as_runs(sizes) if halo is None else halo_runs(sizes, **vars(halo))
+        found = _inside(has, parts_as_runs(sizes) if asked is None else asked.wanted())
+        return () if found is None else (plan_runs((sum(n for _, n in has[rank]),), 0, (found[rank],)),)
+
+    plans: tuple[RunsPlan, ...] = spec.plans.get_or_make(("in halo", dim, halo, asked and asked.key), make)
+    return plans
 
 
 # -- an op on windows ----------------------------------------------------------------------------------------------
@@ -132,49 +144,64 @@ def fetch(x: ShardTensor, wanted: Mapping[int, tuple[Runs, ...]], *, fill: float
 
 @dataclass
 class Windows:
-    """An op on windows of a ShardTensor: planned dim by dim, then run on the rows that ``fetch`` returns."""
+    """An op on windows of a ShardTensor: planned dim by dim, then run on the rows that :meth:`fetch` returns.
+
+    Plans, and the layout of the result, are kept with the layout: a step of a model makes none.
+    """
 
     x: ShardTensor
     shape: list[int] = field(init=False)
-    sizes: list[tuple[int, ...] | None] = field(init=False)
-    wanted: dict[int, tuple[Runs, ...]] = field(default_factory=dict)
-    empty: list[int] = field(default_factory=list)  # dims along which this rank has no output
+    asked: dict[int, _Asked] = field(default_factory=dict)
     cuts: dict[int, tuple[int, int]] = field(default_factory=dict)  # rows of the op's result that are this rank's
 
     def __post_init__(self) -> None:
-        self.shape, self.sizes = list(self.x.spec.global_shape), list(self.x.spec.sizes)
+        self.shape = list(self.x.spec.global_shape)
+
+    @property
+    def fills(self) -> bool:
+        """Whether any rank gets filled rows."""
+        return any(each.slide.plan.fills for each in self.asked.values())
 
     def keep(self, dims: Sequence[int]) -> None:
         """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
         spec = self.x.spec
-        for dim in dims:
-            if dim in spec.sharded and 0 in spec.parts(dim)[0]:
+        for dim in spec.emptied:
+            if dim in dims:
                 self.slide(dim, spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
 
     def slide(
-        self, dim: int, num_out: int, middle: Middle, rows: Callable[[int, int], Runs], least: int
+        self,
+        dim: int,
+        num_out: int,
+        middle: Middle,
+        rows: Callable[[int, int], Runs],
+        least: int,
+        key: tuple[Hashable, ...] = (),
     ) -> tuple[int, int]:
         """Give a dim ``num_out`` rows: outputs ``[start, stop)`` need the input rows ``rows(start, stop)``.
 
-        A rank without outputs gets ``least`` filled rows, as many as give it one. Returns this rank's first output and
-        the number of its outputs.
+        A rank without outputs gets ``least`` filled rows, as many as give it one. ``key`` has all that ``rows`` depends
+        on besides. Returns this rank's first output and the number of its outputs.
         """
         spec = self.x.spec
         self.shape[dim] = num_out
-        axis = spec.axis_of_dim(dim)
-        if axis is None:
-            self.wanted[dim] = (rows(0, num_out),)
-            return 0, num_out
-        sizes = output_sizes(spec, dim, num_out, middle)
-        self.sizes[axis] = sizes
-        bounds = edges_of(sizes)
-        self.wanted[dim] = tuple(
-            rows(start, stop) if stop > start else ((FILLED, least),) for start, stop in pairwise(bounds)
-        )
-        rank = spec.coordinate(axis)
-        if sizes[rank] == 0:
-            self.empty.append(dim)
-        return bounds[rank], sizes[rank]
+
+        def sizes() -> tuple[int, ...]:
+            return output_sizes(spec, dim, num_out, middle) if dim in spec.sharded else (num_out,)
+
+        def wanted() -> tuple[Runs, ...]:
+            return tuple(rows(a, b) if b > a else ((FILLED, least),) for a, b in pairwise(edges_of(sizes())))
+
+        def make() -> Slide:
+            parts, rank, _ = spec.parts(dim)
+            new = sizes()
+            plan = plan_runs(parts, rank, wanted())
+            return Slide(new if dim in spec.sharded else None, edges_of(new)[rank], new[rank], plan)
+
+        full = ("slide", dim, num_out, middle, least, *key)
+        slide: Slide = spec.plans.get_or_make(full, make)
+        self.asked[dim] = _Asked(slide, full, wanted)
+        return slide.first, slide.length
 
     def resize(self, func: TorchFunction, dim: int, num_out: int) -> bool:
         """Give a dim ``num_out`` rows, at least one; return whether it is sharded, or else left to torch's function."""
@@ -191,7 +218,8 @@ class Windows:
         def rows(start: int, stop: int) -> Runs:
             return window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
 
-        return self.slide(dim, num_out, Middle(times=stride, plus=(reach - 1) // 2 - below), rows, reach)
+        middle = Middle(times=stride, plus=(reach - 1) // 2 - below)
+        return self.slide(dim, num_out, middle, rows, reach, ("under", stride, below))
 
     def slide_back(self, dim: int, num_out: int, reach: int, stride: int, padding: int) -> None:
         """Give a dim the outputs of a transposed convolution, each from the input rows that reach it.
@@ -200,32 +228,49 @@ class Windows:
         With stride 2 and a kernel of 3, row 4 reaches outputs 8 to 10: a rank that owns outputs 9 to 12 takes rows 4 to
         6, whose outputs begin at 8, so its own begin one row later.
         """
-        extent, begins = self.x.spec.global_shape[dim], {}
+        extent = self.x.spec.global_shape[dim]
+
+        def lowest(start: int) -> int:
+            begin = start + padding  # in outputs before they are cropped
+            return min(-(-(begin - reach + 1) // stride), begin // stride)
 
         def rows(start: int, stop: int) -> Runs:
-            begin, end = start + padding, stop - 1 + padding  # in outputs before they are cropped
-            low = min(-(-(begin - reach + 1) // stride), begin // stride)
+            begin, end, low = start + padding, stop - 1 + padding, lowest(start)
             high = max(end // stride, -(-(end - reach + 1) // stride))
-            begins[start] = low * stride - padding
             needed = range(max(0, -(-(begin - reach + 1) // stride)), min(extent - 1, end // stride) + 1)
             if not needed:
                 return ((FILLED, high - low + 1),)
             runs = (FILLED, needed.start - low), (needed.start, len(needed)), (FILLED, high + 1 - needed.stop)
             return tuple(run for run in runs if run[1])
 
-        start, count = self.slide(dim, num_out, Middle(plus=padding - (reach - 1) // 2, over=stride), rows, 1)
-        self.cuts[dim] = (start - begins[start], count) if count else (0, 0)
+        middle = Middle(plus=padding - (reach - 1) // 2, over=stride)
+        start, count = self.slide(dim, num_out, middle, rows, 1, ("back", reach, stride, padding))
+        self.cuts[dim] = (start - (lowest(start) * stride - padding), count) if count else (0, 0)
 
     def fetch(self, fill: float = 0.0) -> Tensor:
-        """Return the rows that this rank needs. Collective where any rank needs another's."""
-        return fetch(self.x, self.wanted, fill=fill)
+        """Return this rank's part with the rows that it needs along some dims, sharded or not.
+
+        From a halo that is held and wide enough, else by one exchange for each mesh axis along which any rank needs
+        rows of another; collective then. The second exchange carries the corners.
+        """
+        x, spec = self.x, self.x.spec
+        if any(each.slide.plan.pairs for each in self.asked.values()):
+            held = _from_halo(x, self.asked, fill)
+            if held is not None:
+                return held
+        local = x.local
+        # dims that are not sharded first, which may shrink the part that is sent; all ranks sort alike
+        for dim in sorted(self.asked, key=lambda d: d in spec.sharded):
+            local = fetch_runs(local, self.asked[dim].slide.plan, dim, spec.parts(dim)[2], fill=fill)
+        return local
 
     def own(self, result: Tensor) -> Tensor:
         """Cut this rank's rows out of the op's result."""
         for dim, (begin, rows) in self.cuts.items():
             result = result.narrow(dim, begin, rows)
-        for dim in self.empty:
-            result = result.narrow(dim, 0, 0)
+        for dim, (slide, *_) in self.asked.items():
+            if slide.length == 0:
+                result = result.narrow(dim, 0, 0)
         return result
 
     def finish(self, result: Tensor, channels: int | None = None) -> Tensor:
@@ -233,7 +278,22 @@ class Windows:
         result = self.own(result)
         if channels is not None:
             self.shape[channels] = result.shape[channels]
-        return finish(result, self.x.spec.resize(self.shape, self.sizes))
+        return finish(result, self.layout())
+
+    @property
+    def sizes(self) -> list[tuple[int, ...] | None]:
+        """The sizes of the result's parts along each mesh axis."""
+        spec, sizes = self.x.spec, list(self.x.spec.sizes)
+        for dim, (slide, *_) in self.asked.items():
+            if slide.sizes is not None:
+                sizes[spec.sharded[dim]] = slide.sizes
+        return sizes
+
+    def layout(self) -> ShardSpec:
+        """Return the layout of the result, whose shape is known by now."""
+        key = ("windows", tuple(self.shape), *[each.key for each in self.asked.values()])
+        found: ShardSpec = self.x.spec.plans.get_or_make(key, lambda: self.x.spec.resize(self.shape, self.sizes))
+        return found
 
 
 def row_values(values: Sequence[float], dim: int, like: Tensor) -> Tensor:

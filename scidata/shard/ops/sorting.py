@@ -23,6 +23,7 @@ from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import as_sharded, moved_back, moved_off, whole_along
 from scidata.shard.rows.ordered import order_keys, sorted_ids
 from scidata.shard.rows.redistribute import fetch_rows
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -170,7 +171,7 @@ def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Ten
         result = kind([_wrapped(x, dim, each) for each in found])
         return result
     sizes, rank, group = spec.parts(dim)
-    held, length = tuple(int(size > 0) for size in sizes), spec.local_shape[dim]
+    held, length = facts_of(sizes).held, spec.local_shape[dim]
     start = max(0, length - 1)
     values, indices = found.values, found.indices + spec.offsets[dim]
     # the others use a rank's last row each for their own part, hence grad="sum"

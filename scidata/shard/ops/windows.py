@@ -49,7 +49,7 @@ def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step
         return windows.own(local.clone() if shares_memory(local, x.local) else local)
 
     local = take()
-    return ShardTensor(local, spec.resize(windows.shape, windows.sizes), copied=Copy(x, local, take))
+    return ShardTensor(local, windows.layout(), copied=Copy(x, local, take))
 
 
 # -- columns -------------------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def to_columns(
     rows = [(local.shape[2 + s] + 2 * left[s] - reach[s]) // stride[s] + 1 for s in range(2)]
     columns = F.unfold(local, kernel, dilation, tuple(left), stride)
     blocks = columns.view(*local.shape[:2], math.prod(kernel), *rows).movedim(2, 4)
-    spec = x.spec.resize([*windows.shape, math.prod(kernel)], windows.sizes)
-    result = ShardTensor(windows.own(blocks), spec).movedim(4, 2).flatten(3, 4).flatten(1, 2)
+    windows.shape.append(math.prod(kernel))
+    result = ShardTensor(windows.own(blocks), windows.layout()).movedim(4, 2).flatten(3, 4).flatten(1, 2)
     return _apart(result if len(given.shape) == 4 else result[0])
 
 

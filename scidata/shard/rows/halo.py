@@ -7,18 +7,17 @@ one after the other: the second exchange carries the corners.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of, halo_widths, window
 from scidata.errors import ShardLayoutError
-from scidata.shard.comm.transport import Group
-from scidata.shard.rows.runs import Runs, fetch_runs
+from scidata.shard.comm.transport import Group, group_rank
+from scidata.shard.rows.runs import Runs, fetch_runs, plan_runs
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import HaloDim, ShardSpec
 
 
-@lru_cache(maxsize=512)
 def halo_runs(sizes: tuple[int, ...], lo: int, hi: int, periodic: bool) -> tuple[Runs, ...]:
     """Return the global rows of each rank's part together with its halo."""
     bounds = bounds_of(sizes)
@@ -34,7 +33,11 @@ def halo_exchange_dim(
     The halo wraps in a ``periodic`` dim, else it clips at the edges; wider than a neighbour's part, it reaches the next
     one. An empty part gets none. Backward adds the gradients of all copies of a row up where it is owned.
     """
-    return fetch_runs(local, sizes, dim, halo_runs(sizes, lo, hi, periodic), group) if lo or hi else local
+    if not lo and not hi:
+        return local
+    rank = group_rank(group)
+    key, make = (rank, lo, hi, periodic), lambda: plan_runs(sizes, rank, halo_runs(sizes, lo, hi, periodic))
+    return fetch_runs(local, facts_of(sizes).plans.get_or_make(key, make), dim, group)
 
 
 # -- parts with their halo in memory -------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scidata.shard.comm import transport
-from scidata.shard.comm.transport import Group, exchange, gather, gather_rows, group_rank, group_size
+from scidata.shard.comm.collectives import nonzero_counts, swap_counts
+from scidata.shard.comm.transport import Group, exchange_rows, gather, gather_rows, group_rank, group_size
 
 LARGEST = torch.iinfo(torch.int64).max  # the key of NaN
 _SAMPLES = 32  # of each rank for each rank: parts then differ by some percent
@@ -54,12 +55,11 @@ def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor
     splitters = samples[[i * len(samples) // num_ranks for i in range(1, num_ranks)]]
     cuts = [0, *[_first_not_before(keys, ids, key, number) for key, number in splitters.tolist()], len(pairs)]
     counts = torch.tensor([b - a for a, b in itertools.pairwise(cuts)], device=keys.device)
-    table = gather_rows(counts, group)
-    parts = torch.split(pairs, counts.tolist())
-    received = torch.cat(exchange(parts, [(n, 2) for n in table[:, rank].tolist()], group))
+    held, num_pairs = swap_counts(counts, group)
+    received = exchange_rows(pairs, nonzero_counts(counts.tolist()), nonzero_counts(held.tolist()), group, num_pairs)
     # in rank order, so in the order of the global numbers where keys are equal
     ids = received[torch.sort(received[:, 0], stable=True).indices, 1]
-    return ids, tuple(table.sum(0).tolist())
+    return ids, counts_of(len(ids), group, ids.device)
 
 
 def _first_not_before(keys: Tensor, ids: Tensor, key: int, number: int) -> int:

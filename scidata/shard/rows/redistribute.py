@@ -2,14 +2,13 @@
 
 Where every rank knows the whole list (a roll, a flip, an index tensor that all hold) nothing but the rows travels. Rows
 by ids that only their rank knows are asked for first. Gradients go back the same way and are added where they came
-from, as in ``indexed_all_to_all_v``, which moves the rows.
+from, as in ``indexed_all_to_all_v``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,54 +16,93 @@ from torch import Tensor
 
 from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import IntArray
-from scidata.shard.comm.collectives import indexed_all_to_all_v
-from scidata.shard.comm.transport import Group, exchange, gather_rows, group_rank, group_size
+from scidata.shard.axes import of_mesh
+from scidata.shard.comm.collectives import Route, nonzero_counts, send_rows, swap_counts
+from scidata.shard.comm.transport import Counts, Group, exchange_rows, group_rank, group_size
+from scidata.shard.sizes import facts_of
+from scidata.shard.spec import ShardSpec
+
+_T = TypeVar("_T")
+_MANY = 1 << 20  # runs of elements that a reshape moves
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowPlan:
+class RowPlan(NamedTuple):
     """Which rows one rank sends to each other one, and where those that it gets go."""
 
-    send: tuple[Tensor, ...]  # for each rank: rows of my part, in the order of its new part
-    counts: tuple[int, ...]  # rows that each rank sends me
+    route: Route
     order: Tensor  # for each row of my new part: its place among those received, in rank order
     stays: bool  # no rank needs another's rows
 
 
-def _as_plan(send: Sequence[IntArray], owners: IntArray, stays: bool) -> RowPlan:
-    """``owners``: the owner of each row of my new part; it sends its rows in the order of that part.
+def _as_plan(holders: IntArray, rows: IntArray, owners: IntArray, pairs: int | None, stays: bool) -> RowPlan:
+    """Make a plan.
 
-    Rows of owners 1, 0, 1 arrive as those of 0, then of 1: ``order`` is 1, 0, 2."""
+    Parameters
+    ----------
+    holders, rows
+        The ranks that get rows of mine, in their order, and these rows, in the order of the holder's new part.
+    owners
+        The owner of each row of my new part; it sends its rows in the order of that part. Rows of owners 1, 0, 1 arrive
+        as those of 0, then of 1: ``order`` is 1, 0, 2.
+    """
     order = np.empty(len(owners), dtype=np.int64)
     order[np.argsort(owners, kind="stable")] = np.arange(len(owners))
-    return RowPlan(
-        send=tuple(torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64)) for rows in send),
-        counts=tuple(np.bincount(owners, minlength=len(send)).tolist()),
-        order=torch.from_numpy(order),
-        stays=stays,
-    )
+    sent = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+    route = Route(sent, _counted(holders), _counted(owners), pairs)
+    return RowPlan(route, torch.from_numpy(order), stays)
+
+
+def _counted(ranks: IntArray) -> Counts:
+    return list(zip(*map(IntArray.tolist, np.unique(ranks, return_counts=True)), strict=True))
 
 
 def plan_listed(index: IntArray, sizes: Sequence[int], new_sizes: Sequence[int], rank: int) -> RowPlan:
     """Plan a new part list: ``index`` has the old global row of each new row, and is the same on each rank."""
-    bounds, new = bounds_of(sizes), bounds_of(new_sizes)
+    bounds, new = facts_of(sizes).bounds, facts_of(new_sizes).bounds
     owners = owners_of(bounds, index)
-    mine = owners == rank
+    mine = np.flatnonzero(owners == rank)
     holders = np.repeat(np.arange(len(new_sizes)), new_sizes)
-    send = [index[mine & (holders == holder)] - bounds[rank] for holder in range(len(sizes))]
-    return _as_plan(send, owners[new[rank] : new[rank + 1]], bool((owners == holders).all()))
+    pairs = _num_pairs(owners, holders, len(sizes))
+    return _as_plan(holders[mine], index[mine] - bounds[rank], owners[new[rank] : new[rank + 1]], pairs, pairs == 0)
 
 
-@lru_cache(maxsize=32)  # the index tensors of one model's rolls and flips, asked for in each layer of each step
+def _num_pairs(owners: IntArray, holders: IntArray, num_ranks: int) -> int:
+    """Return how many pairs there are of an owner and another holder."""
+    moved = owners != holders
+    return len(np.unique(owners[moved] * num_ranks + holders[moved]))
+
+
 def plan_rows(
-    build: Callable[..., IntArray], args: Hashable, sizes: tuple[int, ...], new_sizes: tuple[int, ...], rank: int
-) -> RowPlan:
-    """Plan ``build(num_rows, *args)``, kept for the next call."""
-    assert isinstance(args, tuple)
-    return plan_listed(build(sum(sizes), *args), sizes, new_sizes, rank)
+    spec: ShardSpec,
+    dim: int,
+    build: Callable[..., IntArray],
+    args: tuple[Hashable, ...],
+    sizes: Callable[[], tuple[int, ...]] | None = None,
+) -> tuple[RowPlan, ShardSpec]:
+    """Plan the rows ``build(extent, *args)`` of a sharded dim, split into ``sizes()``, by default as they were.
+
+    Kept with the layout; also returns that of the result. All that ``sizes`` depends on is in ``args``.
+    """
+
+    def make() -> tuple[RowPlan, ShardSpec]:
+        old, rank, _ = spec.parts(dim)
+        new = old if sizes is None else sizes()
+        return plan_listed(build(spec.global_shape[dim], *args), old, new, rank), spec.with_rows(dim, new)
+
+    return kept_rows((spec,), ("rows", dim, build, args), make)
 
 
-@lru_cache(maxsize=32)
+def kept_rows(specs: Sequence[ShardSpec], key: tuple[Hashable, ...], make: Callable[[], _T]) -> _T:
+    """Return a plan that lists rows, kept for the next call with tensors of these layouts."""
+    if any(spec.exchange is not None for spec in specs):  # layouts of a graph go with its tensors
+        return make()
+    kept, full = of_mesh(specs[0].device_mesh).rows, (*key, *map(id, specs))
+    found: tuple[object, _T] | None = kept.get(full)
+    if found is None:
+        found = kept.put(full, (specs, make()))  # with the layouts, so that their ids stay theirs
+    return found[1]
+
+
 def plan_reshape(
     old: tuple[int, int], sizes: tuple[int, ...], new: tuple[int, int], new_sizes: tuple[int, ...], rank: int
 ) -> RowPlan:
@@ -72,9 +110,21 @@ def plan_reshape(
     bounds, new_bounds, extent, new_extent = bounds_of(sizes), bounds_of(new_sizes), sum(sizes), sum(new_sizes)
     held = _elements(old, extent, bounds[rank], bounds[rank + 1])
     holders = owners_of(new_bounds, held // new[1] % new_extent)
-    send = [np.flatnonzero(holders == holder) for holder in range(len(sizes))]
+    rows = np.argsort(holders, kind="stable")
     wanted = _elements(new, new_extent, new_bounds[rank], new_bounds[rank + 1])
-    return _as_plan(send, owners_of(bounds, wanted // old[1] % extent), False)
+    pairs = None  # of very many runs of elements, not worth finding out
+    if (old[0] + new[0]) * len(sizes) < _MANY:
+        starts = np.union1d(_starts(old, extent, bounds), _starts(new, new_extent, new_bounds))
+        there = owners_of(bounds, starts // old[1] % extent)
+        pairs = _num_pairs(there, owners_of(new_bounds, starts // new[1] % new_extent), len(sizes))
+    return _as_plan(holders[rows], rows, owners_of(bounds, wanted // old[1] % extent), pairs, False)
+
+
+def _starts(shape: tuple[int, int], extent: int, bounds: IntArray) -> IntArray:
+    """Return the flat numbers of elements with which parts of the middle one of three dims begin."""
+    outer, inner = shape
+    found: IntArray = ((np.arange(outer)[:, None] * extent + bounds[:-1]) * inner).reshape(-1)
+    return found[found < outer * extent * inner]
 
 
 def _elements(shape: tuple[int, int], extent: int, start: int, stop: int) -> IntArray:
@@ -87,9 +137,10 @@ def _elements(shape: tuple[int, int], extent: int, start: int, stop: int) -> Int
 
 def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:
     """Return the new part. Collective, unless every row stays; differentiable, twice too."""
+    route = plan.route._replace(rows=plan.route.rows.to(local.device))
     if plan.stays:
-        return local.index_select(dim, plan.send[group_rank(group)].to(local.device))
-    rows = indexed_all_to_all_v(local.movedim(dim, 0), plan.send, plan.counts, group)
+        return local.index_select(dim, route.rows)
+    rows = send_rows(local.movedim(dim, 0), route, group)
     return rows.movedim(0, dim).index_select(dim, plan.order.to(local.device))  # last, so that it is no view
 
 
@@ -100,18 +151,17 @@ def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group
     """
     num_ranks, extent = group_size(group), sum(sizes)
     ids = torch.where(ids < 0, ids + extent, ids).to(torch.int64)
-    bounds = torch.from_numpy(bounds_of(sizes)).to(ids.device)
+    bounds = torch.from_numpy(facts_of(sizes).bounds).to(ids.device)
     owners = torch.searchsorted(bounds, ids, right=True) - 1  # owners_of, on the device
     bad = bool(((ids < 0) | (ids >= extent)).any())
     counts = torch.full((num_ranks,), -1, device=ids.device) if bad else torch.bincount(owners, minlength=num_ranks)
-    table = gather_rows(counts, group)
-    if bool((table < 0).any()):
+    asked, pairs = swap_counts(counts, group)
+    if bool((asked < 0).any()):
         raise IndexError(f"an index is out of range for dim {dim} of extent {extent}")
     order = torch.argsort(owners, stable=True)
-    received, asked = table[group_rank(group)].tolist(), table[:, group_rank(group)].tolist()
-    wanted = exchange(torch.split(ids[order], received), [(count,) for count in asked], group)
-    send = [rows - bounds[group_rank(group)] for rows in wanted]
-    rows = indexed_all_to_all_v(local.movedim(dim, 0), send, received, group)
+    received, sent = nonzero_counts(counts.tolist()), nonzero_counts(asked.tolist())
+    index = exchange_rows(ids[order], received, sent, group, pairs) - bounds[group_rank(group)]
+    rows = send_rows(local.movedim(dim, 0), Route(index, sent, received, pairs), group)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
     return rows.movedim(0, dim).index_select(dim, place)

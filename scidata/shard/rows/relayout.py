@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v, slice_to_shard
+from scidata.shard.comm.collectives import all_gather_v, nonzero_counts, slice_to_shard
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.transport import Group, exchange, group_rank, group_size, with_dim
-from scidata.shard.rows.runs import fetch_runs, parts_as_runs
+from scidata.shard.comm.transport import Group, exchange_rows, group_rank, group_size, with_dim
+from scidata.shard.rows.runs import fetch_runs, parts_as_runs, plan_runs
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 
 SharedDim: TypeAlias = tuple[int, tuple[int, ...]]  # a dim and the sizes of its parts
@@ -57,7 +59,9 @@ def _move_axis(local: Tensor, old: Place, new: Place, group: Group) -> Tensor:
     if group_size(group) == 1:
         return local
     if old_dim == new_dim:
-        return fetch_runs(local, old_sizes, old_dim, parts_as_runs(new_sizes), group)
+        rank = group_rank(group)
+        key, make = (rank, facts_of(new_sizes)), lambda: plan_runs(old_sizes, rank, parts_as_runs(new_sizes))
+        return fetch_runs(local, facts_of(old_sizes).plans.get_or_make(key, make), old_dim, group)
     back = lambda x, old, new, group: _exchanged(x, new, old, group)  # noqa: E731
     return linear(_exchanged, back, local, (old_dim, old_sizes), (new_dim, new_sizes), group)
 
@@ -69,6 +73,23 @@ def _exchanged(x: Tensor, old: SharedDim, new: SharedDim, group: Group) -> Tenso
     (2, 2), which goes to rank 1; with the (1, 1) of rank 1 its new part is (3, 1).
     """
     (old_dim, old_sizes), (new_dim, new_sizes) = old, new
+    before, after = facts_of(old_sizes), facts_of(new_sizes)
     cut = with_dim(x.shape, new_dim, new_sizes[group_rank(group)])
-    shapes = [with_dim(cut, old_dim, size) for size in old_sizes]
-    return torch.cat(exchange(torch.split(x, list(new_sizes), new_dim), shapes, group), old_dim)
+    # ranks with parts of one size together: layouts that are as even as possible have two sizes
+    pieces = [
+        x.narrow(new_dim, int(after.bounds[first]), num * size)
+        .reshape(*x.shape[:new_dim], num, size, *x.shape[new_dim + 1 :])
+        .movedim(new_dim, 0)
+        for first, num, size in after.runs
+    ]
+    row, new_row = math.prod(with_dim(x.shape, new_dim, 1)), math.prod(with_dim(cut, old_dim, 1))
+    sent = nonzero_counts([size * row for size in new_sizes])
+    held = nonzero_counts([size * new_row for size in old_sizes])
+    pairs = sum(before.held) * sum(after.held)
+    received = exchange_rows(torch.cat([piece.reshape(-1) for piece in pieces]), sent, held, group, pairs)
+    blocks = torch.split(received, [num * size * new_row for _, num, size in before.runs])
+    shaped = [
+        block.view(num, *with_dim(cut, old_dim, size)).movedim(0, old_dim).flatten(old_dim, old_dim + 1)
+        for block, (_, num, size) in zip(blocks, before.runs, strict=True)
+    ]
+    return torch.cat(shaped, old_dim)

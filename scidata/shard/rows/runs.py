@@ -1,8 +1,8 @@
 """Rows by their global numbers: each rank asks for runs of rows along one dim and gets them in one exchange.
 
 All that slides over a dim is made of it: halos, the windows of convolutions and pooling, the rows that an interpolation
-reads, padding. All ranks know all requests, so only rows travel, and none where every rank owns the rows that it asks
-for. Backward adds the gradients of all copies of a row up where it is owned.
+reads, padding. All ranks know all requests, so only rows travel, between the ranks that hold and want them. Backward
+adds the gradients of all copies of a row up where it is owned.
 
 Sizes (3, 2): rank 0 owns rows 0 to 2, rank 1 rows 3 and 4. Rank 0 asks for its part with a halo of 1 and padding below,
 ``((FILLED, 1), (0, 4))``: a filled row, its own rows 0 to 2 as one piece, and row 3 as a piece of rank 1.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scidata.core.bounds import bounds_of
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.transport import SUM_IN, Group, exchange, group_rank, with_dim
+from scidata.shard.comm.transport import SUM_IN, Group, exchange, with_dim
 
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
@@ -34,8 +34,8 @@ class Way(NamedTuple):
 
     length: int  # of the result
     kept: tuple[tuple[int, int, int], ...]  # rows that stay here: from, to, count
-    sent: tuple[Runs, ...]  # for each other rank: runs of mine that go there
-    placed: tuple[Runs, ...]  # for each other rank: runs of the result that come from there
+    sent: tuple[tuple[int, Runs], ...]  # ranks that get rows of mine, and which runs
+    placed: tuple[tuple[int, Runs], ...]  # ranks that rows come from, and the runs of the result where they go
 
 
 class RunsPlan(NamedTuple):
@@ -44,7 +44,8 @@ class RunsPlan(NamedTuple):
     there: Way
     back: Way
     filled: Runs  # of the result
-    moves: bool  # whether any rank holds a row of another
+    pairs: int  # of a rank and another that gets rows of it, among all ranks
+    fills: bool  # whether any rank has filled rows
 
 
 def window_runs(start: int, stop: int, extent: int) -> Runs:
@@ -92,27 +93,38 @@ def _pieces(edges: tuple[int, ...], runs: Runs) -> list[tuple[int, int, int, int
     return pieces
 
 
-@lru_cache(maxsize=1024)  # the layouts of one model; a plan is asked for in each layer of each step
-def _plan(sizes: tuple[int, ...], rank: int, wanted: tuple[Runs, ...]) -> RunsPlan:
-    by_holder = [_pieces(edges_of(sizes), runs) for runs in wanted]
-    kept = tuple((start, place, n) for owner, start, place, n in by_holder[rank] if owner == rank)
-    others = [pieces if holder != rank else [] for holder, pieces in enumerate(by_holder)]
-    sent = tuple(tuple((start, n) for owner, start, _, n in pieces if owner == rank) for pieces in others)
-    held = tuple(
-        tuple((place, n) for owner, _, place, n in by_holder[rank] if owner == r != rank) for r in range(len(sizes))
-    )
+def plan_runs(sizes: tuple[int, ...], rank: int, wanted: Sequence[Runs]) -> RunsPlan:
+    """Plan the exchange in which each rank gets the runs that it wants; part ``rank`` is this one's.
+
+    Takes a step for each rank, so it is to be kept: with the layout (``ShardSpec.plans``) by the few numbers that the
+    requests follow from.
+    """
+    edges = edges_of(sizes)
+    own, pairs = _pieces(edges, wanted[rank]), 0
+    sent: dict[int, Runs] = {}
+    placed: dict[int, Runs] = {}
+    for holder, runs in enumerate(wanted):
+        pieces = own if holder == rank else _pieces(edges, runs)
+        owners = {owner for owner, *_ in pieces}
+        pairs += len(owners - {holder})
+        if holder != rank and rank in owners:
+            sent[holder] = tuple([(start, n) for owner, start, _, n in pieces if owner == rank])
+    for owner in sorted({owner for owner, *_ in own} - {rank}):
+        placed[owner] = tuple([(place, n) for each, _, place, n in own if each == owner])
+    kept = tuple([(start, place, n) for owner, start, place, n in own if owner == rank])
     *offsets, length = accumulate((count for _, count in wanted[rank]), initial=0)
     return RunsPlan(
-        there=Way(length, kept, sent, held),
-        back=Way(sizes[rank], tuple((place, start, n) for start, place, n in kept), held, sent),
+        there=Way(length, kept, tuple(sent.items()), tuple(placed.items())),
+        back=Way(
+            sizes[rank],
+            tuple((place, start, n) for start, place, n in kept),
+            tuple(placed.items()),
+            tuple(sent.items()),
+        ),
         filled=tuple((at, n) for at, (begin, n) in zip(offsets, wanted[rank], strict=True) if begin == FILLED),
-        moves=any(owner != holder for holder, pieces in enumerate(by_holder) for owner, *_ in pieces),
+        pairs=pairs,
+        fills=any(begin == FILLED for runs in wanted for begin, _ in runs),
     )
-
-
-def runs_move(sizes: tuple[int, ...], wanted: tuple[Runs, ...]) -> bool:
-    """Whether any rank asks for rows of another; the same on every rank."""
-    return _plan(sizes, 0, wanted).moves
 
 
 def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = False, fill: float = 0.0) -> Tensor:
@@ -127,12 +139,12 @@ def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = Fal
             result.narrow(dim, offset, count).fill_(fill)
     for start, place, count in way.kept:
         put(result.narrow(dim, place, count), x.narrow(dim, start, count))
-    if plan.moves:
-        nothing, counts = x.narrow(dim, 0, 0), [[n for _, n in runs] for runs in way.placed]
-        parts = [torch.cat([x.narrow(dim, *run) for run in runs], dim) if runs else nothing for runs in way.sent]
-        received = exchange(parts, [with_dim(x.shape, dim, sum(each)) for each in counts], group)
-        for rows, runs, each in zip(received, way.placed, counts, strict=True):
-            for run, values in zip(runs, rows.split_with_sizes(each, dim) if runs else (), strict=True):
+    if plan.pairs:
+        parts = [(rank, torch.cat([x.narrow(dim, *run) for run in runs], dim)) for rank, runs in way.sent]
+        shapes = [(rank, with_dim(x.shape, dim, sum([n for _, n in runs]))) for rank, runs in way.placed]
+        received = exchange(x, parts, shapes, group, plan.pairs)
+        for rows, (_, runs) in zip(received, way.placed, strict=True):
+            for run, values in zip(runs, rows.split_with_sizes([n for _, n in runs], dim), strict=True):
                 put(result.narrow(dim, *run), values)
     return result.to(x.dtype)
 
@@ -140,22 +152,19 @@ def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = Fal
 _back = partial(_move, back=True)
 
 
-def fetch_runs(
-    local: Tensor, sizes: tuple[int, ...], dim: int, wanted: tuple[Runs, ...], group: Group, *, fill: float = 0.0
-) -> Tensor:
-    """Return the rows ``wanted[rank]``, this rank's, in their order. Collective where any rank asks for another's.
+def fetch_runs(local: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.0) -> Tensor:
+    """Return the rows that this rank wants, in their order. Collective where any rank wants another's.
 
     Parameters
     ----------
     local
-        The own part, ``sizes[rank]`` rows along ``dim`` (not negative); the other dims are the same on all ranks.
-    wanted
-        Runs that each rank of the group asks for; rows may repeat and come in any order.
+        The own part; along the other dims the parts of all ranks are alike. ``dim`` is not negative.
+    plan
+        Of :func:`plan_runs`; rows may repeat and come in any order.
     fill
         The value of ``FILLED`` rows.
     """
-    plan = _plan(sizes, group_rank(group), wanted)
-    if not plan.moves and not plan.filled and len(plan.there.kept) == 1:
+    if not plan.pairs and not plan.filled and len(plan.there.kept) == 1:
         ((start, _, count),) = plan.there.kept
         return local if count == plan.back.length else local.narrow(dim, start, count)
     return linear(partial(_move, fill=fill), _back, local, plan, dim, group, linear_part=_move)

@@ -46,15 +46,15 @@ def test_a_plan_of_runs_names_each_wanted_row_once(sizes, wanted_rows):
         for rank in range(len(sizes))
     )
     bounds = [sum(sizes[:rank]) for rank in range(len(sizes) + 1)]
-    plans = [runs._plan(sizes, rank, wanted) for rank in range(len(sizes))]
-    moved = False
+    plans = [runs.plan_runs(sizes, rank, wanted) for rank in range(len(sizes))]
+    moved = set()
     for rank, plan in enumerate(plans):
         there, back = plan.there, plan.back
         found = [None] * there.length
         pieces = [(rank, start, place, n) for start, place, n in there.kept]
-        for other, placed in enumerate(there.placed):
-            sent = plans[other].there.sent[rank]
-            assert other != rank or not placed
+        for other, placed in there.placed:
+            sent = dict(plans[other].there.sent)[rank]
+            assert other != rank
             assert [n for _, n in sent] == [n for _, n in placed]
             pieces += [(other, start, place, n) for (start, n), (place, _) in zip(sent, placed, strict=True)]
         for owner, start, place, n in pieces:
@@ -66,10 +66,10 @@ def test_a_plan_of_runs_names_each_wanted_row_once(sizes, wanted_rows):
             found[offset : offset + count] = [FILLED] * count
         rows = [FILLED if first == FILLED else first + i for first, n in wanted[rank] for i in range(n)]
         assert found == rows
-        moved |= any(owner != rank for owner, *_ in pieces)
+        moved |= {(owner, rank) for owner, *_ in pieces if owner != rank}
         assert (back.sent, back.placed, back.length) == (there.placed, there.sent, sizes[rank])
-    assert all(plan.moves == moved for plan in plans)
-    assert runs.runs_move(sizes, wanted) == moved
+    assert all(plan.pairs == len(moved) for plan in plans)
+    assert all(plan.fills == any(row == FILLED for each in wanted for row, _ in each) for plan in plans)
 
 
 #: Edges of three ranks, joined of two parts: those of the graph, then self-loops.
@@ -154,6 +154,17 @@ def test_keys_are_in_the_order_of_the_values():
     assert torch.equal(ordered.order_keys(torch.tensor([2, -3])), torch.tensor([2, -3]))
 
 
+def sent_to(plan, rank):
+    """Return the rows that a plan sends to a rank."""
+    parts = torch.split(plan.route.rows, [num for _, num in plan.route.sent])
+    return dict(zip([other for other, _ in plan.route.sent], parts, strict=True)).get(rank, plan.route.rows[:0])
+
+
+def num_pairs(plans):
+    """Return how many pairs of different ranks there are of which one sends to the other."""
+    return sum(other != rank for rank, plan in enumerate(plans) for other, _ in plan.route.sent)
+
+
 @pytest.mark.parametrize("sizes", [(5,), (2, 3), (0, 4, 1)])
 def test_a_reshape_moves_each_element_once(sizes):
     """From (2, rows, 3), split along the rows, to (3, rows', 2): element by element, in C order."""
@@ -164,8 +175,10 @@ def test_a_reshape_moves_each_element_once(sizes):
     new = torch.split(whole.view(3, rows, 2), list(new_sizes), 1)
     plans = [redistribute.plan_reshape((2, 3), sizes, (3, 2), new_sizes, rank) for rank in range(len(sizes))]
     for rank, plan in enumerate(plans):
-        received = torch.cat([old[p].reshape(-1)[plans[p].send[rank]] for p in range(len(sizes))])
-        assert tuple(len(plans[p].send[rank]) for p in range(len(sizes))) == plan.counts
+        received = torch.cat([old[p].reshape(-1)[sent_to(plans[p], rank)] for p in range(len(sizes))])
+        counts = [(p, len(sent_to(plans[p], rank))) for p in range(len(sizes))]
+        assert [each for each in counts if each[1]] == plan.route.held
+        assert plan.route.pairs == num_pairs(plans)
         assert torch.equal(received[plan.order], new[rank].reshape(-1))
         assert not plan.stays
 
@@ -178,6 +191,7 @@ def test_a_listed_plan_takes_rows_by_their_number(index):
     rows = torch.tensor(index, dtype=torch.int64)
     plans = [redistribute.plan_listed(rows.numpy(), sizes, new_sizes, rank) for rank in range(3)]
     for rank, (plan, expected) in enumerate(zip(plans, torch.split(rows, list(new_sizes)), strict=True)):
-        received = torch.cat([parts[p][plans[p].send[rank]] for p in range(3)])
+        received = torch.cat([parts[p][sent_to(plans[p], rank)] for p in range(3)])
+        assert plan.route.pairs == num_pairs(plans)
         assert torch.equal(received[plan.order], expected)
         assert plan.stays == (index in ([0, 1, 2, 3, 4], []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.distributed.tensor import Shard
 import scidata
 from scidata.core.index_map import IndexMap
 from scidata.device_mesh.torch_internals import num_started
+from scidata.errors import CorruptDataError, RankFailedError
 from scidata.shard import ShardSpec
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.graphs.ghosts import PendingHalo, ghost_exchange, halo_exchange
@@ -23,6 +25,7 @@ from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests._collectives import Collectives
+from tests.dist.test_watch_collectives import BAD, Rows
 
 ROWS = 19
 #: Even, uneven, with parts without rows at the ends and in the middle.
@@ -159,3 +162,30 @@ def check_rooted(rank: int, num_ranks: int) -> None:
 
 def test_to_a_root_and_back() -> None:
     run_ranks(check_rooted, 5)
+
+
+def check_failure(rank: int, num_ranks: int, folder: str) -> None:
+    """Each rank gets a row of the one before it, and the last one fails: all hear of it, also who does not wait for it."""
+    mesh = scidata.init_mesh(domain=num_ranks)
+    loader = scidata.DataLoader(Rows(mesh, "error", folder), 1, num_workers=0)
+    store = dist.distributed_c10d._get_default_store()
+    with pytest.raises((RankFailedError, CorruptDataError)) as caught:
+        for i, batch in enumerate(loader):
+            if i == BAD:
+                Path(folder, str(rank)).touch()
+            local, shapes = batch["x"], {0: ((1, 3),) * num_ranks}
+            rows = scidata.ShardTensor.from_local(local, mesh["domain"], [Shard(0)], sharding_shapes=shapes)
+            with Collectives() as spy:
+                rows.roll(1, 0)
+            assert not any("alltoall" in name for name in spy.names), spy.names
+    if rank == num_ranks - 1:
+        assert caught.type is CorruptDataError
+        store.wait([f"back/{other}" for other in range(rank)])
+    else:
+        assert caught.type is RankFailedError
+        assert caught.value.rank == num_ranks - 1
+        store.set(f"back/{rank}", "")
+
+
+def test_a_failure_ends_the_waiting_of_neighbours_and_of_theirs(tmp_path: Path) -> None:
+    run_ranks(check_failure, 5, str(tmp_path))

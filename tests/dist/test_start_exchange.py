@@ -49,7 +49,8 @@ def check(rank: int, num_ranks: int, sizes: tuple[int, ...]) -> list[str]:
     original = dist.all_to_all_single
 
     def spy(*args: Any, **kwargs: Any) -> Any:
-        log.append("exchange, async" if kwargs.get("async_op") else "exchange")
+        if len(args) > 2:  # not of parts that are all as long, as small sums are
+            log.append("exchange, async" if kwargs.get("async_op") else "exchange")
         return original(*args, **kwargs)
 
     dist.all_to_all_single = spy

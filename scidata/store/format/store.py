@@ -282,7 +282,7 @@ def _manifest_bytes(path: str) -> bytes:
     if is_url(path):
         return bytes(files().read(where, 0, size))
     with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
-        return file.read(MAX_MANIFEST_BYTES)
+        return file.read(min(os.fstat(file.fileno()).st_size, MAX_MANIFEST_BYTES))
 
 
 def read_sample_info(store: str, index: int) -> SampleInfo:

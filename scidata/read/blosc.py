@@ -108,7 +108,7 @@ def _checked(
     return declared, max(blocksize, 1), stored
 
 
-def _address(data: Bytes) -> int:
+def address(data: Bytes) -> int:
     """Return where the bytes lie; ``data.ctypes.data`` takes five times as long."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(data.data))
@@ -124,7 +124,7 @@ class Decoder:
 
     def __init__(self, data: Bytes, dest: Bytes) -> None:
         self._data, self._dest, self._view = data, dest, data.data
-        self._from, self._to = _address(data), _address(dest)
+        self._from, self._to = address(data), address(dest)
 
     def decode(self, begin: int, end: int, to: int, nbytes: int) -> None:
         """Decode the chunk in bytes ``[begin, end)`` to the ``nbytes`` bytes from ``to`` on.
@@ -147,7 +147,7 @@ class Decoder:
 def _decompress(data: Bytes, dest: Bytes) -> None:
     """Decode ``data``, whose header was checked, into all of ``dest``. c-blosc takes its size from the header."""
     if _decompress_ctx is not None:
-        found = _decompress_ctx(_address(data), _address(dest), dest.size, 1)
+        found = _decompress_ctx(address(data), address(dest), dest.size, 1)
         if found != dest.size:
             raise CorruptDataError(f"Blosc cannot decode it (error {found})")
         return

@@ -13,16 +13,17 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numcodecs.zstd
 import numpy as np
 from crc32c import crc32c
-from numcodecs import lz4, zstd
+from numcodecs import lz4
 from numcodecs.fletcher32 import Fletcher32
 
 from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
-from scidata.read import blosc, inflate
+from scidata.read import blosc, inflate, zstd
 from scidata.read.blosc import Bytes
 from scidata.read.inflate import Decompressor
 
@@ -103,11 +104,11 @@ class _Zstd(_Step):
             if exact:
                 dest = self.room(declared, dest, scratch)
                 if dest.size:
-                    zstd.decompress(data, dest)
+                    zstd.decode(data, dest)
                 return dest
             if declared > 16 * self.limit:
                 raise CorruptDataError(f"its Zstandard frame may hold {declared} bytes, but {self.size} were expected")
-            return np.frombuffer(zstd.decompress(data), np.uint8)
+            return np.frombuffer(numcodecs.zstd.decompress(data), np.uint8)
         except (RuntimeError, ValueError) as e:
             raise CorruptDataError(f"Zstandard cannot decode it ({e})") from e
 

@@ -4,9 +4,13 @@ import bz2
 import gzip
 import lzma
 import struct
+import threading
+import weakref
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numcodecs
+import numcodecs.zstd
 import numpy as np
 import pytest
 from google_crc32c import value as crc32c
@@ -15,7 +19,7 @@ from hypothesis import strategies as st
 
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
-from scidata.read import blosc
+from scidata.read import blosc, zstd
 from scidata.read.codecs import Pipeline, Scratch
 
 
@@ -127,6 +131,50 @@ def test_zstd_frames_without_a_size():
     bomb = raw + (struct.pack("<I", (128 << 10) << 3 | 1 << 1)[:3] + b"x") * 1000 + struct.pack("<I", 1)[:3]
     with pytest.raises(CorruptDataError, match="may hold"):
         decode(["zstd"], bomb, 1005)
+
+
+@pytest.mark.parametrize("with_library", [True, False])
+def test_zstd_says_the_same_of_damage_as_numcodecs(with_library, monkeypatch):
+    if not with_library:  # a build that hides its functions
+        monkeypatch.setattr(zstd, "_LIBRARY", None)
+    data = noise(600).tobytes()
+    encoded = bytes(numcodecs.Zstd(3, checksum=True).encode(data))
+    flipped = [
+        encoded[:i] + bytes([encoded[i] ^ flip]) + encoded[i + 1 :] for i in range(len(encoded)) for flip in (1, 128)
+    ]
+    damaged = [*flipped, *(encoded[:i] for i in range(len(encoded))), encoded + b"rest", encoded + encoded]
+
+    def outcome(decode, each):
+        dest = np.empty(600, np.uint8)
+        try:
+            decode(array(each), dest)
+        except (RuntimeError, ValueError) as e:
+            return type(e), str(e)
+        return dest.tobytes()
+
+    found = [outcome(zstd.decode, each) for each in (encoded, *damaged)]
+    assert found[0] == data
+    assert found == [outcome(numcodecs.zstd.decompress, each) for each in (encoded, *damaged)]
+
+
+def test_each_thread_has_a_zstd_context_that_ends_with_it():
+    if zstd._LIBRARY is None:
+        pytest.skip("this build of numcodecs hides its library")
+    data, together, contexts = noise(200_000), threading.Barrier(4), list[weakref.ref[object]]()
+    encoded = numcodecs.Zstd().encode(data)
+
+    def work():
+        together.wait()
+        for _ in range(20):
+            assert np.array_equal(decode(["zstd"], encoded, data.size), data)
+        contexts.append(weakref.ref(zstd._thread.context))
+        together.wait()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(work) for _ in range(4)]:
+            each.result()
+        assert len({each() for each in contexts}) == 4
+    assert [each() for each in contexts] == [None] * 4
 
 
 def test_two_of_a_kind_do_not_share_a_buffer():

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ from collections.abc import Mapping
 from scidata.core.types import Source
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
-from scidata.sources.access.fetches import each
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import MAX_METADATA_BYTES, forget_documents, has_document, keep_document
 from scidata.sources.groups import GroupSource, split_group
-from scidata.sources.single_files import STORE_MARK, ZARR_NAMES, open_file, reference_source
+from scidata.sources.single_files import STORE_MARK, ZARR_NAMES, is_as_named, open_file, reference_source
 
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -47,7 +48,7 @@ def open_source(
     """
     name = url_of(os.fspath(path), storage_options)
     files().forget(name)  # a store written again at this path has other files behind the old names
-    marks = _zarr_marks(name)
+    marks = set() if isinstance(name, Url) and not name.endswith(".zarr") and is_as_named(name) else _zarr_marks(name)
     if marks == {".zmetadata"} and _is_parquet_set(name):
         return reference_source(name, "kerchunk-parquet", allow_external)
     if marks:
@@ -73,18 +74,24 @@ def _is_parquet_set(path: str) -> bool:
     from scidata.sources.references.parquet import is_parquet_set
     from scidata.sources.zarr.tree import open_tree
 
-    return is_parquet_set(open_tree(path, allow_external=False))
+    tree = open_tree(path, allow_external=False)
+    where, found = tree.location(".zmetadata"), tree.get([".zmetadata"])
+    for summary in found.values():
+        if isinstance(where, Url):
+            keep_document(where, summary)
+        return is_parquet_set(summary, where)
+    return False
 
 
 def _zarr_marks(path: str) -> set[str]:
-    """Return which files are there that a Zarr store has at its top."""
+    """Return which files are there that a Zarr store has at its top; behind a URL, the first of them."""
     if not isinstance(path, Url):
         return {name for name in ZARR_NAMES if os.path.isfile(os.path.join(path, name))}
-    found = dict(zip(ZARR_NAMES, each([path.at(name) for name in ZARR_NAMES], "info"), strict=True))
-    marks = {n for n, i in found.items() if not isinstance(i, Exception) and i.get("type") != "directory"}
-    for error in found.values():  # some servers forbid files that are not there
-        if not marks and isinstance(error, Exception) and not isinstance(error, (*_GONE, PermissionError)):
-            raise error
+    # one after the other: where the first is there, nothing else is asked for
+    found = (name for name in ZARR_NAMES if has_document(path.at(name), MAX_METADATA_BYTES))
+    marks = set(itertools.islice(found, 1))
+    if not marks:
+        forget_documents([path.at(name) for name in ZARR_NAMES])
     return marks
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from scidata.errors import CorruptDataError, ShortReadError, UnsupportedFormatError
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import read_head
 
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12
 _FIRST_READ = 1 << 16
@@ -64,9 +65,9 @@ class _Cursor:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.file_size = files().size(path)
+        head, self.file_size = read_head(path, _FIRST_READ)
         self.position = 0
-        self._bytes = bytearray(files().read(path, 0, min(_FIRST_READ, self.file_size)))
+        self._bytes = bytearray(head)
         self.wide = False  # CDF-5: counts are 64-bit
 
     def take(self, nbytes: int, part: str) -> bytes:

@@ -6,33 +6,51 @@ import os
 import posixpath
 
 from scidata.core.types import Source
-from scidata.core.urls import is_url
+from scidata.core.urls import Url, is_url
 from scidata.errors import UnsupportedFormatError
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, has_document, read_head
 from scidata.sources.numpy_files import MAGIC, NumpySource, names_in_archive
 from scidata.sources.pointers import check_pointer
 from scidata.sources.torch_files import OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
-ZARR_NAMES = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+ZARR_NAMES = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
+_FILE_SUFFIXES = (*_NETCDF_SUFFIXES, ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json")
 _FORMATS = (
     "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
     "repositories, reference sets of kerchunk and VirtualiZarr, NumPy's .npy and .npz, and files of torch.save"
 )
 
 
+def is_as_named(url: Url) -> bool:
+    """Say whether the object, or the Zarr store, is there that the end of a URL names; the answers are kept."""
+    if url.endswith(".zarr"):
+        return any(has_document(url.at(name), MAX_METADATA_BYTES) for name in ZARR_NAMES[:2])
+    if not url.lower().endswith(_FILE_SUFFIXES):
+        return False
+    try:
+        return read_head(url, 8).size > 0
+    except (*NOT_THERE, PermissionError):
+        return False
+
+
 def open_file(path: str, *, allow_external: bool) -> Source:
     """Open a single file of one of the formats that begin with a magic number."""
-    size = files().size(path)
-    head = bytes(files().read(path, 0, min(8, size)))
+    try:
+        begin, size = read_head(path, 8)
+    except FileNotFoundError:
+        files().size(path)  # raises where it is a folder
+        raise
+    head = begin[:8]
     if head[:4] in _CLASSIC_MAGICS:
         from scidata.sources.netcdf import NetCDF3Source
 
         return NetCDF3Source(path)
-    if _has_hdf5_signature(path, size):
+    if _has_hdf5_signature(path, begin, size):
         # the suffix settles the plain cases without opening the file a second time
         from scidata.sources.hdf5.walk import has_netcdf_marks
 
@@ -62,11 +80,13 @@ def open_file(path: str, *, allow_external: bool) -> Source:
     raise UnsupportedFormatError(f"{path}: {begins}, which is no format that scidata reads; it reads {_FORMATS}")
 
 
-def _has_hdf5_signature(path: str, size: int) -> bool:
+def _has_hdf5_signature(path: str, head: bytes, size: int) -> bool:
     """Look at 0, 512, 1024, 2048, …: a user block of that size may come before the HDF5 part."""
     offset = 0
     while offset + len(_HDF5_SIGNATURE) <= size:
-        if files().read(path, offset, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
+        end = offset + len(_HDF5_SIGNATURE)
+        found = head[offset:end] if end <= len(head) else files().read(path, offset, len(_HDF5_SIGNATURE))
+        if found == _HDF5_SIGNATURE:
             return True
         offset = 2 * offset if offset else 512
         if is_url(path) and offset > 1 << 20:  # each look is a request

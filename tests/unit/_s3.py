@@ -27,6 +27,9 @@ class Wire:
         ``(path, Range header)`` of each GET of an object since :meth:`forget`.
     heads
         Paths of the HEADs.
+    requests
+        ``(kind, path, Range header, bytes of the answer's body)`` of each request that reads: ``"get"``, ``"head"`` or
+        ``"list"``, and ``"mark"`` of a GET of ``/mark``, by which any process tells the phases of a test apart.
     latency
         Seconds that every answer waits.
     fault
@@ -44,6 +47,7 @@ class Wire:
     def forget(self) -> None:
         self.gets: list[tuple[str, str]] = []
         self.heads: list[str] = []
+        self.requests: list[tuple[str, str, str, int]] = []
         self.most = 0
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Any:
@@ -54,6 +58,10 @@ class Wire:
                 self.gets.append((environ["PATH_INFO"], environ.get("HTTP_RANGE", "")))
             elif environ["REQUEST_METHOD"] == "HEAD":
                 self.heads.append(environ["PATH_INFO"])
+        start = self._counted(environ, start)
+        if environ["PATH_INFO"] == "/mark":
+            start("200 OK", [("Content-Length", "0")])
+            return []
         try:
             if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
                 time.sleep(self.latency)
@@ -64,6 +72,23 @@ class Wire:
         finally:
             with self._lock:
                 self._flying -= 1
+
+    def _counted(self, environ: dict[str, Any], start: Any) -> Any:
+        """Return a function that begins an answer, and counts the request."""
+        kind, path = environ["REQUEST_METHOD"].lower(), environ["PATH_INFO"]
+        if kind not in ("get", "head"):
+            return start
+        if "list-type=" in environ.get("QUERY_STRING", ""):
+            kind = "list"
+
+        def begin(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            nbytes = 0 if kind == "head" else int(dict(headers).get("Content-Length", 0))
+            with self._lock:
+                name = "mark" if path == "/mark" else kind
+                self.requests.append((name, path, environ.get("HTTP_RANGE", ""), nbytes))
+            return start(status, headers, *rest)
+
+        return begin
 
 
 def _error(status: str, code: str) -> Callable[..., list[bytes]]:

@@ -23,7 +23,8 @@ from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import ShortReadError, SourceChangedError
 from scidata.sources.access import retry
 from scidata.sources.access.answers import size_in
-from scidata.sources.access.remote import fetch, request
+from scidata.sources.access.kept_urls import KeptUrl
+from scidata.sources.access.remote import checks_versions, fetch, request
 from scidata.sources.access.retry import is_transient
 
 _T = TypeVar("_T")
@@ -151,7 +152,11 @@ class FileCache:
         """Return the size in bytes; raises FileNotFoundError."""
         if not is_url(path):
             return int(retried(path, lambda: os.stat(path).st_size))
-        info = request(_url(path), "info")
+        url = _url(path)
+        known = None if isinstance(url, KeptUrl) or not checks_versions(url) else url.seen.get(str(url))
+        if known is not None and known.size is not None:  # each read compares it
+            return known.size
+        info = request(url, "info")
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, f"{path}: a folder, where an object was expected")
         return size_in(info, path)

@@ -37,6 +37,8 @@ _SILENCE = 15.0  # seconds without a byte, after which a request is given up
 _NO_RETRIES: RetryConfig = {"max_retries": 0}  # ``retry`` does that
 
 _Options: TypeAlias = Mapping[str, Any]
+#: From a first byte to one after the last; the last bytes; None: all.
+Span: TypeAlias = tuple[int, int] | Mapping[str, int] | None
 #: Makes a store with these limits of time.
 _Make: TypeAlias = Callable[["ClientConfig"], "ObjectStore"]
 
@@ -281,9 +283,9 @@ _MAKERS = {"s3": _s3, "s3a": _s3, "gs": _gcs, "gcs": _gcs, "az": _azure, "abfs":
 
 
 def read(
-    store: ObjectStore, key: str, span: tuple[int, int] | None, version: str | None, most: int, name: str
+    store: ObjectStore, key: str, span: Span, version: str | None, most: int, name: str
 ) -> tuple[memoryview, Version]:
-    """Read an object, or a span of it from a first byte to one after the last.
+    """Read an object, or a span of it.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ from scidata.core.urls import Url, Version
 from scidata.errors import MissingDependencyError
 from scidata.sources.access import object_stores, retry, web
 from scidata.sources.access.answers import (
+    at_most,
     check_document,
     check_version,
     checked,
@@ -85,14 +86,30 @@ def _ask(url: Url, method: str, options: RequestOptions, place: Place, until: fl
             return whole(data, size, url)
         check_document(url, run("info", path).get("size"), options["most"])
         return whole(run("cat_file", path), None, url)
-    offset, nbytes = options["offset"], options["nbytes"]
+    offset, nbytes = options.get("offset", 0), options["nbytes"]
 
     def note_version() -> int | None:
         """Ask which version was read, since fsspec does not say it of a range; return the object's size."""
-        version = version_of(run("info", path))
+        version = version_of(run(web.info, url, fs, path) if place.is_web else run("info", path))
         check_version(url, version)
         return version.size
 
+    if method == "first":
+        try:
+            if place.is_web:
+                data, size = run(web.read, url, fs, path, (0, nbytes))
+            else:
+                data, size = run("cat_file", path, start=0, end=nbytes), None
+        except Exception as e:
+            if not is_beyond_end(e):
+                raise
+            data, size = b"", None  # of an empty object
+        size = note_version() if size is None else size
+        return at_most(data[:nbytes], url, nbytes, size)
+    if method == "tail":  # obstore was to read it, and does not understand the server
+        size = note_version()
+        nbytes = min(nbytes, size or 0)
+        return at_most(run("cat_file", path, start=(size or 0) - nbytes, end=size), url, nbytes, size)
     try:
         if place.is_web:
             data, size = run(web.read, url, fs, path, (offset, nbytes))
@@ -112,8 +129,8 @@ def _ask(url: Url, method: str, options: RequestOptions, place: Place, until: fl
 
 
 def _once_by_store(url: Url, method: str, options: RequestOptions, bucket: Bucket, key: str, outcome: Outcome) -> Any:
-    if method in ("range", "document"):
-        return _read_by_store(url, options, bucket, key, outcome)
+    if method in ("range", "document", "first", "tail"):
+        return _read_by_store(url, method, options, bucket, key, outcome)
     store = _store(bucket, outcome)
     if method == "info":
         return noted(url, object_stores.info(store, key))
@@ -133,11 +150,13 @@ def _store(bucket: Bucket, outcome: Outcome) -> ObjectStore:
     return bucket.store(seconds, least)
 
 
-def _read_by_store(url: Url, options: RequestOptions, bucket: Bucket, key: str, outcome: Outcome) -> Any:
-    """Read a range or all of an object; of a versioned bucket the version that was first seen, once it is replaced."""
+def _read_by_store(url: Url, method: str, options: RequestOptions, bucket: Bucket, key: str, outcome: Outcome) -> Any:
+    """Read a part or all of an object; of a versioned bucket the version that was first seen, once it is replaced."""
     store, known = _store(bucket, outcome), url.seen.get(str(url))
     offset, nbytes, most = options.get("offset", 0), options.get("nbytes", 0), options.get("most", 0)
-    span = (offset, offset + nbytes) if nbytes else None
+    span: object_stores.Span = (offset, offset + nbytes) if nbytes else None
+    if method == "tail":
+        span = {"suffix": nbytes}
     pinned = None if known is None or str(url) not in url.seen.pinned else known.version
     while True:
         try:
@@ -147,7 +166,9 @@ def _read_by_store(url: Url, options: RequestOptions, bucket: Bucket, key: str, 
                 raise lost_version(url, pinned, str(e)) from None
             if not is_beyond_end(e):
                 raise
-            noted(url, object_stores.info(store, key))  # raises where it is shorter since it was replaced
+            found_size = noted(url, object_stores.info(store, key)).get("size")  # raises where it was replaced
+            if method in ("first", "tail") and found_size == 0:
+                return b"", 0
             if known is None or str(url) not in url.seen.pinned:
                 raise
             pinned = known.version
@@ -156,6 +177,11 @@ def _read_by_store(url: Url, options: RequestOptions, bucket: Bucket, key: str, 
             pinned = known.version
             continue
         check_version(url, found)
+        if method in ("first", "tail"):
+            size = found.size
+            if size is None:  # as it is stored: its content is encoded
+                size = object_stores.info(store, key).get("size")
+            return at_most(data, url, nbytes, size)
         return whole(data, found.size, url) if span is None else checked(data, url, offset, nbytes, found.size)
 
 
@@ -202,7 +228,8 @@ def _by_any(url: Url, method: str, options: RequestOptions, wanted: Callable[[],
 
 
 def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
-    """Ask for ``info`` or ``ls``, or read a ``range``, or a ``document`` whole.
+    """Ask for ``info`` or ``ls``, or read a ``range``, or a ``document`` whole; or, of an object of unknown size, its
+    ``first`` bytes or the ``tail``, with the size.
 
     Raises
     ------
@@ -223,6 +250,15 @@ def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
 def checks_versions(url: Url) -> bool:
     """Whether each range that is read of an object is compared with the version that was seen first."""
     return current().bucket(url) is not None or _find(url).is_async
+
+
+def gives_tails(url: Url) -> bool:
+    """Whether one request gives the last bytes of an object, and its size and version: not so of Azure."""
+    if isinstance(url, KeptUrl):
+        return False
+    if current().bucket(url) is None:
+        return False
+    return url.target.startswith(("s3://", "s3a://", "gs://", "gcs://"))
 
 
 def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:

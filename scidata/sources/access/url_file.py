@@ -13,6 +13,7 @@ from typing import Any
 
 from scidata.core.cache import Cache
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import FIRST_BYTES, read_head
 
 _paused = 0  # reads under way, of all threads
 _lock = threading.Lock()
@@ -41,7 +42,7 @@ def _no_collection() -> Iterator[None]:
                     gc.enable()
 
 
-_BLOCK = 256 << 10
+_BLOCK = FIRST_BYTES
 _MAX_BLOCKS = 32
 
 
@@ -53,8 +54,10 @@ class UrlFile(io.RawIOBase):
     """A file or object that a library reads here and there, as HDF5 reads metadata: by blocks, the last ones kept."""
 
     def __init__(self, url: str) -> None:
-        self._path, self._size, self._position = url, files().size(url), 0
+        head = read_head(url, FIRST_BYTES)
+        self._path, self._size, self._position = url, head.size, 0
         self._blocks: Cache[bytes] = Cache(_MAX_BLOCKS, "lru")
+        self._blocks.put(0, head.data)
 
     def __repr__(self) -> str:  # HDF5 takes it for the name
         return f"<{self._path}>"

@@ -43,12 +43,13 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
     CorruptDataError
         HDF5 cannot open it; ShortReadError where it ends too early.
     """
-    files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
     if not is_url(path):
+        files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
         open_sessions.close_older(path, version_at(path))
+    stream = GuardedFile(path) if is_url(path) or guarded else None
     try:
-        if is_url(path) or guarded:
-            return h5py.File(GuardedFile(path), "r")
+        if stream is not None:
+            return h5py.File(stream, "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
         return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
     except BlockingIOError as e:

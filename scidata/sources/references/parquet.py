@@ -28,10 +28,9 @@ _MAX_KEPT = 1 << 26
 _COLUMNS = ("path", "offset", "size", "raw")
 
 
-def is_parquet_set(tree: Tree) -> bool:
+def is_parquet_set(summary: bytes, where: str) -> bool:
     """Say whether a ``.zmetadata`` is that of a reference set; a Zarr store's does not say how long tables are."""
-    found = tree.get([_SUMMARY])
-    return _SUMMARY in found and "record_size" in read_json(found[_SUMMARY], tree.location(_SUMMARY))
+    return "record_size" in read_json(summary, where)
 
 
 class ParquetSet:

@@ -11,7 +11,7 @@ import functools
 import os
 import stat
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
+from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, read_documents
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import request
 
-_MAX_METADATA_BYTES = 2**26  # of one document; as objects it is up to twenty times as large
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_NOT_THERE = (*_GONE, KeyError)
+_T = TypeVar("_T")
 
 
 class Tree(Protocol):
@@ -121,13 +121,13 @@ class LocalTree:
             status = self._stat(key)
             if status is None:
                 continue
-            check_document(self.location(key), status.st_size, _MAX_METADATA_BYTES)
+            check_document(self.location(key), status.st_size, MAX_METADATA_BYTES)
             found[key] = retried(self.location(key), functools.partial(self._read, key))
         return found
 
     def _read(self, key: str) -> bytes:
         with open(self.location(key), "rb") as file:
-            return file.read(_MAX_METADATA_BYTES)
+            return file.read(MAX_METADATA_BYTES)
 
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted; refuses a link that makes a loop."""
@@ -167,24 +167,20 @@ class UrlTree:
 
     def exists(self) -> bool:
         """Say whether there is anything at the store's URL."""
-        return not isinstance(self._each([""], "info")[0], _NOT_THERE)
+        return self._infos([""]) != [None]
 
     def location(self, key: str) -> str:
         """Return the URL of a key."""
         return self._url.at(key)
 
-    def _each(self, keys: Sequence[str], method: str, most: int = 0) -> list[Any]:
-        """Ask for each key; errors other than "not there" must not look like absence."""
-        found = each([self._url.at(key) for key in keys], method, most=most)
-        for item in found:
-            if isinstance(item, Exception) and not isinstance(item, _NOT_THERE):
-                raise item
-        return found
+    def _infos(self, keys: Sequence[str]) -> list[Any]:
+        """Ask for each key; None where there is nothing."""
+        return list(map(_if_there, each([self._url.at(key) for key in keys], "info")))
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of those small files that exist."""
-        contents = zip(keys, self._each(keys, "document", most=_MAX_METADATA_BYTES), strict=True)
-        return {key: bytes(content) for key, content in contents if not isinstance(content, Exception)}
+        found = read_documents([self._url.at(key) for key in keys], MAX_METADATA_BYTES)
+        return {key: content for key, content in zip(keys, map(_if_there, found), strict=True) if content is not None}
 
     def folders(self, key: str) -> list[str]:
         """Return the keys of the folders in a folder, sorted."""
@@ -201,12 +197,19 @@ class UrlTree:
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each object, -1 where there is none."""
-        found = self._each(keys, "info")
+        found = self._infos(keys)
         return np.fromiter(map(self._size_of, keys, found), np.int64, len(keys))
 
     def _size_of(self, key: str, info: Any) -> int:
-        is_object = not isinstance(info, Exception) and info.get("type") != "directory"
+        is_object = info is not None and info.get("type") != "directory"
         return size_in(info, self.location(key)) if is_object else -1
+
+
+def _if_there(found: _T | Exception) -> _T | None:
+    """Return an answer, None where there is nothing; errors other than "not there" must not look like absence."""
+    if isinstance(found, Exception) and not isinstance(found, NOT_THERE):
+        raise found
+    return None if isinstance(found, Exception) else found
 
 
 def _check_name(where: str, name: str) -> None:

@@ -15,6 +15,9 @@ from scidata.sources.zarr.tree import Tree
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a character, as JSON spells it
 _T = TypeVar("_T")
+#: Documents at the top of a store: of those before others, the first that is there tells all (behind a URL each takes a
+#: request).
+_TOP = (("zarr.json",), (".zmetadata",), (".zarray", ".zgroup", ".zattrs"))
 _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 
 
@@ -140,8 +143,7 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
 # -- v2 -------------------------------------------------------------------------------------------------------------
 
 
-def _consolidated_v2(raw: bytes, where: str) -> dict[str, dict[str, object]]:
-    metadata = _entry(read_json(raw, where).get("metadata"), f"{where}: metadata")
+def _consolidated_v2(metadata: Mapping[str, object], where: str) -> dict[str, dict[str, object]]:
     nodes = {}
     for key, value in metadata.items():
         if key.endswith("/.zarray"):
@@ -154,7 +156,9 @@ def _walk_v2(tree: Tree) -> dict[str, dict[str, object]]:
     nodes: dict[str, dict[str, object]] = {}
 
     def read(folders: list[str]) -> list[str]:
-        found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zgroup", ".zattrs")])
+        found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zattrs")])
+        others = [f"{f}/.zgroup" for f in folders if f"{f}/.zarray" not in found]
+        found |= tree.get(others)
         for folder in folders:
             if f"{folder}/.zarray" in found:
                 array, attributes = (
@@ -169,13 +173,17 @@ def _walk_v2(tree: Tree) -> dict[str, dict[str, object]]:
 
 
 def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
-    loaded = {key: read_json(raw, tree.location(key)) for key, raw in found.items() if key in (".zarray", ".zattrs")}
+    loaded = {key: read_json(raw, tree.location(key)) for key, raw in found.items() if key != ".zgroup"}
+    if ".zmetadata" in loaded:
+        where = tree.location(".zmetadata")
+        metadata = _entry(loaded[".zmetadata"].get("metadata"), f"{where}: metadata")
+        loaded |= {key: _entry(metadata[key], f"{where}: {key}") for key in (".zarray", ".zattrs") if key in metadata}
     if ".zarray" in loaded:
         contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
         contents.add(name, parse_v2, loaded[".zarray"], loaded.get(".zattrs"), store=store, prefix="")
         return contents
-    if ".zmetadata" in found:
-        nodes = _consolidated_v2(found[".zmetadata"], tree.location(".zmetadata"))
+    if ".zmetadata" in loaded:
+        nodes = _consolidated_v2(metadata, where)
     else:
         read_json(found[".zgroup"], tree.location(".zgroup"))
         nodes = _walk_v2(tree)
@@ -214,7 +222,9 @@ def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None) -> C
     """
     if names is not None:
         return _find_named(tree, store, names)
-    found = tree.get(["zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"])
+    found: dict[str, bytes] = {}
+    for keys in _TOP:
+        found = found or tree.get(keys)
     if "zarr.json" in found:
         return _find_v3(tree, store, found["zarr.json"])
     if found.keys() & {".zarray", ".zgroup", ".zmetadata"}:

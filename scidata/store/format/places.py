@@ -11,6 +11,8 @@ import os
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import RefusedError
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import read_head
+from scidata.sources.single_files import is_as_named
 
 MANIFEST = "manifest.json"
 
@@ -28,8 +30,12 @@ def join(store: str, name: str) -> str:
 
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Say whether ``path`` is a finished scidata store: a folder or URL with a manifest."""
+    url = url_of(os.fspath(path))
+    where = join(url, MANIFEST)
     try:
-        return files().size(join(os.fspath(path), MANIFEST)) > 0
+        if isinstance(url, Url):
+            return not is_as_named(url) and read_head(where, 1).size > 0
+        return files().size(where) > 0
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     except OSError as e:

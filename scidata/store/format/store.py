@@ -33,6 +33,7 @@ from scidata.plan.array import ArrayPlan
 from scidata.read import Job
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import Version, files, version_at
+from scidata.sources.access.first_reads import forget_head, read_head
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
@@ -274,13 +275,15 @@ def _read_manifest(path: str) -> tuple[Manifest, bytes]:
 def _manifest_bytes(path: str) -> bytes:
     where = join(path, MANIFEST)
     check_inside(path, where)
-    if (size := files().size(where)) > MAX_MANIFEST_BYTES:
+    head, size = read_head(where, 0)
+    forget_head(where)  # whoever asks again wants to see whether it has changed
+    if size > MAX_MANIFEST_BYTES:
         raise RefusedError(
             f"{where}: takes {size} bytes, and no more than {MAX_MANIFEST_BYTES} are read (scidata.store.format.store."
             "MAX_MANIFEST_BYTES); it is damaged, or made to fill the memory: copy the store again, or split it"
         )
     if is_url(path):
-        return bytes(files().read(where, 0, size))
+        return head + bytes(files().read(where, len(head), size - len(head)))
     with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
         return file.read(min(os.fstat(file.fileno()).st_size, MAX_MANIFEST_BYTES))
 

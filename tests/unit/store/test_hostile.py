@@ -297,7 +297,7 @@ def test_documents_that_are_too_large(store: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RefusedError, match=f"takes {size} bytes, and no more than {size - 1} .*MAX_MANIFEST_BYTES"):
         open_store(store)
     monkeypatch.undo()
-    monkeypatch.setattr(tree, "_MAX_METADATA_BYTES", 20_000)
+    monkeypatch.setattr(tree, "MAX_METADATA_BYTES", 20_000)
     document = store / SAMPLE / "node" / "u" / "zarr.json"
     document.write_text(document.read_text() + " " * 20_000)
     assert re.search(r"node/u/zarr\.json: has \d+ bytes, but at most 20000", str(verify(store)))

@@ -2,13 +2,17 @@
 
 It begins with :func:`scidata.init_mesh`, or the first ShardTensor. No rank waits for another here, and no collective
 is called: ranks talk through the key-value store that the process group was started with (TCPStore under torchrun),
-whatever backend the group has. One thread a rank looks there four times a second, over a connection
-of its own; operations and loops pay nothing.
+whatever backend the group has. Threads of each rank talk to it over connections of their own; operations and loops
+pay nothing.
+
+What the store's process has to do stays small. One thread waits there for the
+next event, which costs nothing until it comes, and is then heard at once; a store in a file is asked four times a
+second. Another asks three or four things a second: more than 1,024 ranks less often, down to every 8 s.
 
 The protocol, below ``scidata/board<n>/``, where n counts the process groups that a rank has had:
 
 ``process/<r>``, ``beat/<r>``
-    The process of rank r; a count that goes up while it lives, once a second, and the loops over loaders that it is
+    The process of rank r; a count that goes up with each sign of life, and the loops over loaders that it is
     in. Only ``r`` writes them.
 ``events``, ``events/<i>``
     A row of events that only grows: a rank adds 1 to ``events``, and writes its event under the number it got. A
@@ -27,8 +31,8 @@ the failed rank's own is raised where that can be; a line in the log says it in 
 Where torch ends a collective because the other's process is gone, the fate of that process is raised in place of
 torch's error, too.
 
-**Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process; otherwise its
-count must go up.
+**Deaths.** Each rank watches one other, the next one: on the same machine that is a look at its process, four times a
+second; otherwise its count must go up.
 
 **Ends.** A process that ends posts why. After an error it waits until the others know, for a second at most; one that
 keeps the store waits until nobody asks for it. One that another's failure has ended waits until that process is gone,

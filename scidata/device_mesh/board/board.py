@@ -6,7 +6,7 @@ A walk through a failure, on three ranks that share a loop; rank 1 meets an erro
 
     rank 1's loop     say(event): Event(kind="failed", rank=1, places={"loader1": (1, 7)}, text="rank 1 failed ...")
     rank 1's thread   posts it as events/0
-    rank 0's thread   reads events/0 within 0.25 s, and asks its loops: the event is due in step 7 of iteration 1
+    rank 0's thread   is woken, reads events/0, and asks its loops: the event is due in step 7 of iteration 1
     rank 0's loop     comes to step 7, and raises RankFailedError("rank 1 failed in step 7: ...")
 
 If the thread of rank 0 stands in an all-reduce of step 7 already, it is called back::
@@ -18,6 +18,7 @@ If the thread of rank 0 stands in an all-reduce of step 7 already, it is called 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -25,7 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch.distributed as dist
 
@@ -33,14 +34,15 @@ from scidata.device_mesh.board import stuck
 from scidata.device_mesh.board.events import Event, events_of
 from scidata.device_mesh.board.processes import ProcessId
 from scidata.device_mesh.board.state import BoardState, Loop, RecordedError
-from scidata.device_mesh.board.store import Postings, call_with_timeout, common_postings
+from scidata.device_mesh.board.store import call_with_timeout, common_postings
 from scidata.errors import RankFailedError
 
 _log = logging.getLogger("scidata")
 
 _PERIOD = 0.25  # s between two looks
-_RANKS_A_PERIOD = 1024  # more ranks ask less often: one process answers them all
-_BEAT = 4  # looks from one sign of life to the next
+_RANKS_A_SECOND = 1024  # that give a sign of life, and ask for others'; more do so less often: one process answers all
+_LONGEST_REST = 1.0  # s between two times that the server is asked for events: one that keeps the store waits for 2 s
+_LONGEST_BEAT = 8.0  # s from one sign of life to the next; well below the silence that says something
 _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
 _GAP = 3.0  # s between two looks, after which silence says nothing
@@ -71,6 +73,8 @@ class Board(BoardState):
         self._posted: list[RecordedError] = []  # not taken back yet
         self._own: Event | None = None  # of the last of them
         self._num_read = self._count = 0
+        self._next_beat = 0.0
+        self._has_come, self.is_leaving = threading.Event(), False
         self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
         self._is_due = False  # an event that a thread should not wait in spite of: worth looking often
@@ -81,9 +85,8 @@ class Board(BoardState):
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.ended = threading.Event()
         self._asked = 0.0  # when the thread began to ask the store; 0 while it does not
-        self._threads = [
-            threading.Thread(target=run, name="scidata-board", daemon=True) for run in (self._run, self._observe)
-        ]
+        runs = (self._run, self._observe) if self._port is None else (self._run, self._listen, self._observe)
+        self._threads = [threading.Thread(target=run, name="scidata-board", daemon=True) for run in runs]
         for thread in self._threads:
             thread.start()
 
@@ -91,11 +94,6 @@ class Board(BoardState):
     def is_over(self) -> bool:
         """Whether the process group, and the store with it, was destroyed since."""
         return dist.group.WORLD is None or dist.group.WORLD is not self._group()
-
-    @cached_property
-    def talks(self) -> Postings:
-        """A connection for all loaders of this rank: torch takes a third of a second for one."""
-        return self.base.connect()
 
     # -- of loops, and operations ------------------------------------------------------------------------------------
 
@@ -147,14 +145,13 @@ class Board(BoardState):
         self._inbox.put(None)
 
     def join(self, *, only_store: bool = False) -> None:
-        """Wait for the end of the threads, or of the one that talks to the store, unless the store holds them up."""
-        for thread in self._threads[: 1 if only_store else None]:
+        """Wait for the end of the threads, or of those that talk to the store, unless the store holds them up."""
+        for thread in self._threads[: -1 if only_store else None]:
             thread.join(_JOIN_SECONDS if self.is_answered else 0.0)
 
     # -- the threads' ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        period = _PERIOD * max(1.0, len(self.ranks) / _RANKS_A_PERIOD)
         own = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
         work: Callable[[], object] | None = partial(self.posts.post, f"process/{self.rank}", own)
         while work is not None:
@@ -172,9 +169,26 @@ class Board(BoardState):
             finally:
                 self._asked = 0.0
             try:
-                work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else period)
+                work = self._inbox.get(timeout=_DUE_PERIOD if self._is_due else _PERIOD)
             except queue.Empty:
                 work = _nothing
+
+    def _listen(self) -> None:
+        """Wait at the server for the next event: it is heard at once, and until then costs the server nothing.
+
+        Who ends posts one last event, which ends this wait: a thread that torch holds must not see Python's end.
+        """
+        rest = min(_LONGEST_REST, _PERIOD * max(1.0, len(self.ranks) / _RANKS_A_SECOND))
+        with contextlib.suppress(dist.DistError, RuntimeError):  # then events are heard with the next beat
+            posts = self.base.connect()
+            while True:
+                number = self._num_read  # first: what is posted after the next line has at least this number
+                if self.is_leaving or self.is_over or self.is_alone or self.is_lost:
+                    return
+                posts.wait_for_entry("events", number)
+                self._has_come.set()
+                self.look_again()
+                self.ended.wait(rest)  # at a job's end, all ranks post one
 
     def _say_over(self) -> None:
         if self.is_answered:
@@ -211,26 +225,31 @@ class Board(BoardState):
             self.events.append(self.store_lost(detail))
 
     def _tick(self) -> None:
-        self._count += 1
         if not self.is_alone and not self.is_lost:
+            talks = time.monotonic() >= self._next_beat
             for loop in self.loops:
                 self.remember(loop)
-                loop.tick()
-            if self._count % _BEAT == 1:
+                if talks:
+                    loop.tick()
+            if talks:
+                self._next_beat = time.monotonic() + min(_LONGEST_BEAT, max(1.0, len(self.ranks) / _RANKS_A_SECOND))
                 self._beat()
-            self._hear()
+            if talks or self._port is None or self._has_come.is_set():
+                self._has_come.clear()
+                self._hear()
             self._post_errors()
             if not self.is_alone:
-                self._look_after()
+                self._look_after(talks)
         self._recall()
 
     def _beat(self) -> None:
+        self._count += 1
         self.posts.post(f"beat/{self.rank}", {"beat": self._count, "loops": self.places})
 
     def _hear(self) -> None:
         for event in events_of(self.posts, self._num_read):
             self._num_read += 1
-            if event.rank == self.rank:
+            if event.rank == self.rank or event.kind == "ended":
                 continue
             if event.kind == "slow":
                 if self.rank == self.ranks[0]:
@@ -256,9 +275,9 @@ class Board(BoardState):
         self._posted.append(last)
         self._own = last.event
 
-    def _look_after(self) -> None:
+    def _look_after(self, talks: bool) -> None:
         """Report the next rank where it has ended without a word, or gives no sign of life."""
-        neighbour, now, often = (self.rank + 1) % len(self.ranks), time.monotonic(), self._count % _BEAT == 2
+        neighbour, now = (self.rank + 1) % len(self.ranks), time.monotonic()
         process = self.process(neighbour, self.posts)  # asked for until it is known
         if self.host is not None:
             self.process(self.host, self.posts)
@@ -271,7 +290,12 @@ class Board(BoardState):
         has_ended, runs = process.has_ended(), process.runs()
         stopped = (stopped or now) if runs is False else 0.0
         since = now if runs else since  # seen to run, it may hold the GIL for as long as it likes
-        if often and (found := self.posts.find(f"beat/{neighbour}")) is not None and found["beat"] != beat:
+        if (
+            talks
+            and runs is None
+            and (found := self.posts.find(f"beat/{neighbour}")) is not None
+            and found["beat"] != beat
+        ):
             beat, since = found["beat"], now
         self._heard = beat, since, stopped
         silence = now - (stopped or since)

@@ -27,7 +27,8 @@ class Event:
     kind
         ``"failed"`` and ``"disagree"`` end the loop of all ranks; so does ``"ahead"``, a read that has failed ahead of
         its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
-        ``"met"``: an operation has raised; it matters where others wait for that rank.
+        ``"met"``: an operation has raised; it matters where others wait for that rank. ``"ended"``: another rank's
+        failure has ended the process; tells nobody anything.
     rank
         Whose it is.
     text

@@ -27,6 +27,7 @@ def leave(board: Board, error: BaseException | None) -> None:
         return
     for loop in list(board.loops):
         loop.end()
+    board.is_leaving = True
     was_left = any(state == "left" for *_, state in board.places.values())
     if board.is_answered:
         waits = _HOST_SECONDS if board.rank == board.host else 0.0
@@ -59,10 +60,9 @@ def _last_word(board: Board, error: BaseException | None) -> Event | None:
 
 def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
     deadline = time.monotonic() + waits
-    if event is not None:
-        event = post(board.base, event)
+    said = post(board.base, event or Event(kind="ended", rank=board.rank, text=""))
     board.base.post(f"ended/{board.rank}")
-    while event is not None and time.monotonic() < deadline and not board.all_know(board.base, event):
+    while event is not None and time.monotonic() < deadline and not board.all_know(board.base, said):
         time.sleep(_LOOK_SECONDS)
 
 

@@ -35,7 +35,7 @@ class Loop(Protocol):
         """Where the loop is."""
 
     def tick(self) -> None:
-        """Talk to the other ranks. Called by the board's thread, several times a second."""
+        """Talk to the other ranks. Called by the board's thread, with each sign of life."""
 
     def alarm(self) -> Event | None:
         """Have the loop raise the event that is due, if there is one; return it, as the loop may not come to that."""

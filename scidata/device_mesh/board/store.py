@@ -18,6 +18,7 @@ number that all of its ranks count alike: ``board<n>`` of a process group, and i
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import threading
 import time
@@ -29,6 +30,8 @@ import torch.distributed as dist
 _T = TypeVar("_T")
 #: Seconds between two questions of a wait: in the beginning, and in the end; pauses grow from one to the other.
 _PAUSES = 0.001, 0.02
+_ABSENT = "-"  # no JSON
+_FOR_EVER = datetime.timedelta(days=24)  # torch counts milliseconds in 32 bits; it prints two lines where a wait ends
 
 
 class Postings:
@@ -62,12 +65,14 @@ class Postings:
         return bool(self._store.check(list(keys)))
 
     def read(self, key: str) -> Any:
-        """Return a value that is known to be there; torch waits for one that is not."""
-        return json.loads(self._store.get(key))
+        """Return a value that is known to be there."""
+        # one message, where torch's get() is two, and would wait for a value that is not there
+        return json.loads(self._store.compare_set(key, _ABSENT, _ABSENT))
 
     def find(self, key: str) -> Any:
-        """Return a value, or None where nothing was posted."""
-        return self.read(key) if self.has(key) else None
+        """Return a value, or None where nothing was posted; one message to the store."""
+        found = self._store.compare_set(key, _ABSENT, _ABSENT)
+        return None if found == _ABSENT.encode() else json.loads(found)
 
     def claim(self, key: str, value: str) -> str:
         """Post a value unless there is one; return the one that is there then."""
@@ -106,9 +111,18 @@ class Postings:
 
     def entries(self, row: str, first: int = 0) -> Iterator[Any]:
         """Yield the values of a row, from a number on; a value whose rank has its number only ends them for now."""
-        while (value := self.find(f"{row}/{first}")) is not None:
+        keys = [f"{row}/{number}" for number in range(first, self.count(row, 0))]
+        if len(keys) > 1 and self.has(*keys):  # all at once: when a job ends, every rank posts something
+            yield from map(json.loads, self._store.multi_get(keys))
+            return
+        for key in keys:
+            if (value := self.find(key)) is None:
+                return
             yield value
-            first += 1
+
+    def wait_for_entry(self, row: str, number: int) -> None:
+        """Wait at the store until a row has a value under a number: over a connection that nobody else needs."""
+        self._store.wait([f"{row}/{number}"], _FOR_EVER)
 
     # -- waiting, and voting -----------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Agreement:
             self._wait(talk)
 
     def _talk(self, name: str) -> _Talk:
-        return _Talk(self._watch.talks, name, self._iteration, self._watch, self._session)
+        return _Talk(self._watch.posts, name, self._iteration, self._watch, self._session)
 
     def _wait(self, talk: _Talk, grace: float = float("inf")) -> None:
         """Wait for a talk in its thread, which the store may not answer, and look whether another rank has failed."""

@@ -49,7 +49,7 @@ class CommonBallot:
         self._rank, self._dp_rank, self._num_ranks = watch.rank, watch.dp_rank, len(watch.ranks)
         self._first = watch.rank == watch.ranks[0]
         self._session = session
-        self._posts = watch.talks.below(f"ballot/{watch.iteration}")
+        self._posts = watch.posts.below(f"ballot/{watch.iteration}")
 
     def vote(self, step: int, size: int, bad: Mapping[int, BaseException]) -> None:
         """Say which places could not be read here; the last rank to do so posts the result."""

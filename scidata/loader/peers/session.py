@@ -229,16 +229,16 @@ class Session:
         return event
 
     def tick(self) -> None:
-        """Post this rank's reading, and compare it. Called by the board's thread, several times a second."""
+        """Post this rank's reading, or compare it with the first rank's: the board's thread, with each sign of life."""
         watch = self._watch
         if not watch.data[1]:
             try:
                 watch.data = self._describe()
             except Exception as e:  # the loop will meet it too, or does not mind
                 watch.data = "", f"a data set that cannot be named ({type(e).__name__})"
-        self._publish()
-        compares = self._state == "reading" and watch.leader != watch.rank
-        if compares and (leaders := watch.posts.find(f"rank/{watch.leader}")) is not None:
+        if watch.leader == watch.rank:  # the others' readings nobody compares with
+            self._publish()
+        elif self._state == "reading" and (leaders := watch.posts.find(f"rank/{watch.leader}")) is not None:
             self._compare(leaders)
         if self._state == "left" or not self.is_aligned:
             self.leave()

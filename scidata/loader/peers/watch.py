@@ -1,10 +1,11 @@
 """Ranks that read together compare their reading, beside their work; the loop itself pays nothing.
 
-The board (:mod:`scidata.device_mesh.board`) calls the loop's :class:`~scidata.loader.peers.session.Session` several
-times a second. Besides what the board has, below ``loader<n>/``, where n counts the loaders that a rank has iterated:
+The board (:mod:`scidata.device_mesh.board`) calls the loop's :class:`~scidata.loader.peers.session.Session` with each
+sign of life. Besides what the board has, below ``loader<n>/``, where n counts the loaders that a rank has iterated:
 
 ``rank/<r>``
-    The reading of rank r: iteration, step, a checksum over all indices so far, the last of them. Only ``r`` writes it.
+    The reading of rank r, the first of those that read the same samples: iteration, step, a checksum over all indices
+    so far, the last of them. Only ``r`` writes it.
 
 Each rank compares its checksum with that of the first rank which reads the same samples. A difference that it finds,
 and an error that a rank fails with, are events of the board, with an iteration and a step. Every rank raises one when
@@ -62,8 +63,7 @@ class Watch:
         self.iteration = 0
         self.meeting, self.is_aligned, self.has_left = Meeting(), True, False
         self.name = board.name_for("loader", self.ranks)
-        self.posts = board.posts.below(self.name)  # over the connection of the board's thread
-        self.talks = board.talks.below(self.name)  # for all other threads
+        self.posts = board.posts.below(self.name)
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp_axis: str | None) -> Watch | None:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from scidata.core.cache import Cache
 from scidata.core.types import Decoding, Segments
 from scidata.plan.array import PlanFamily
 from scidata.read import Job
@@ -34,3 +35,4 @@ class Part:
     segments: Mapping[str, Segments]
     shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
     families: Mapping[str, PlanFamily]  # of each field
+    firsts: Mapping[str, Cache[tuple[Job, int, int]]]  # jobs that others are like, with chunk and row where they begin

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, Segments, Selection
+from scidata.core.types import ArrayLayout, BufferSpec, Segment, Segments, Selection
 from scidata.core.urls import Url
 from scidata.grids.partition import GridPartition
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
-from scidata.plan.array import MAX_PLAN_BYTES, PlanFamily
+from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan, PlanFamily
 from scidata.read import Job
 from scidata.sources.access.fetches import run_each
+
+_MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in files
 
 
 class Planner:
@@ -70,7 +72,8 @@ class Planner:
             shapes[name] = tuple([sizes[d] for d in field.dims])
             shape = tuple([sizes.get(d, 1) for d in field.source_dims])
             families[name] = PlanFamily(self._series.moving(field.source_dims), shape)
-        return Part(position=position, segments=segments, shapes=shapes, families=families)
+        firsts = {name: Cache[tuple[Job, int, int]](_MAX_FIRSTS) for name in self._fields}
+        return Part(position=position, segments=segments, shapes=shapes, families=families, firsts=firsts)
 
     # -- a sample ------------------------------------------------------------------------------------------------
 
@@ -104,7 +107,7 @@ class Planner:
         jobs = self._jobs.get((part, index, names))
         if jobs is None:
             jobs = self.plan_fields(index, part, names)
-            size = sum([job.plan.num_bytes for each in jobs.values() for job in each])
+            size = sum([job.num_bytes for each in jobs.values() for job in each])
             self._jobs.put((part, index, names), jobs, size)
         return jobs
 
@@ -112,13 +115,44 @@ class Planner:
         """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
         places = self.places_of(index)
 
-        def plan(name: str) -> list[Job]:
+        if self.is_remote:
+            calls = [functools.partial(self._plan_field, name, places, part) for name in names]
+            return dict(zip(names, run_each(calls), strict=True))
+        return {name: self._plan_field(name, places, part) for name in names}
+
+    def _plan_field(self, name: str, places: Places, part: Part) -> list[Job]:
+        """Plan the reads of a field, or take the tables of reads whose chunks lie alike."""
+        series, dims = self._series, self._fields[name].source_dims
+        if series.sample_dim is None or series.sample_dim not in dims or series.outer:
             selections = self.selections(name, places, part)
             return [self.job(name, i, part.families[name], layout, rows) for i, layout, rows in selections]
+        # Of chunks of 4 steps, the samples 2, 6, 10, … take the same rows of other chunks: all that differs is where
+        # these lie. Of raw chunks, 3 is like 2, too, a row further on.
+        jobs, firsts, dim = [], part.firsts[name], dims.index(series.sample_dim)
+        for i, rows in places.of(name):
+            layout, first = series.layout_in(i, name), rows[0]
+            size = layout.chunks[dim]
+            chunk, row = divmod(first.start, size)
+            if len(rows) > 1:
+                key = i, row, *[(s.start - first.start, s.count, s.offset) for s in rows]
+            else:
+                moves = not layout.codecs and row + first.count <= size
+                key = i, None if moves else row, (0, first.count, first.offset)
+            like = firsts.get(key)
+            make = functools.partial(self._plan_rows, name, i, part, rows)
+            job = like and like[0].moved(dim, chunk - like[1], row - like[2], make)
+            if job is None:
+                plan = make()
+                source, decoding = series.sources[i], self._fields[name].decodings[i]
+                job = Job(plan, source, decoding, allow_missing=self.allow_missing)
+                firsts.put(key, (job, chunk, row))
+            jobs.append(job)
+        return jobs
 
-        if self.is_remote:
-            return dict(zip(names, run_each([functools.partial(plan, n) for n in names]), strict=True))
-        return {name: plan(name) for name in names}
+    def _plan_rows(self, name: str, i: int, part: Part, rows: tuple[Segment, ...]) -> ArrayPlan:
+        dim, layout = self._series.sample_dim, self._series.layout_in(i, name)
+        selection = tuple([rows if d == dim else part.segments[d] for d in self._fields[name].source_dims])
+        return part.families[name].plan(layout, selection, self._series.sources[i].locate)
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:
         """Plan a read of a field in the file of the ``i``-th member."""

@@ -30,6 +30,8 @@ _MIN_AT_ONCE = 4 << 20
 _MIN_AT_ONCE_RAW = 16 << 20
 _WAKE_NS = 300_000
 _BATCHES_PER_THREAD = 8
+#: About the memory that a job takes whose tables are another's, and its share for each chunk.
+_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 3 << 10, 256
 
 
 def read_plan(
@@ -81,14 +83,34 @@ def read_plan(
 class Job:
     """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
 
-    __slots__ = ("_allow_missing", "_decoding", "_ready", "_source", "plan")
+    __slots__ = ("_allow_missing", "_decoding", "_plan", "_ready", "_source", "bytes_wanted", "num_bytes", "out_shape")
 
     def __init__(
         self, plan: ArrayPlan, source: Source, decoding: Decoding | None = None, *, allow_missing: bool = False
     ) -> None:
-        self.plan, self._source, self._decoding = plan, source, decoding
-        self._allow_missing = allow_missing
+        self._plan: ArrayPlan | Callable[[], ArrayPlan] = plan
+        self._source, self._decoding, self._allow_missing = source, decoding, allow_missing
         self._ready: tuple[np.dtype[np.generic], Execution] | None = None
+        self.out_shape, self.bytes_wanted, self.num_bytes = plan.out_shape, plan.bytes_wanted, plan.num_bytes
+
+    @property
+    def plan(self) -> ArrayPlan:
+        """The plan; of chunks that lie like others' it is made where it is asked for."""
+        if not isinstance(self._plan, ArrayPlan):
+            self._plan = self._plan()
+        return self._plan
+
+    def moved(self, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]) -> Job | None:
+        """Return the same job for other chunks: see :meth:`Execution.moved`; None also before the first read."""
+        execution = self._ready and self._ready[1].moved(dim, by, rows, plan)
+        if self._ready is None or execution is None:
+            return None
+        job = object.__new__(Job)
+        job._plan, job._ready = plan, (self._ready[0], execution)
+        job._source, job._decoding, job._allow_missing = self._source, self._decoding, self._allow_missing
+        job.out_shape, job.bytes_wanted = self.out_shape, self.bytes_wanted
+        job.num_bytes = _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * len(execution.paths)
+        return job
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -121,13 +143,12 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
     """
     runs: list[_Run] = []
     for job, out in jobs:
-        plan = job.plan
-        if out.shape != plan.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
+        if out.shape != job.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
             raise ConfigError(
-                f"{plan.layout.name!r}: the buffer must be writable, C-contiguous and of shape {plan.out_shape}, "
+                f"{job.plan.layout.name!r}: the buffer must be writable, C-contiguous and of shape {job.out_shape}, "
                 f"not {out.shape}"
             )
-        if plan.bytes_wanted:
+        if job.bytes_wanted:
             execution = job.execution(out.dtype)
             runs.append((execution, execution.begin(out)))
     try:

@@ -132,7 +132,7 @@ class Target:
 
 
 class Context:
-    """One plan, and the kind of destination that it is run for. Read-only once made, so that any thread may use it.
+    """One plan, and the kind of destination that it is run for. Any thread may use it.
 
     Attributes
     ----------
@@ -145,7 +145,8 @@ class Context:
     """
 
     def __init__(self, plan: ArrayPlan, source: Source, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
-        self.plan, self.layout, self.source = plan, plan.layout, source
+        self._plan: ArrayPlan | Callable[[], ArrayPlan] = plan
+        self.layout, self.source, self.is_remote = plan.layout, source, plan.remote
         self.convert = converter(plan.layout.dtype, decoding, dtype)
         self.item, self.out_item = plan.layout.dtype.itemsize, dtype.itemsize
         self.tables = tables_of(plan.pattern, self.out_item, self.convert.in_place)
@@ -154,6 +155,20 @@ class Context:
             own = source.path.bound if isinstance(source.path, Url) else url_of
             bind = getattr(source, "bind", own)  # of a source whose chunks lie in places of other owners
             self.paths = tuple(map(bind, self.paths))
+
+    def moved(self, paths: tuple[str, ...], plan: Callable[[], ArrayPlan]) -> Context:
+        """Return the same for other chunks of the array, in these files; ``plan`` makes their plan, for messages."""
+        context = object.__new__(Context)
+        context.__dict__.update(self.__dict__)
+        context.paths, context._plan = paths, plan
+        return context
+
+    @property
+    def plan(self) -> ArrayPlan:
+        """The plan; of chunks that lie like others' it is made where it is asked for."""
+        if not isinstance(self._plan, ArrayPlan):
+            self._plan = self._plan()
+        return self._plan
 
     @property
     def refs(self) -> ChunkRefs:

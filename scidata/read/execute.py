@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
-from scidata.core.types import Decoding, IntArray, Source
+from scidata.core.types import Decoding, IntArray, PlaceSource, Source
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError
 from scidata.plan.array import ArrayPlan
 from scidata.plan.pieces import slice_of
-from scidata.plan.spans import Reads
+from scidata.plan.spans import Reads, element_strides
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.pattern_tables import Task
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.sources.access.fetches import Range
+
+_FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
 
 
 class Execution:
@@ -51,7 +53,8 @@ class Execution:
     ) -> None:
         self.source, self.layout, self.is_remote = source, plan.layout, plan.remote
         self.paths = () if plan.refs is None else plan.refs.paths
-        self._plan, self._context = plan, Context(plan, source, decoding, dtype)
+        self._context, self._has_absent = Context(plan, source, decoding, dtype), bool(len(plan.absent))
+        self._alike: list[list[int]] | None = None  # chunks, once asked for
         self._allow_missing = allow_missing
         self.is_raw = not plan.layout.codecs and not plan.layout.fallback and self._context.convert.trivial
         self._check_absent(plan.absent)
@@ -68,10 +71,73 @@ class Execution:
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
+    def moved(self, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]) -> Execution | None:
+        """Return the same reads of other chunks, if they lie alike; None where that is not plain, or one has a fault.
+
+        Parameters
+        ----------
+        dim, by
+            The chunks are so many further along this dimension.
+        rows
+            And the rows of raw chunks so many further on inside them.
+        plan
+            Makes the plan of those chunks, for messages.
+        """
+        chunks = self._alike
+        if chunks is None:
+            chunks = self._alike = self._chunks_alike()
+        if not chunks:
+            return None
+        paths, offset, nbytes = list[str](), list[int](), list[int]()
+        for chunk in chunks:
+            found = self._place_of(self.layout, [*chunk[:dim], chunk[dim] + by, *chunk[dim + 1 :]])
+            if found is None:
+                return None
+            paths.append(found[0])
+            offset.append(found[1])
+            nbytes.append(found[2])
+        execution = object.__new__(Execution)
+        execution.__dict__.update(self.__dict__)
+        execution.paths, execution._alike = tuple(paths), []
+        execution._context = context = self._context.moved(execution.paths, plan)
+        if self._encoded is not None:
+            if max(nbytes) > self._most:
+                return None
+            execution._encoded = self._encoded.moved(context, offset, nbytes)
+        elif self._raw is not None:
+            if nbytes != [self._most] * len(nbytes) or offset != [offset[0]] * len(offset):
+                return None
+            execution._raw = self._raw.moved(context, offset[0] - self._first_offset + rows * self._strides[dim])
+        return execution
+
+    def _chunks_alike(self) -> list[list[int]]:
+        """Return the chunks if those that lie alike are read by the same tables; none if that is not plain."""
+        plan, nothing = self._plan, list[list[int]]()
+        refs, num = plan.refs, plan.num_chunks
+        if refs is None or plan.remote or self._has_absent or not isinstance(self.source, PlaceSource):
+            return nothing
+        if num > _FEW or refs.path_index.tolist() != list(range(num)):
+            return nothing
+        if self._encoded is not None:
+            if self._raw is not None or not self._encoded.are_alike:
+                return nothing
+            self._most = largest_encoded(plan.layout.chunk_nbytes)
+        else:
+            self._most, self._first_offset = plan.layout.chunk_nbytes, int(refs.offset[0])
+            self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
+            if (refs.offset != refs.offset[0]).any():
+                return nothing
+        self._place_of, found = self.source.place_of, list[list[int]](plan.chunks.tolist())
+        return found
+
+    @property
+    def _plan(self) -> ArrayPlan:
+        return self._context.plan
+
     def begin(self, out: npt.NDArray[np.generic]) -> Target:
         """Begin a run into ``out``: fill absent chunks."""
         target = Target(out, self.layout.name)
-        if len(self._plan.absent):
+        if self._has_absent:
             self._fill_absent(target)
         if self.layout.fallback and not self._allow_missing:
             # the format's own library would read the fill value without a word

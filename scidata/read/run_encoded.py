@@ -38,7 +38,7 @@ class EncodedRun:
     """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
 
     def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads) -> None:
-        self._context, self._chunks, self._reads = context, chunks, reads
+        self._context, self._chunks, self._path_index = context, chunks, reads.path_index.tolist()
         self._pipelines = self._make_pipelines()
         kinds = set(self._pipelines)
         self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks: no decoded copy
@@ -51,6 +51,26 @@ class EncodedRun:
         place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
         key = None if place is None else place.tobytes()
         self._tables = context.tables.encoded.get_or_make(key, lambda: self._make_tables(place))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether chunks that lie elsewhere, each in a file of its own or one alone, are read by the same tables."""
+        num, refs = len(self._end), self._context.refs
+        is_plain = refs.skipped_codecs is None and refs.checksums is None and not any(self._begin)
+        return is_plain and self._bounds == list(range(num + 1)) and self._chunks.chunk_row.tolist() == list(range(num))
+
+    def moved(self, context: Context, offset: list[int], nbytes: list[int]) -> EncodedRun:
+        """Return the same reads of other chunks, which begin at these bytes of their files."""
+        run = object.__new__(EncodedRun)
+        run.__dict__.update(self.__dict__)
+        run._context, run._offset, run._nbytes, run._end = context, offset, nbytes, nbytes
+        return run
+
+    @property
+    def _reads(self) -> Reads:
+        reads = self._context.plan.encoded_reads
+        assert reads is not None
+        return reads
 
     def _make_tables(self, place: IntArray | None) -> EncodedTables:
         context, chunks, reads = self._context, self._chunks, self._reads
@@ -88,8 +108,8 @@ class EncodedRun:
         context, tables, scratch = self._context, self._tables, thread_scratch()
         first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
         items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]
-        path = context.paths[self._reads.path_index[row]]
-        if all(few) and not context.plan.remote and all(map(self._reads_blocks, items)):
+        path = context.paths[self._path_index[row]]
+        if all(few) and not context.is_remote and all(map(self._reads_blocks, items)):
             self._run_blocks(row, items, target, scratch, tally)
             return
         tally.fetched += nbytes
@@ -173,7 +193,7 @@ class EncodedRun:
             body = (out if tables.direct[i] else aside)[start : start + size]
             bodies.append(body)
             buffers += (body, places[4 * k : 4 * k + 4])
-        path = context.paths[self._reads.path_index[row]]
+        path = context.paths[self._path_index[row]]
         if target.arrived or not files().read_at_once(path, self._offset[row], *buffers):
             context.fetch(self._reads, row, buffers, self._chunk_of, target)
         now = tally.mark(READ, now, at)

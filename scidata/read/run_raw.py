@@ -28,13 +28,25 @@ class RawRun:
     """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads."""
 
     def __init__(self, context: Context, reads: Reads) -> None:
-        self._context, self._reads = context, reads
+        self._context = context
         tables = context.tables.raw
         if tables is None:
             self._check_sizes()
-            tables = context.tables.raw = self._make_tables()
+            tables = context.tables.raw = self._make_tables(reads)
         self._tables = tables
         self._offset = reads.offset.tolist()
+
+    def moved(self, context: Context, by: int) -> RawRun:
+        """Return the same reads of other chunks, which begin so many bytes further on in their files."""
+        run = object.__new__(RawRun)
+        run._context, run._tables, run._offset = context, self._tables, [offset + by for offset in self._offset]
+        return run
+
+    @property
+    def _reads(self) -> Reads:
+        reads = self._context.plan.span_reads
+        assert reads is not None
+        return reads
 
     @property
     def costs(self) -> list[int]:
@@ -113,8 +125,8 @@ class RawRun:
                 "the file is damaged: copy or write it again"
             )
 
-    def _make_tables(self) -> RawTables:
-        spans, reads, context = self._spans, self._reads, self._context
+    def _make_tables(self, reads: Reads) -> RawTables:
+        spans, context = self._spans, self._context
         offset: IntArray = context.refs.offset[self._chunk] + spans.offset  # first byte of each span in its file
         begin = spans.dest * context.out_item
         end = begin + spans.nbytes
@@ -128,7 +140,7 @@ class RawRun:
         last = np.append(first[1:], len(offset)) - 1
         bounds = np.searchsorted(first, reads.bounds)
         direct = spans.direct[reads.bounds[:-1]] & context.convert.in_place
-        if not context.plan.remote:  # small pieces, if they are many, are faster copied than read in place
+        if not context.is_remote:  # small pieces, if they are many, are faster copied than read in place
             num = np.diff(bounds)
             wanted = np.add.reduceat(spans.nbytes, reads.bounds[:-1])
             direct &= (wanted >= MIN_DIRECT * num) | ((num < _MANY) & (len(num) < _MANY))
@@ -156,7 +168,7 @@ class RawRun:
         reads, num = self._reads, len(direct)
         total = np.cumsum(reads.nbytes)
         before = total - reads.nbytes
-        alone = direct | (reads.nbytes > _MAX_GROUPED) | self._context.plan.remote
+        alone = direct | (reads.nbytes > _MAX_GROUPED) | self._context.is_remote
         starts = np.ones(num, np.bool_)
         starts[1:] = alone[1:] | alone[:-1] | (reads.path_index[1:] != reads.path_index[:-1])
         starts[1:] |= before[1:] // MAX_SPAN != before[:-1] // MAX_SPAN

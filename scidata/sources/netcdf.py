@@ -6,7 +6,7 @@ netCDF4-python is not used: it crashes when threads read. It is the oracle of th
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
-from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside
+from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, number_of
 from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header
 
@@ -165,6 +165,16 @@ class NetCDF3Source(FileSource[_Contents]):
             offset=offset,
             nbytes=np.full(len(chunks), nbytes, np.int64),
         )
+
+    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has an error to say of it."""
+        header, _, variables = self._read()
+        if number_of(layout, chunk) is None or layout.name not in variables:
+            return None
+        apart = bool(layout.shape) and layout.chunks[0] != layout.shape[0]
+        offset = variables[layout.name].begin + (chunk[0] * header.record_nbytes if apart else 0)
+        is_there = offset + layout.chunk_nbytes <= header.file_size
+        return (self.path, offset, layout.chunk_nbytes) if is_there else None
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out``, by the span of bytes that it lies in."""

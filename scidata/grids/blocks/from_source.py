@@ -27,7 +27,7 @@ class SourceBlocks:
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
         """Return a block and the statistics of its read; there is no other rank to wait for."""
         job = self.job(key)
-        values = self._memory.empty(job.plan.out_shape, self._layout.fields[key.name].dtype, keep=2)
+        values = self._memory.empty(job.out_shape, self._layout.fields[key.name].dtype, keep=2)
         return values, self.read([(job, values)])
 
     def job(self, key: BlockKey, which: Hashable = None, rows: Selection = (), shape: tuple[int, ...] = ()) -> Job:
@@ -40,7 +40,7 @@ class SourceBlocks:
             family = self._families.get_or_make(place, lambda: PlanFamily(moving, out))
             return self._planner.job(key.name, key.member, family, layout, selection if which is None else rows)
 
-        return self._jobs.get_or_make((key, which), make, lambda job: job.plan.num_bytes)
+        return self._jobs.get_or_make((key, which), make, lambda job: job.num_bytes)
 
     def read(self, jobs: Sequence[tuple[Job, Rows]]) -> ReadStats:
         """Read plans into a buffer each."""
@@ -56,7 +56,7 @@ class SourceBlocks:
             values = sample.out[name]
             fits = values.shape == shapes[name]
             for job in jobs[name]:  # a dimension that the sample dropped has one row in the source
-                reads.append((job, values.reshape(job.plan.out_shape) if fits else values))
+                reads.append((job, values.reshape(job.out_shape) if fits else values))
         return self.read(reads)
 
     def clear(self) -> None:

@@ -70,6 +70,14 @@ class ChunkIndex:
         rows = np.minimum(self.numbers.searchsorted(numbers), len(self.numbers) - 1)
         return np.where(self.numbers[rows] == numbers, self.places[:, rows], nowhere)
 
+    def find_one(self, number: int) -> tuple[int, int, int] | None:
+        """Return offset, bytes and filter mask of one chunk; None where it is not stored."""
+        row = int(self.numbers.searchsorted(number))
+        if row == len(self.numbers) or self.numbers[row] != number:
+            return None
+        offset, nbytes, mask = self.places[:, row].tolist()
+        return offset, nbytes, mask
+
 
 def stored_dtype(dset: h5py.Dataset) -> tuple[np.dtype[np.generic], bool]:
     """Return the dtype, byte order included, and whether the stored bytes are exactly that dtype.

@@ -7,7 +7,7 @@ and none of them reads values except ``read_box``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -155,6 +155,18 @@ class HDF5Source(FileSource[_Contents]):
             self._contiguous[layout.name] = refs
         return refs
 
+    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
+        name, contents, number = layout.name, self._contents, number_of(layout, chunk)
+        whole, index = self._contiguous.get(name), self._indices.get(name)
+        if whole is not None and number == 0:
+            return self.path, int(whole.offset[0]), int(whole.nbytes[0])
+        found = None if index is None or number is None else index.find_one(number)
+        if found is None or contents is None:
+            return None
+        offset, nbytes, mask = found
+        return (self.path, offset, nbytes) if not mask and offset + nbytes <= contents.file_size else None
+
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.
 
@@ -284,6 +296,16 @@ class HDF5Source(FileSource[_Contents]):
                     index = self._retried(session, lambda h5: chunk_index(h5[storage.path], layout), label)
                     self._indices[layout.name] = index
         return index
+
+
+def number_of(layout: ArrayLayout, chunk: Sequence[int]) -> int | None:
+    """Return the number of a chunk in C order of the grid; None where it is outside."""
+    number = 0
+    for at, num in zip(chunk, layout.num_chunks, strict=True):
+        if not 0 <= at < num:
+            return None
+        number = number * num + at
+    return number
 
 
 def check_inside(layout: ArrayLayout, chunks: IntArray) -> None:

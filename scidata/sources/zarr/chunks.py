@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,10 @@ class Locator(ABC):
         check_sizes(record, coordinates, found.nbytes, refs)
         return refs
 
+    def place_of(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Return a chunk's file, first byte and bytes, where they are known at once: see :class:`PlaceSource`."""
+        return None
+
     def _find_in_shards(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
         """Find chunks by the indexes of their shards. Chunk 5 of shards of 4 is entry 1 of the index of shard 1."""
         per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
@@ -120,6 +124,25 @@ class ChunkLocator(Locator):
         if record.index is None and len(chunks) <= _FEW and (refs := self._locate_few(record, chunks)) is not None:
             return refs
         return super().locate(record, chunks)
+
+    def place_of(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Return a chunk's file, first byte and bytes, where these are right."""
+        number = 0
+        for c, n in zip(chunk, record.num_files, strict=True):
+            if not 0 <= c < n:
+                return None
+            number = number * n + c
+        if record.index is not None:
+            return None
+        block, at = divmod(number, _SIZES_PER_BLOCK)
+        known = self._known(record, block)
+        key, size = record.key(chunk), int(known[at])
+        if size == _UNKNOWN:
+            size = known[at] = int(self._tree.sizes([key])[0])
+        expected = record.fixed_nbytes
+        if size <= 0 or expected not in (None, size):
+            return None
+        return str(self._tree.location(key)), 0, size
 
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
         """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""

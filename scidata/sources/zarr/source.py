@@ -56,6 +56,7 @@ class State:
     def __init__(self, tree: Tree, path: str, contents: Contents, chunks: Locator) -> None:
         self.tree, self.contents, self.chunks, self.pid = tree, contents, chunks, os.getpid()
         self.handles: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}  # of arrays, once asked for
         self._try_fallbacks()
         self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
 
@@ -151,17 +152,17 @@ class ZarrSource:
         state = State(tree, self.path, self._find_arrays(tree), ChunkLocator(tree))
         if self._names is None and not isinstance(self.path, Url):
             for record in state.contents.records.values():
-                self._note_metadata(state, record)
+                where = self._metadata_of(state, record)
+                with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
+                    self._metadata.note(where, version_at(where))
         return state
 
     def _find_arrays(self, tree: Tree) -> Contents:
         return find_arrays(tree, str(self.path), self._names)
 
-    def _note_metadata(self, state: State, record: ArrayRecord) -> None:
+    def _metadata_of(self, state: State, record: ArrayRecord) -> str:
         name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
-        where = state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
-        with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
-            self._metadata.note(where, version_at(where))
+        return state.tree.location(f"{record.prefix}/{name}" if record.prefix else name)
 
     @property
     def format(self) -> str:
@@ -191,11 +192,19 @@ class ZarrSource:
         if self._names is not None or isinstance(self.path, Url):
             return
 
-        def check_metadata() -> None:  # chunks that were read before show by themselves that the store is the same
-            state = self._open()
-            self._note_metadata(state, self._record(state, layout.name))
+        # chunks that were read before show by themselves that the store is the same
+        self._chunks.check(paths, lambda: self._check_metadata(layout.name))
 
-        self._chunks.check(paths, check_metadata)
+    def _check_metadata(self, name: str) -> None:
+        state = self._open()
+        where = state.metadata.get(name)
+        if where is None:
+            where = state.metadata[name] = self._metadata_of(state, self._record(state, name))
+        try:
+            found = version_at(where)
+        except FileNotFoundError:  # where all metadata are consolidated
+            return
+        self._metadata.note(where, found)
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files:
         """Name the files of chunks, or of the shards that they lie in; where zarr-python reads them, its metadata."""
@@ -238,6 +247,11 @@ class ZarrSource:
         """
         state = self._open()
         return state.chunks.locate(self._record(state, layout.name), chunks)
+
+    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
+        state = self._open()
+        return state.chunks.place_of(self._record(state, layout.name), chunk)
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.

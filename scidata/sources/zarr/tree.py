@@ -83,17 +83,18 @@ class LocalTree:
 
     def _check_folder(self, key: str) -> None:
         """Check each folder on the way to ``key``, once; a folder that is not there is no link."""
-        if key in self._checked or not key:
-            return
-        above = key.rpartition("/")[0]
-        if above not in self._checked:
-            self._check_folder(above)
-        path = f"{self._root}/{key}"
-        if os.path.islink(path):
-            self._check_link(path)
-        if len(self._checked) >= _MAX_CHECKED_FOLDERS:
-            self._checked.clear()
-        self._checked.add(key)
+        unknown = []
+        while key and key not in self._checked:
+            unknown.append(key)
+            key = key.rpartition("/")[0]
+        while unknown:
+            key = unknown.pop()
+            path = f"{self._root}/{key}"
+            if os.path.islink(path):
+                self._check_link(path)
+            if len(self._checked) >= _MAX_CHECKED_FOLDERS:
+                self._checked.clear()
+            self._checked.add(key)
 
     def _stat(self, key: str) -> os.stat_result | None:
         """Return a regular file's status; opening a pipe or device instead would block or worse."""

@@ -374,7 +374,7 @@ def test_types_that_are_left_out_and_types_that_are_converted(tmp_path):
     assert source.arrays["odd"].fallback  # 17 bits in four bytes: its bytes are no int32
     assert boxed(source, "odd").tolist() == [1, -2, 3]
     with pytest.raises(RefusedError, match="compound"):
-        source.locate(source.arrays["enum"].__class__(**{**vars(source.arrays["enum"]), "name": "compound"}), [])
+        source.locate(dataclasses.replace(source.arrays["enum"], name="compound"), [])
 
 
 def test_groups_links_and_order(tmp_path):

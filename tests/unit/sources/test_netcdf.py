@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -255,7 +256,7 @@ def test_netcdf4_pickles_and_refuses_damage(netcdf4_path, tmp_path):
         open_source(tmp_path / "short.nc").arrays  # noqa: B018
     layout = source.arrays["u"]
     with pytest.raises(UnknownNameError, match="did you mean 'packed'"):
-        source.locate(type(layout)(**{**vars(layout), "name": "paked"}), np.zeros((1, 3), np.int64))
+        source.locate(dataclasses.replace(layout, name="paked"), np.zeros((1, 3), np.int64))
 
 
 # ---------------------------------------------------------------------------------------------------- NetCDF-3
@@ -570,7 +571,7 @@ def test_netcdf3_pickles_closes_and_names_mistakes(tmp_path):
         with pytest.raises(ConfigError, match="outside of the grid"):
             source.locate(layout, np.array([coord]))
     with pytest.raises(UnknownNameError, match="did you mean 'record_f8'"):
-        source.locate(type(layout)(**{**vars(layout), "name": "record_f9"}), np.array([[0, 0]]))
+        source.locate(dataclasses.replace(layout, name="record_f9"), np.array([[0, 0]]))
 
 
 def test_netcdf3_over_a_url(tmp_path):

@@ -1,0 +1,180 @@
+"""Samples whose chunks lie alike take each other's tables: the same values, plans and errors, in few calls."""
+
+import os
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+import zarr
+
+import scidata
+from scidata.errors import CorruptDataError, MissingChunkError, SourceChangedError
+from scidata.read.execute import Execution
+
+NUM = 12
+DATA = {name: np.random.default_rng(k).normal(size=(NUM, 10, 14)).astype("f4") for k, name in enumerate("uv")}
+
+
+def write_zarr(path, chunks, codec, shards=None, fill=NUM):
+    codecs = {"lz4": zarr.codecs.BloscCodec(cname="lz4"), "crc": zarr.codecs.Crc32cCodec(), "raw": None}
+    group = zarr.open_group(path, mode="w")
+    for name, values in DATA.items():
+        array = group.create_array(
+            name, shape=values.shape, dtype="f4", chunks=chunks, shards=shards,
+            dimension_names=("time", "y", "x"), compressors=codecs[codec],
+        )  # fmt: skip
+        array[:fill] = values[:fill]
+    return path
+
+
+def write_hdf5(path, chunks, codec):
+    with h5py.File(path, "w") as file:
+        for name, values in DATA.items():
+            options = {} if codec == "raw" else {"compression": "gzip", "shuffle": True, "fletcher32": True}
+            dset = file.create_dataset(name, data=values, chunks=chunks, **options)
+            dset.dims[0].label = "time"
+    return path
+
+
+def write_netcdf3(path, record):
+    with scipy.io.netcdf_file(path, "w", version=2) as file:
+        for dim, size in (("time", None if record else NUM), ("y", 10), ("x", 14)):
+            file.createDimension(dim, size)
+        for name, values in DATA.items():
+            file.createVariable(name, "f4", ("time", "y", "x"))[:] = values
+    return path
+
+
+STORES = {
+    "a step a chunk": lambda p: write_zarr(f"{p}.zarr", (1, 10, 14), "lz4"),
+    "raw": lambda p: write_zarr(f"{p}.zarr", (1, 10, 14), "raw"),
+    "checksums": lambda p: write_zarr(f"{p}.zarr", (1, 10, 14), "crc"),
+    "steps": lambda p: write_zarr(f"{p}.zarr", (5, 10, 14), "lz4"),
+    "raw steps": lambda p: write_zarr(f"{p}.zarr", (5, 10, 14), "raw"),
+    "tiles": lambda p: write_zarr(f"{p}.zarr", (2, 4, 6), "lz4"),
+    "raw tiles": lambda p: write_zarr(f"{p}.zarr", (2, 4, 6), "raw"),
+    "shards": lambda p: write_zarr(f"{p}.zarr", (1, 5, 14), "lz4", shards=(4, 10, 14)),
+    "hdf5": lambda p: write_hdf5(f"{p}.h5", (1, 10, 14), "gzip"),
+    "raw hdf5": lambda p: write_hdf5(f"{p}.h5", (3, 10, 14), "raw"),
+    "hdf5 tiles": lambda p: write_hdf5(f"{p}.h5", (1, 4, 14), "gzip"),
+    "contiguous hdf5": lambda p: write_hdf5(f"{p}.h5", None, "raw"),
+    "netcdf 3 records": lambda p: write_netcdf3(f"{p}.nc", record=True),
+    "netcdf 3": lambda p: write_netcdf3(f"{p}.nc", record=False),
+}
+
+
+@pytest.mark.parametrize("steps", [(0,), (0, 1), (0, 3), (-1, 0, 1, 2)])
+@pytest.mark.parametrize("store", STORES)
+def test_the_same_values_and_plans(store, steps, tmp_path):
+    path = STORES[store](tmp_path / "x")
+    options = {
+        "sample_dim": "time",
+        "steps": steps,
+        "pool_bytes": 0,
+        "isel": {1: slice(1, 9), 2: slice(None, None, -2)},
+    }
+    ds, alone = (scidata.open_dataset(path, **options) for _ in range(2))
+    for order in (range(len(ds)), [5, 0, 3, 3, len(ds) - 1]):
+        for i in order:
+            sample, first = ds[i], i - min(0, *steps)
+            for name, values in DATA.items():
+                expected = values[[first + step for step in steps], 1:9, ::-2]
+                np.testing.assert_array_equal(sample[name], expected if len(steps) > 1 else expected[0])
+    for i in range(len(ds)):  # of which none was read
+        assert repr(ds.plan(i)) == repr(alone.plan(i))
+        for mine, others in zip(ds.plan(i).fields.values(), alone.plan(i).fields.values(), strict=True):
+            assert [plan.to_json() for plan in mine] == [plan.to_json() for plan in others]
+
+
+def moved(monkeypatch):
+    """Count the reads whose tables were another's."""
+    found, own = [], Execution.moved
+
+    def counted(self, *args):
+        execution = own(self, *args)
+        found.append(execution is not None)
+        return execution
+
+    monkeypatch.setattr(Execution, "moved", counted)
+    return found
+
+
+@pytest.mark.parametrize("store", [name for name in STORES if name not in ("shards", "hdf5 tiles")])
+def test_all_but_the_first_of_a_kind_are_like_others(store, tmp_path, monkeypatch):
+    found, path = moved(monkeypatch), STORES[store](tmp_path / "x")
+    ds = scidata.open_dataset(path, sample_dim="time", pool_bytes=0)
+    for i in range(len(ds)):
+        ds[i]
+    kinds = {"steps": 5, "tiles": 2}.get(store, 1)
+    assert sum(found) == len(found) == 2 * (NUM - kinds)
+
+
+def test_errors_name_the_chunk(tmp_path):
+    path = write_zarr(f"{tmp_path}/x.zarr", (1, 10, 14), "lz4", fill=NUM - 1)
+    ds = scidata.open_dataset(path, pool_bytes=0)
+    for i in (0, 1):
+        ds[i]
+    with open(f"{path}/u/c/3/0/0", "r+b") as file:
+        file.seek(8)
+        file.write(b"\xff" * 8)
+    os.truncate(f"{path}/u/c/4/0/0", 9)
+    os.remove(f"{path}/u/c/5/0/0")
+    with pytest.raises(CorruptDataError, match=r"field 'u', chunk \(3, 0, 0\)"):
+        ds[3]
+    with pytest.raises(CorruptDataError, match=r"chunk \(4, 0, 0\)"):
+        ds[4]
+    for i in (5, NUM - 1):
+        with pytest.raises(MissingChunkError, match=rf"field 'u', chunk \({i}, 0, 0\)"):
+            ds[i]
+    ds[6]
+    write_zarr(path, (1, 10, 14), "raw")
+    with pytest.raises(SourceChangedError):
+        ds[7]
+
+
+def test_links_out_of_the_store_are_refused(tmp_path):
+    path = write_zarr(f"{tmp_path}/x.zarr", (1, 10, 14), "raw")
+    for chunk, folder in ((4, ""), (5, "/0"), (6, "/0/0")):
+        place, other = f"{path}/u/c/{chunk}{folder}", f"{tmp_path}/other{chunk}"
+        os.rename(place, other)
+        os.symlink(other, place)
+    ds = scidata.open_dataset(path, pool_bytes=0)
+    for i in range(4):
+        ds[i]
+    for i in (4, 5, 6):
+        with pytest.raises(scidata.errors.RefusedError, match="out of the store"):
+            ds[i]
+
+
+def calls(function):
+    """Count calls of Python that a function makes in this thread."""
+    found = Counter()
+
+    def note(frame, event, arg):
+        if event == "call":
+            found[frame.f_code] += 1
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return found.total()
+
+
+@pytest.mark.parametrize(
+    ("store", "first", "later"),  # calls a sample of two fields
+    [("a step a chunk", 152, 73), ("raw", 134, 53), ("hdf5", 143, 106), ("contiguous hdf5", 85, 48)],
+)
+def test_calls_of_first_and_later_epochs(store, first, later, tmp_path):
+    ds = scidata.open_dataset(STORES[store](tmp_path / "x"), sample_dim="time", pool_bytes=0, num_threads=1)
+    buffers = {name: np.empty(spec.shape, spec.dtype) for name, spec in ds.buffer_specs().items()}
+    took = [[calls(lambda i=i: ds.read_into(i, buffers)) for i in range(NUM)] for _ in range(3)]
+    assert all(x == y for x, y in pairwise(took[0][3:])), took[0]  # nothing that grows
+    assert took[0][-1] <= first
+    assert took[1] == took[2]
+    assert took[1][-1] <= later

@@ -290,8 +290,9 @@ def open_dataset(
         for other samples, at most so many bytes of them in each process, so that a chunk is decoded once for all steps
         in it. For orders in which samples of a chunk come close to each other: as they are stored, or
         ``DistributedSampler(shuffle="blocks")``. A loader sees from its order which chunks are worth it, and reads them
-        ahead. Default: the need of these orders, within an eighth of the available memory, shared with the other ranks
-        of the node; ``plan`` says how much. 0 keeps nothing.
+        ahead. Default: all of this rank's part, in any order, where it fits, else the need of these orders, within an
+        eighth of the available memory, shared with the other ranks of the node; ``plan`` says how much. 0 keeps
+        nothing.
     cache_dir : str or PathLike or None, optional
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
         data behind URLs or that have to be decoded; raw local arrays are read where they are, which costs no more. Any

@@ -227,6 +227,7 @@ def _pool_note(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Itera
         return
     sizes = reader.chain.sizes
     in_order = max(sizes.of(reader.part_of(place)).bytes_in_order for place in places)
+    every = max(sizes.of(reader.part_of(place)).bytes_of_all for place in places)
     steps, several = max(sizes.layout.steps_per_block.values()), sizes.most_trajectories
     shared = f"chunks hold {steps} steps" if max(steps, several) > 1 else "samples share steps"
     shared += f" of {several} trajectories" if several > 1 else ""
@@ -235,7 +236,8 @@ def _pool_note(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Itera
         f"{shared}, which a full shuffle decodes anew for each sample (of large Blosc chunks a part). They are "
         f"decoded once in stored order with pool_bytes={in_order:_}, and with "
         f'DistributedSampler(shuffle="blocks"){often} with pool_bytes={KEPT_BLOCKS * block_bytes:_}; default '
-        f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available"
+        f"{'the larger of both' if several > 1 else 'the latter'}, within an eighth of the memory available. Where "
+        f"this holds all, {every:_} bytes a rank, all is kept, and later epochs decode nothing in any order"
     )
 
 

@@ -109,7 +109,7 @@ class BlockPool:
 
     def _find(self, name: str, part: Part, places: Places) -> list[BlockRead]:
         sizes, found = self.sizes.of(part), []
-        nbytes, enough = sizes.nbytes(name), self.worth.enough.get(name, 1)
+        nbytes, enough = sizes.nbytes(name), 1 if sizes.keeps_all else self.worth.enough.get(name, 1)
         for (i, start), rows in self._layout.rows_of(name, places).items():
             together = sizes.together(name, i)
             inside = self._layout.place_in(name, i, together) if together.num > 1 else None
@@ -132,7 +132,7 @@ class BlockPool:
         One that others than the samples so far need stays while there is room: in an order by blocks they come.
         """
         block = self._blocks.get(key)
-        if block is not None and block.left <= 0 and self.sizes.of(key.part).bytes_of_all > self.max_bytes(key.part):
+        if block is not None and block.left <= 0 and not self.sizes.of(key.part).keeps_all:
             self._blocks.drop(key)
         else:
             self._blocks.demote(key)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +27,7 @@ BLOCKS_BESIDE = 4
 BLOCKS_AT_ONCE = 8
 KEPT_BLOCKS = BLOCKS_AT_ONCE + BLOCKS_BESIDE
 _LEAST_TOGETHER = 8  # steps of a block of samples, of all its trajectories, where windows make neighbours share some
+_ALL_STEPS = 1 << 62
 _PER_EDGE = 10  # chunks of a stretch for each that the one beside it needs, too: so few are decoded twice
 
 
@@ -33,6 +36,10 @@ class KeptFields(NamedTuple):
 
     shared: frozenset[str]
     fixed: frozenset[str]
+
+
+#: Bytes of blocks that data sets of this process keep at most.
+_kept: weakref.WeakKeyDictionary[BlockSizes, int] = weakref.WeakKeyDictionary()
 
 
 class BlockSizes:
@@ -55,6 +62,7 @@ class BlockSizes:
         self._series, self._planner, self._sharers = layout.series, planner, sharers
         self._of_parts: Cache[PartSizes] = Cache(1 << 10)
         self._max_bytes: int | None = None
+        self._process = os.getpid()
 
     def of(self, part: Part) -> PartSizes:
         """Return the sizes of the blocks of a rank's part."""
@@ -64,8 +72,19 @@ class BlockSizes:
     def max_bytes(self, part: Part) -> int:
         """Return how many bytes of blocks are kept of a rank's part; of the first that is asked for."""
         if self._max_bytes is None:
-            self._max_bytes = self.of(part).room
+            _kept[self] = self._max_bytes = self.of(part).room
         return self._max_bytes
+
+    @property
+    def left(self) -> int:
+        """Return the bytes that other data sets of this process leave; 0 in a worker process, which has others beside.
+
+        Training and validation data, or parts of a mix, have one share of the memory together to keep all of.
+        """
+        return self.limit - sum(_kept.values()) if self._process == os.getpid() else 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_max_bytes": None}
 
     @property
     def sharers(self) -> Sequence[Part]:
@@ -126,12 +145,18 @@ class PartSizes:
 
     @functools.cached_property
     def room(self) -> int:
-        """Bytes of blocks that are kept at most; where they are to fit, enough for stored order and random blocks."""
+        """Bytes of blocks that are kept at most; where they are to fit, all, or enough for stored and random blocks."""
         if not self._sizes.fits:
             return self._sizes.limit
         window = KEPT_BLOCKS * self.bytes_of_block if self._worth.shared_steps else 0
         fixed = self._bytes_of_fixed(self._worth.most) * (KEPT_BLOCKS if self._layout.series.outer else 1)
-        return min(max(window, self._bytes_of_trajectories) + fixed, self._sizes.limit)
+        least = min(max(window, self._bytes_of_trajectories) + fixed, self._sizes.limit)
+        return max(least, self.bytes_of_all) if self.bytes_of_all <= self._sizes.left else least
+
+    @functools.cached_property
+    def keeps_all(self) -> bool:
+        """Whether there is room for all blocks of all samples, so that later epochs decode nothing."""
+        return self.bytes_of_all <= self._sizes.max_bytes(self._part)
 
     @functools.cached_property
     def kept_fields(self) -> KeptFields:
@@ -206,9 +231,21 @@ class PartSizes:
 
     @functools.cached_property
     def bytes_of_all(self) -> int:
-        """The bytes of all blocks of all samples."""
-        num_rows = int(self._layout.series.row_bounds[-1])
-        return self._bytes(lambda _, size: -(-num_rows // size), dict.fromkeys(self._worth.shared_steps, 1))
+        """The bytes of all blocks of all samples, and of what is the same in them."""
+        fixed = {
+            name: self._num_blocks(name, _ALL_STEPS) if self._layout.series.outer else 1 for name in self._worth.fixed
+        }
+        most = self._worth.most
+        return self._bytes(self._num_blocks, most) + sum(
+            most[name] * num * self.bytes_of_step(name) for name, num in fixed.items()
+        )
+
+    def _num_blocks(self, name: str, size: int) -> int:
+        """Return how many blocks of ``size`` steps a field has in all members."""
+        rows = np.diff(self._layout.series.row_bounds)
+        if self._worth.most[name] > 1:
+            rows = rows[np.unique([self._layout.together(name, i, alone=False).member for i in range(len(rows))])]
+        return int((-(-rows // size)).sum())
 
     def _bytes(self, count: Callable[[str, int], int], num: Mapping[str, int]) -> int:
         """Return the bytes of so many blocks of each field that samples share, each of ``num`` trajectories."""

@@ -65,7 +65,8 @@ def test_bytes_are_those_of_the_blocks_that_samples_need(paths: dict[str, str], 
     sizes, blocks = reader.chain.sizes.of(part), {key: read for found in every for key, read in found.items()}
     assert sizes.bytes_of_sample == max(map(nbytes, every))
     assert sizes.bytes_of_block == max(map(nbytes, together.values()))
-    assert sizes.bytes_of_all == nbytes(blocks)
+    masks = {key: read for i in range(reader.num_samples) for key, read in reads(reader, i, ["mask"]).items()}
+    assert sizes.bytes_of_all == nbytes(blocks | masks)
     two_runs = nbytes({key: read for key, read in blocks.items() if key.member < (2 if key.name == "u" else 1)})
     assert sizes.bytes_in_order == (3 * sizes.bytes_of_sample if name == "series" else two_runs + sizes.bytes_of_sample)
     for key, read in (blocks | reads(reader, 0, ["mask"])).items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import scidata
 from scidata.core.cache import Cache
 from scidata.data.order import Order
 from scidata.errors import ConfigError
+from scidata.grids.blocks import sizes
+from scidata.grids.blocks.sizes import KEPT_BLOCKS
 from scidata.grids.plan import plan_grid
 from scidata.loader.waiting import WaitWatch
 from tests.unit.loader._orders import Readable
@@ -190,15 +194,53 @@ def test_windows_decode_chunks_once(tmp_path: Path, chunk: int, size: int, steps
         group.create_array(
             name, data=values, chunks=(chunk, 2, 3), dimension_names=("time", "y", "x"), compressors=compressors
         )
-    ds = scidata.open_dataset(tmp_path / "a.zarr", steps=steps)
+    every = scidata.open_dataset(tmp_path / "a.zarr", steps=steps)
+    room = KEPT_BLOCKS * every.reader.block_bytes({})[1]  # the default where not all of it fits
+    ds = scidata.open_dataset(tmp_path / "a.zarr", steps=steps, pool_bytes=room)
     assert ds.blocks().tolist() == (np.arange(len(ds)) // size).tolist()
     loader = scidata.DataLoader(ds, None, shuffle="blocks")
     seen = {sample.index: sample["v"][..., 0, 0].reshape(-1).tolist() for sample in loader}
     assert seen == {i: [6.0 * (i + k - min(steps)) for k in steps] for i in range(len(ds))}
     assert 0.99 < loader.stats()["bytes_decoded"] / (2 * values.nbytes) <= 1.14
     assert ds.reader.pool.num_bytes < 0.6 * values.nbytes
+    assert every.reader.pool.max_bytes(every.reader.part_of({})) == 2 * values.nbytes
     alone = scidata.open_dataset(tmp_path / "a.zarr")
     assert alone.blocks().tolist() == alone.stretches().tolist() == (np.arange(num) // chunk).tolist()
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> Path:
+    """40 chunks of 8 steps: many more than the pool of an order by blocks holds."""
+    values = np.arange(320 * 6, dtype=np.float32).reshape(320, 2, 3)
+    zarr.create_array(
+        tmp_path / "a.zarr", name="u", data=values, chunks=(8, 2, 3), dimension_names=("time", "y", "x"),
+        compressors=zarr.codecs.BloscCodec(cname="lz4"),
+    )  # fmt: skip
+    return tmp_path / "a.zarr"
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+def test_what_fits_stays_by_default(compressed: Path, shuffle: bool | str) -> None:
+    loader = scidata.DataLoader(scidata.open_dataset(compressed, fields=["u"]), 4, shuffle=shuffle)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert len(list(loader)) == 80
+    assert loader.stats()["bytes_decoded"] == 320 * 24
+
+
+def test_what_does_not_fit_is_decoded_in_each_epoch(compressed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of memory is one for all data sets of a process; those of worker processes keep no more than blocks."""
+    monkeypatch.setattr("scidata.data.node.memory_share", lambda: 3 * 320 * 24 - 1)
+    first, second, third = [scidata.open_dataset(compressed, fields=["u"]) for _ in range(3)]
+    monkeypatch.setattr(sizes, "_kept", weakref.WeakKeyDictionary())
+    sent, blocks = pickle.loads(pickle.dumps(second)), 320 * 24
+    sent.reader.chain.sizes._process = 0
+    kept = [ds.reader.pool.max_bytes(ds.reader.part_of({})) for ds in (first, second, third, sent)]
+    assert kept == [blocks, blocks, 12 * 8 * 24, 12 * 8 * 24]
+    loader = scidata.DataLoader(third, 4, shuffle="blocks")
+    for _ in range(2):
+        assert len(list(loader)) == 80
+    assert loader.stats()["bytes_decoded"] >= 2 * 320 * 24
 
 
 def test_a_block_goes_when_each_of_its_rows_was_taken(tmp_path: Path) -> None:

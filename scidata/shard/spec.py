@@ -285,7 +285,7 @@ class ShardSpec:
     def with_rows(self, dim: int, rows: int | Sequence[int]) -> ShardSpec:
         """Give one dim other rows: so many, or where it is sharded so many on each rank."""
         axis = self.sharded.get(dim)
-        extent, parts = (rows, None) if isinstance(rows, int) else (sum(rows), rows)
+        extent, parts = (rows, None) if isinstance(rows, int) else (facts_of(rows).total, rows)
         sizes = [parts if a == axis else s for a, s in enumerate(self.sizes)]
         return self.derive((*self.global_shape[:dim], extent, *self.global_shape[dim + 1 :]), self.dims, sizes)
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from scidata.core.bounds import bounds_of
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.transport import SUM_IN, Group, exchange, with_dim
+from scidata.shard.sizes import facts_of
 
 #: The start of a run of rows that nobody owns: they get the fill value.
 FILLED = -1
@@ -68,13 +68,11 @@ def runs_of(rows: Sequence[int]) -> Runs:
     return tuple(runs)
 
 
-@lru_cache(maxsize=1024)
 def edges_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return bounds as plain integers, kept: they are asked for in each layer of each step."""
-    return tuple(bounds_of(sizes).tolist())
+    """Return bounds as plain integers."""
+    return tuple(facts_of(sizes).bounds.tolist())
 
 
-@lru_cache(maxsize=1024)
 def parts_as_runs(sizes: tuple[int, ...]) -> tuple[Runs, ...]:
     """Return the rows of each part as one run."""
     return tuple(((first, size),) for first, size in zip(edges_of(sizes), sizes, strict=False))

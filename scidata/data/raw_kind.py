@@ -47,18 +47,19 @@ def kind_of_raw(
     found, reason, source = kind, "", None
     if kind is None:
         source = _open(expand_paths(path)[0], allow_external)
-        found, reason = kind_of(source, like_grid=like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES)))
+        as_grid = like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES))
+        found, reason = kind_of(source, like_grid=as_grid, fields=options.fields)
     of_mesh_tools = source is not None and source.format in ("meshio", "vtu", "vtp", "vtp points")
     if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))
         if is_store(folder):
             raise UnsupportedFormatError(f"{shown}: one sample of the store {folder}; open the store instead")
-        as_grid = "; or say kind='grid' (--kind grid), to take its arrays as they lie"
+        advice = "; or say kind='grid' (--kind grid), to take its arrays as they lie"
         raise UnsupportedFormatError(
             f"{shown}: kind {found!r}{reason and f' ({reason})'} is read from a store, which serves any number of "
             f"ranks; write it once: {partition_command(path, str(found), reason, source)}, then open OUT"
-            + ("" if source is None or of_mesh_tools else as_grid)
+            + ("" if source is None or of_mesh_tools else advice)
         )
     return found, source
 

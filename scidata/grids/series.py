@@ -6,9 +6,10 @@ Steps of a sample lie in a *member*: a file, or one trajectory of a file that ho
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -69,8 +70,9 @@ class Series:
                 f"{len(files)} files have no dimension to follow each other along; name it with sample_dim"
             )
         self._layouts = [{name: array_of(source, name) for name in self.fields} for source in self.files]
+        of_first = functools.cache(functools.partial(self._coordinate, 0))
         for f in range(1, len(self.files)):
-            self._check(f)
+            self._check(f, of_first)
         num_files = len(self.files)
         self.lengths = bounds_of([self.num_rows(self._along, f) for f in range(num_files)])  # of files along it
         counts = [[self.num_rows(dim, f) for dim in self.outer] for f in range(num_files)]
@@ -96,8 +98,8 @@ class Series:
             )
         return rows.pop() if rows else 1
 
-    def _check(self, f: int) -> None:
-        """Compare file ``f`` with the first."""
+    def _check(self, f: int, of_first: Callable[[str], npt.NDArray[Any] | None]) -> None:
+        """Compare file ``f`` with the first, whose coordinates ``of_first`` gives."""
         here, path, first = self._layouts[f], self.files[f].path, self.files[0].path
         for name, wanted in self._layouts[0].items():
             found = here[name]
@@ -111,7 +113,7 @@ class Series:
                         f"{path}: field {name!r} has {fact} {b}, but {first} has {a}; files of one series must agree"
                     )
         for dim in sorted({dim for layout in here.values() for dim in layout.dims} - {self._along, self.sample_dim}):
-            one, other = self._coordinate(0, dim), self._coordinate(f, dim)
+            one, other = of_first(dim), self._coordinate(f, dim)
             if one is not None and other is not None and not np.array_equal(one, other):
                 raise FieldMismatchError(
                     f"{path}: coordinate {dim!r} differs from that of {first}; files of one series must lie on one grid"

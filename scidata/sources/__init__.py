@@ -48,17 +48,11 @@ def open_source(
     """
     name = url_of(os.fspath(path), storage_options)
     files().forget(name)  # a store written again at this path has other files behind the old names
-    marks = set() if isinstance(name, Url) and not name.endswith(".zarr") and is_as_named(name) else _zarr_marks(name)
-    if marks == {".zmetadata"} and _is_parquet_set(name):
-        return reference_source(name, "kerchunk-parquet", allow_external)
-    if marks:
-        from scidata.sources.zarr.source import ZarrSource
-
-        return ZarrSource(name, allow_external=allow_external)
-    if not is_url(name) and (found := split_group(os.path.expanduser(str(name)))) is not None:
-        return GroupSource(*found, allow_external=allow_external)
+    is_file = not is_url(name) and os.path.isfile(name)  # nothing else is looked for then
+    if not is_file and (found := _open_folder(name, allow_external)) is not None:
+        return found
     try:
-        if not is_url(name):
+        if not is_file and not is_url(name):
             _check_local(name)
         return open_file(name, allow_external=allow_external)
     except (*_GONE, UnsupportedFormatError):
@@ -68,6 +62,20 @@ def open_source(
         if repository is None:
             raise
         return repository
+
+
+def _open_folder(name: str, allow_external: bool) -> Source | None:
+    """Open a Zarr store, a set of references in Parquet, or a group of a file; None where it is none of them."""
+    marks = set() if isinstance(name, Url) and not name.endswith(".zarr") and is_as_named(name) else _zarr_marks(name)
+    if marks == {".zmetadata"} and _is_parquet_set(name):
+        return reference_source(name, "kerchunk-parquet", allow_external)
+    if marks:
+        from scidata.sources.zarr.source import ZarrSource
+
+        return ZarrSource(name, allow_external=allow_external)
+    if not is_url(name) and (found := split_group(os.path.expanduser(str(name)))) is not None:
+        return GroupSource(*found, allow_external=allow_external)
+    return None
 
 
 def _is_parquet_set(path: str) -> bool:

@@ -38,17 +38,21 @@ _NUMBERED = re.compile(r"\d")
 ELSEWHERE = "the topology is in another file"
 
 
-def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
+def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | str | None = None) -> tuple[str, str]:
     """Return ``"mesh"``, ``"graph"``, ``"hetero"``, ``"points"`` or ``"grid"``, and the reason in words.
 
     Opening, planning, partitioning and describing a file all use this. ``like_grid`` says that it is opened as grids
-    are: a cloud or mesh recognised by common names or dimensions alone is a grid then.
+    are: a cloud or mesh recognised by common names or dimensions alone is a grid then. ``fields`` are those that the
+    user names, where they are known: Zarr's arrays, of which each has a file of its own, are then asked for no more
+    than they need, and lie on a grid if the largest has latitudes and longitudes.
 
     Raises
     ------
     UnsupportedFormatError
         Its groups are samples: none of them is the file. Or it is a mesh that is not read.
     """
+    if fields is not None and source.format in ("zarr2", "zarr3") and (reason := _on_grid(source, fields)) is not None:
+        return "grid", reason
     if not like_grid:
         check_kind(source)
     if (relation := next((m[1] for name in source.arrays if (m := RELATION.fullmatch(name))), None)) is not None:
@@ -68,6 +72,17 @@ def kind_of(source: Source, *, like_grid: bool = False) -> tuple[str, str]:
             points = ", ".join(layout.name for layout in common_points(source) or ())
             return "points", f"{points}: coordinates of points"
     return _kind_of_largest(source, like_grid=like_grid)
+
+
+def _on_grid(source: Source, fields: Sequence[str] | str) -> str | None:
+    """Say on which latitudes and longitudes the largest of some fields at the top lies; None where it does not."""
+    names = [fields] if isinstance(fields, str) else list(fields)
+    if not names or any("/" in name or name not in source.arrays for name in names):
+        return None
+    largest = max((source.arrays[name] for name in names), key=lambda layout: layout.nbytes)
+    roles = dim_roles(source, largest.dims)
+    space = [dim for dim in largest.dims if roles.get(dim) in ("Y", "X")]
+    return f"{largest.name} lies on {' x '.join(space)}" if {roles[dim] for dim in space} == {"Y", "X"} else None
 
 
 def _format_of_mesh(source: Source) -> str | None:

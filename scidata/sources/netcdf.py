@@ -18,7 +18,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, number_of
-from scidata.sources.hdf5.walk import Naming, attribute_of, is_scale, plain_value, scale_paths, walk
+from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, plain_value, scale_paths, walk
 from scidata.sources.netcdf3 import Header, Variable, read_header
 
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
@@ -44,20 +44,21 @@ class _NetCDF4Naming(Naming):
         group, base = posixpath.split(path)
         return posixpath.join(group, base.removeprefix(_RENAMED))
 
-    def is_hidden(self, dset: h5py.Dataset) -> bool:
-        if not is_scale(dset) or "NAME" not in dset.attrs:
+    def is_hidden(self, attributes: Attributes) -> bool:
+        if not is_scale(attributes) or "NAME" not in attributes:
             return False
-        return str(plain_value(attribute_of(dset, "NAME"))).startswith(_NO_VARIABLE)
+        return str(plain_value(attributes.read("NAME"))).startswith(_NO_VARIABLE)
 
-    def dims(self, dset: h5py.Dataset, path: str) -> tuple[str, ...]:
+    def dims(self, attributes: Attributes, path: str) -> tuple[str, ...]:
+        dset = attributes.obj
         if not dset.shape:
             return ()
-        scales = scale_paths(dset, path)
-        if None in dset.maxshape:
+        scales = scale_paths(attributes, path)
+        if None in (largest := dset.maxshape):
             self._unlimited[self.array_name(path)] = tuple(
-                scale if most is None else None for scale, most in zip(scales, dset.maxshape, strict=True)
+                scale if most is None else None for scale, most in zip(scales, largest, strict=True)
             )
-        ids = attribute_of(dset, "_Netcdf4Coordinates") if "_Netcdf4Coordinates" in dset.attrs else None
+        ids = attributes.read("_Netcdf4Coordinates") if "_Netcdf4Coordinates" in attributes else None
         if len(scales) > 1 and not any(scales) and ids is not None and len(ids) == len(scales):
             # a coordinate variable of several dimensions is a scale itself, so it can have none attached
             names = self._names_by_id()
@@ -83,8 +84,9 @@ class _NetCDF4Naming(Naming):
         if self._dim_names is None:
             self._dim_names = {}
             for path, node, _ in walk(self.h5, allow_external=False, skipped={}):
-                if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in node.attrs and is_scale(node):
-                    self._dim_names[int(attribute_of(node, "_Netcdf4Dimid"))] = posixpath.basename(path)
+                attributes = Attributes(node)
+                if isinstance(node, h5py.Dataset) and "_Netcdf4Dimid" in attributes and is_scale(attributes):
+                    self._dim_names[int(attributes.read("_Netcdf4Dimid"))] = posixpath.basename(path)
         return self._dim_names
 
 

@@ -57,7 +57,7 @@ def expand_paths(
         if is_url(name):
             return (url_of(name, options),)
         name = os.path.expanduser(url_of(name, options))
-        if os.path.exists(name) or not glob.has_magic(name):
+        if not glob.has_magic(name) or os.path.exists(name):
             return (name,)
         matches = tuple(sorted(glob.glob(name, recursive=True))) or expand_groups(name)
         if not matches:

@@ -15,7 +15,7 @@ from scidata.core.checks import largest_encoded
 from scidata.core.types import Source
 from scidata.errors import CorruptDataError
 from scidata.sources.groups import GroupSource
-from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5
+from scidata.sources.hdf5.walk import Attributes, Naming, clean_attributes, damage_as_corrupt_data, open_h5
 from scidata.sources.netcdf import NetCDF3Source
 
 _MOST_TEXT = 1 << 22  # sizes are checked before they are allocated
@@ -38,7 +38,9 @@ def text_attributes(source: Source) -> dict[str, Mapping[str, Any]]:
     ):
         for name in skipped:
             if _is_local(h5, name):
-                found[name] = clean_attributes(h5[name], Naming.hidden_attributes, f"{source.path}: {name!r}")
+                found[name] = clean_attributes(
+                    Attributes(h5[name]), Naming.hidden_attributes, f"{source.path}: {name!r}"
+                )
     return found
 
 

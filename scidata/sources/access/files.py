@@ -83,6 +83,17 @@ class _Handle:
         """Return the status of the file as it is now."""
         return os.fstat(self._descriptor)
 
+    def is_locked(self) -> bool:
+        """Say whether another descriptor holds the lock that HDF5 takes for writing."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return False
+
     def reserve(self, number: int) -> None:
         """Have Linux make room for this many descriptors at once.
 
@@ -148,10 +159,18 @@ class FileCache:
         handle = self._handles.get(path)  # one step, which needs no lock
         return os.stat(path) if handle is None else handle.status()
 
+    def is_locked(self, path: str) -> bool:
+        """Say whether a program that writes a local file holds its lock; False where a file system has no locks."""
+        return self._handle(path).is_locked()
+
+    def open_size(self, path: str) -> int:
+        """Return the size as :meth:`size` does, of a file that is read next: a local one is opened for that now."""
+        return self.size(path) if is_url(path) else int(retried(path, lambda: self._handle(path).status().st_size))
+
     def size(self, path: str) -> int:
-        """Return the size in bytes; raises FileNotFoundError."""
+        """Return the size in bytes; raises FileNotFoundError. Of a local file that is open, no path is looked up."""
         if not is_url(path):
-            return int(retried(path, lambda: os.stat(path).st_size))
+            return int(retried(path, lambda: self.status(path).st_size))
         url = _url(path)
         known = None if isinstance(url, KeptUrl) or not checks_versions(url) else url.seen.get(str(url))
         if known is not None and known.size is not None:  # each read compares it
@@ -289,6 +308,14 @@ class Versions:
                 f"{path}: it was replaced or changed while it was in use: {_shown(known)} when it was first read, "
                 f"{_shown(found)} now; open the data set again, in all processes, once it changes no more"
             )
+
+    def note_opened(self, path: str) -> None:
+        """Take in the version of a local file that is described next: at first, of the open one; later, by its name."""
+        if path in self._seen:
+            self.note(path, version_at(path))
+        else:
+            files().open_size(path)
+            self.note(path, files().version(path))
 
     def check(self, paths: Iterable[str], before_new: Callable[[], None] = lambda: None) -> None:
         """Raise if files that were just read, as they are open, are not of the known versions.

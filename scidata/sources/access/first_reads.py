@@ -46,7 +46,7 @@ def read_head(path: str, nbytes: int) -> FirstRead:
     """
     url = url_of(path)
     if not isinstance(url, Url) or isinstance(url, KeptUrl):
-        size = files().size(path)
+        size = files().open_size(path)
         return FirstRead(bytes(files().read(path, 0, min(nbytes, size))), size)
     return _heads.get_or_make(_key(url), lambda: _first(url), lambda found: len(found.data) + 1)
 

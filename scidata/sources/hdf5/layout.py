@@ -125,6 +125,7 @@ def _filters(plist: h5py.h5p.PropDCID) -> tuple[tuple[Codec, ...], bool]:
 
 def describe(
     dset: h5py.Dataset,
+    plist: h5py.h5p.PropDCID,
     *,
     store: str,
     path: str,
@@ -137,6 +138,8 @@ def describe(
 
     Parameters
     ----------
+    plist
+        The properties that it was created with.
     path
         In the file.
     foreign
@@ -147,40 +150,45 @@ def describe(
     Unreadable
         It is of a type that scidata does not read, or holds nothing.
     """
-    if dset.shape is None:
+    shape = dset.shape
+    if shape is None:
         raise Unreadable("it is empty (a null dataspace)")
     dtype, exact = stored_dtype(dset)
-    plist = dset.id.get_create_plist()
     kind = plist.get_layout()
     chunked = kind == h5py.h5d.CHUNKED
-    chunks = tuple(map(int, plist.get_chunk())) if chunked else dset.shape
-    if dset.is_virtual and dset.shape:
-        chunks = (rows_of_parts(dset), *dset.shape[1:])
+    chunks = tuple(map(int, plist.get_chunk())) if chunked else shape
+    if kind == h5py.h5d.VIRTUAL and shape:
+        chunks = (rows_of_parts(dset), *shape[1:])
     codecs, decodable = _filters(plist) if chunked else ((), True)
     located = chunked or kind == h5py.h5d.CONTIGUOUS  # compact data lie in the object's header
     layout = ArrayLayout(
         store=store,
         name=name,
-        shape=dset.shape,
+        shape=shape,
         dims=dims,
         dtype=dtype,
         chunks=chunks,
-        axis_order=tuple(range(len(dset.shape))),
+        axis_order=tuple(range(len(shape))),
         codecs=codecs,
-        fill_value=_fill_value(dset, dtype),
+        fill_value=_fill_value(dset, plist, dtype, exact=exact),
         attributes=attributes,
         fallback=foreign or not (exact and decodable and located),
     )
     offset = None
     if kind == h5py.h5d.CONTIGUOUS and not foreign and dset.id.get_storage_size():
         offset = dset.id.get_offset()
-    return layout, Storage(path=path, shape=dset.shape, chunked=chunked, offset=offset)
+    return layout, Storage(path=path, shape=shape, chunked=chunked, offset=offset)
 
 
-def _fill_value(dset: h5py.Dataset, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    if dset.id.get_create_plist().fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
+def _fill_value(
+    dset: h5py.Dataset, plist: h5py.h5p.PropDCID, dtype: np.dtype[np.generic], *, exact: bool
+) -> npt.NDArray[np.generic]:
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)  # as HDF5 itself gives
     try:
+        if exact and dtype.kind != "b":
+            plist.get_fill_value(value := np.zeros((), dtype))
+            return value
         return np.asarray(dset.fillvalue).astype(dtype).reshape(())
     except (TypeError, ValueError, RuntimeError) as e:
         raise CorruptDataError(f"{dset.file.filename}: field {dset.name!r}: its fill value cannot be read: {e}") from e

@@ -6,6 +6,7 @@ and none of them reads values except ``read_box``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,15 @@ from scidata.sources.hdf5.layout import (
 )
 from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
-from scidata.sources.hdf5.walk import Naming, clean_attributes, damage_as_corrupt_data, open_h5, walk
+from scidata.sources.hdf5.walk import (
+    DAMAGE,
+    Attributes,
+    Naming,
+    clean_attributes,
+    damage_as_corrupt_data,
+    open_h5,
+    walk,
+)
 
 _T = TypeVar("_T")
 
@@ -221,8 +230,11 @@ class HDF5Source(FileSource[_Contents]):
             session = self._session()
             with session.lock:
                 if self._contents is None:
-                    describe = self._describe if self.allow_external or is_url(self.path) else self._describe_guarded
-                    self._contents = self._retried(session, describe, f"{self.path}: metadata")
+                    label = f"{self.path}: metadata"
+                    if self.allow_external or is_url(self.path):
+                        self._contents = self._retried(session, self._describe, label)
+                    else:
+                        self._contents = retried(self.path, lambda: self._describe_guarded(label))
         return self._contents
 
     def _retried(self, session: Session, call: Callable[[h5py.File], _T], label: str) -> _T:
@@ -246,9 +258,10 @@ class HDF5Source(FileSource[_Contents]):
             raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
         return self._item(layout, contents.storage)
 
-    def _describe_guarded(self, _: h5py.File) -> _Contents:
-        """Describe the file through a second opening of the file, which checks heaps; values come through the first."""
-        with open_h5(self.path, guarded=True) as h5:
+    def _describe_guarded(self, label: str) -> _Contents:
+        """Describe the file through the descriptor that reads use, which checks heaps; HDF5 itself does not open it."""
+        self._versions.note_opened(self.path)
+        with open_h5(self.path, guarded=True) as h5, damage_as_corrupt_data(label):
             return self._describe(h5)
 
     def _describe(self, h5: h5py.File) -> _Contents:
@@ -258,33 +271,47 @@ class HDF5Source(FileSource[_Contents]):
         skipped: dict[str, str] = {}
         # all of the walk before anything else: it refuses files that HDF5 would take minutes for
         for path, dset, foreign in list(walk(h5, allow_external=self.allow_external, skipped=skipped)):
-            if not isinstance(dset, h5py.Dataset) or naming.is_hidden(dset):
+            if not isinstance(dset, h5py.Dataset) or naming.is_hidden(attributes := Attributes(dset)):
                 continue
-            name = naming.array_name(path)
-            outside = foreign or bool(dset.is_virtual or dset.external)
+            name, plist = naming.array_name(path), dset.id.get_create_plist()
+            is_virtual, is_external = plist.get_layout() == h5py.h5d.VIRTUAL, bool(plist.get_external_count())
+            outside = foreign or is_virtual or is_external
             try:
-                if outside and not self.allow_external and (dset.external or not lies_within(dset)):
+                if outside and not self.allow_external and (is_external or not lies_within(dset)):
                     raise Unreadable("its values lie in other files; allow_external=True reads it, if you trust them")
-                if outside and dset.is_virtual and (lost := check_extent(dset)) is not None:
+                if outside and is_virtual and (lost := check_extent(dset)) is not None:
                     raise MissingChunkError(f"{self.path}: field {name!r}: {lost}; copy it, too")
                 arrays[name], storage[name] = describe(
                     dset,
+                    plist,
                     store=str(self.path),
                     path=path,
                     name=name,
-                    dims=naming.dims(dset, path),
-                    attributes=clean_attributes(dset, naming.hidden_attributes, f"{self.path}: {name!r}"),
+                    dims=naming.dims(attributes, path),
+                    attributes=clean_attributes(attributes, naming.hidden_attributes, f"{self.path}: {name!r}"),
                     foreign=outside,
                 )
             except Unreadable as e:
                 skipped[name] = str(e)
+        arrays = naming.finish(arrays)
+        self._index_coordinates(h5, arrays, storage)
         return _Contents(
-            attributes=clean_attributes(h5, naming.hidden_attributes, self.path),
-            arrays=naming.finish(arrays),
+            attributes=clean_attributes(Attributes(h5), naming.hidden_attributes, self.path),
+            arrays=arrays,
             storage=storage,
             skipped=skipped,
             file_size=files().size(self.path),
         )
+
+    def _index_coordinates(
+        self, h5: h5py.File, arrays: Mapping[str, ArrayLayout], storage: Mapping[str, Storage]
+    ) -> None:
+        """Find the chunks of coordinates while the file is open: a series reads those of all its files."""
+        for name, layout in arrays.items():
+            stored = storage[name]
+            if layout.dims == (name,) and stored.chunked and not layout.fallback:
+                with contextlib.suppress(*DAMAGE):  # who reads it is told
+                    self._indices.setdefault(name, chunk_index(h5[stored.path], layout))
 
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)

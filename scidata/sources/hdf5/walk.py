@@ -24,6 +24,8 @@ from scidata.sources.hdf5.sessions import open_sessions
 _HDF5_ATTRIBUTES = frozenset({"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"})
 _MAX_ATTRIBUTE_BYTES = 2**26
 _MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a file of a thousand
+#: The errors of h5py on damaged metadata, which are nearly any.
+DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
@@ -43,12 +45,15 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
     CorruptDataError
         HDF5 cannot open it; ShortReadError where it ends too early.
     """
-    if not is_url(path):
-        files().size(path)  # a clear FileNotFoundError, where HDF5's own names a function
+    by_stream = is_url(path) or guarded
+    if not by_stream:
+        # a clear FileNotFoundError, where HDF5's own names a function
         open_sessions.close_older(path, version_at(path))
-    stream = GuardedFile(path) if is_url(path) or guarded else None
+    stream = GuardedFile(path) if by_stream else None
     try:
         if stream is not None:
+            if not is_url(path) and _heeds_locks() and files().is_locked(path):
+                raise BlockingIOError("its lock is held")
             return h5py.File(stream, "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
         return retried(path, lambda: h5py.File(path, "r", locking="best-effort"))
@@ -57,7 +62,7 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
             f"{path}: is being written by another process; wait for it to end, or set HDF5_USE_FILE_LOCKING=FALSE "
             f"if that is stale ({e})"
         ) from e
-    except PermissionError:
+    except (FileNotFoundError, PermissionError):
         raise
     except (OSError, RuntimeError, ValueError) as e:
         if is_transient(e):
@@ -66,14 +71,19 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
         raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
 
 
+def _heeds_locks() -> bool:
+    """Say whether HDF5 would refuse a file that is locked, which its own variable decides."""
+    return os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() not in ("FALSE", "0")
+
+
 @contextmanager
 def damage_as_corrupt_data(label: str) -> Iterator[None]:
-    """Raise CorruptDataError for the errors of h5py on damaged metadata, which are nearly any."""
+    """Raise CorruptDataError for the errors of h5py on damaged metadata."""
     try:
         yield
     except SciDataError:
         raise
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as e:
+    except DAMAGE as e:
         if is_transient(e):
             raise
         raise CorruptDataError(f"{label} cannot be read by HDF5: {e}; copy or write the file again") from e
@@ -81,26 +91,47 @@ def damage_as_corrupt_data(label: str) -> Iterator[None]:
 
 def has_netcdf_marks(path: str) -> bool:
     """Say whether the netCDF library (or h5netcdf) wrote the file."""
+    return _has_marks(path) if is_url(path) else retried(path, lambda: _has_marks(path))
+
+
+def _has_marks(path: str) -> bool:
     marks = ("_Netcdf4Dimid", "_Netcdf4Coordinates")
-    with open_h5(path) as h5, damage_as_corrupt_data(f"{path}: metadata"):
+    with open_h5(path, guarded=True) as h5, damage_as_corrupt_data(f"{path}: metadata"):
         if "_NCProperties" in h5.attrs or "_nc3_strict" in h5.attrs:
             return True
         nodes = (node for _, node, _ in walk(h5, allow_external=False, skipped={}))
         return any(mark in node.attrs for node in nodes if isinstance(node, h5py.Dataset) for mark in marks)
 
 
-def clean_attributes(obj: h5py.HLObject, hidden: frozenset[str], where: str) -> dict[str, Any]:
+class Attributes:
+    """The attributes of one object, each of which is read once at most, when it is asked for."""
+
+    def __init__(self, obj: h5py.HLObject) -> None:
+        self.obj, self.names = obj, dict.fromkeys(obj.attrs)
+        self._values: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def read(self, name: str, where: str = "") -> Any:
+        """Return one that is there: see :func:`attribute_of`."""
+        if name not in self._values:
+            self._values[name] = attribute_of(self.obj, name, where)
+        return self._values[name]
+
+
+def clean_attributes(attributes: Attributes, hidden: frozenset[str], where: str) -> dict[str, Any]:
     """Return attributes as Python or NumPy values: text as str, arrays of one element as scalars of their dtype.
 
     Values that are neither numbers nor text (references, compounds) are left out.
     """
-    scale = is_scale(obj)
+    scale = is_scale(attributes)
     values = {}
-    for name in obj.attrs:
+    for name in attributes.names:
         if name in hidden or (scale and name in _SCALE_ATTRIBUTES) or not is_text(name):
             continue
         try:
-            value = plain_value(attribute_of(obj, name, where))
+            value = plain_value(attributes.read(name, where))
         except TypeError:  # a type without NumPy equivalent: cannot be a number that CF needs
             continue
         except (OSError, RuntimeError, LookupError, ValueError, ArithmeticError, MemoryError) as e:
@@ -128,14 +159,27 @@ def attribute_of(obj: h5py.HLObject, name: str, where: str = "") -> Any:
     CorruptDataError
         It claims more bytes than any attribute has.
     """
-    found = h5py.h5a.open(obj.id, obj.attrs._e(name))
-    nbytes = math.prod(map(int, found.shape or ())) * found.get_type().get_size()
+    found = h5py.h5a.open(obj.id, name.encode())
+    shape, stored = found.shape, found.get_type()
+    nbytes = math.prod(map(int, shape or ())) * stored.get_size()
     if nbytes > _MAX_ATTRIBUTE_BYTES:
         raise CorruptDataError(
             f"{where or obj.file.filename}: attribute {name!r} claims {nbytes} bytes, but at most "
             f"{_MAX_ATTRIBUTE_BYTES} are read; the file is damaged, or write it as an array"
         )
-    return obj.attrs[name]
+    if shape is None or stored.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING):
+        return obj.attrs[name]
+    return _value_of(found, shape, stored.dtype)
+
+
+def _value_of(found: h5py.h5a.AttrID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return numbers or text as h5py's ``attrs[name]`` does, which opens the attribute once more."""
+    array = np.zeros(shape, dtype)
+    found.read(array, mtype=h5py.h5t.py_create(dtype))
+    if dtype.kind == "O":
+        texts = [text.decode("utf-8", "surrogateescape") for text in array.flat]
+        array = np.array(texts, dtype).reshape(array.shape)
+    return array[()] if array.ndim == 0 else array
 
 
 def plain_value(value: object) -> Any:
@@ -171,16 +215,16 @@ class Naming:
         """Return the public name of the dataset at ``path`` (no leading slash)."""
         return path
 
-    def is_hidden(self, dset: h5py.Dataset) -> bool:
-        """Say whether the dataset is bookkeeping, not an array."""
+    def is_hidden(self, attributes: Attributes) -> bool:
+        """Say whether the dataset that has these attributes is bookkeeping, not an array."""
         return False
 
-    def dims(self, dset: h5py.Dataset, path: str) -> tuple[str, ...]:
-        """Return one name per dimension."""
-        if dset.shape is None:
+    def dims(self, attributes: Attributes, path: str) -> tuple[str, ...]:
+        """Return one name per dimension of the dataset that has these attributes."""
+        if attributes.obj.shape is None:
             return ()
-        scales = scale_paths(dset, path)
-        labels = _labels(dset)
+        scales = scale_paths(attributes, path)
+        labels = _labels(attributes)
         return tuple(
             posixpath.basename(scale) if scale else label or f"dim_{i}"
             for i, (scale, label) in enumerate(zip(scales, labels, strict=True))
@@ -191,20 +235,21 @@ class Naming:
         return arrays
 
 
-def is_scale(obj: h5py.HLObject) -> bool:
-    """Say whether it is a dimension scale.
+def is_scale(attributes: Attributes) -> bool:
+    """Say whether they are those of a dimension scale.
 
     Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
     """
-    return "CLASS" in obj.attrs and plain_value(attribute_of(obj, "CLASS")) == "DIMENSION_SCALE"
+    return "CLASS" in attributes and plain_value(attributes.read("CLASS")) == "DIMENSION_SCALE"
 
 
-def scale_paths(dset: h5py.Dataset, path: str) -> tuple[str | None, ...]:
+def scale_paths(attributes: Attributes, path: str) -> tuple[str | None, ...]:
     """Return the path of each dimension's scale, the dataset's own where it is a one-dimensional scale."""
+    dset = attributes.obj
     ndim = len(dset.shape)
-    if ndim == 1 and is_scale(dset):
+    if ndim == 1 and is_scale(attributes):
         return (path,)
-    attached = attribute_of(dset, "DIMENSION_LIST") if "DIMENSION_LIST" in dset.attrs else ()
+    attached = attributes.read("DIMENSION_LIST") if "DIMENSION_LIST" in attributes else ()
     if len(attached) != ndim:
         return (None,) * ndim
     return tuple(_target(dset, references) for references in attached)
@@ -213,16 +258,17 @@ def scale_paths(dset: h5py.Dataset, path: str) -> tuple[str | None, ...]:
 def _target(dset: h5py.Dataset, references: npt.NDArray[np.object_]) -> str | None:
     """Return the path of the first dataset that is referred to, None where it was deleted or there is none."""
     try:
-        name = dset.file[references[0]].name if len(references) else None
+        name = h5py.h5r.get_name(references[0], dset.id) if len(references) else None
     except (ValueError, KeyError, RuntimeError):
         return None
-    return name.lstrip("/") if name else None
+    return name.decode().lstrip("/") if name else None
 
 
-def _labels(dset: h5py.Dataset) -> tuple[str, ...]:
-    values = plain_value(attribute_of(dset, "DIMENSION_LABELS")) if "DIMENSION_LABELS" in dset.attrs else None
+def _labels(attributes: Attributes) -> tuple[str, ...]:
+    values = plain_value(attributes.read("DIMENSION_LABELS")) if "DIMENSION_LABELS" in attributes else None
     labels = [values] if isinstance(values, str) else values or ()
-    return tuple(labels) if len(labels) == len(dset.shape) else ("",) * len(dset.shape)
+    ndim = len(attributes.obj.shape)
+    return tuple(labels) if len(labels) == ndim else ("",) * ndim
 
 
 def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Iterator[tuple[str, h5py.HLObject, bool]]:
@@ -241,7 +287,8 @@ def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Ite
                 skipped[ascii(posixpath.join(path, os.fsdecode(name)))] = "its name is not UTF-8"
                 continue
             child_path = f"{path}/{name}" if path else name
-            link = node.get(name, getlink=True)
+            is_hard = node.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
+            link = None if is_hard else node.get(name, getlink=True)
             outside = isinstance(link, h5py.ExternalLink)
             if isinstance(link, h5py.SoftLink):
                 skipped[child_path] = f"a soft link; use its target {link.path!r}"
@@ -252,7 +299,7 @@ def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Ite
                 )
                 continue
             try:
-                child = node[name]
+                child = _opened(node, name) if is_hard else node[name]
             except (KeyError, OSError) as e:
                 if not outside:
                     raise CorruptDataError(f"{node.file.filename}: object {child_path!r} cannot be opened: {e}") from e
@@ -269,6 +316,13 @@ def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Ite
                     )
             children.append((child_path, child, foreign or outside))
         stack.extend(reversed(children))
+
+
+def _opened(group: h5py.Group, name: str) -> h5py.HLObject:
+    """Open an object of a group, without what h5py asks for each time."""
+    found = h5py.h5o.open(group.id, name.encode())
+    known = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset}.get(type(found))
+    return group[name] if known is None else known(found)
 
 
 def _identity(obj: h5py.HLObject) -> tuple[int, int]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import Contents, find_arrays
 
+_T = TypeVar("_T")
+
 
 class _Arrays(dict[str, ArrayLayout]):
     """Layouts by name; asking for one that was left out says why."""
@@ -42,6 +45,36 @@ class _Arrays(dict[str, ArrayLayout]):
         _raise_unknown(name, self._store, self, self._errors)
 
 
+class _ArraysOnDemand(Mapping[str, ArrayLayout]):
+    """Layouts by name, of a store whose arrays are read when they are asked for: one alone, or all to go through."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> ArrayLayout:
+        record = self._state.record(name)
+        return self._state.complete()[name] if record is None else record.layout
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.get(name) is not None
+
+    @overload
+    def get(self, name: str, /) -> ArrayLayout | None: ...
+    @overload
+    def get(self, name: str, default: ArrayLayout | _T, /) -> ArrayLayout | _T: ...
+    def get(self, name: str, default: object = None, /) -> object:
+        record = self._state.record(name)
+        if record is None and "/" in name:  # in a group, which is looked for with all others
+            return self._state.complete().get(name, default)
+        return default if record is None else record.layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.complete())
+
+    def __len__(self) -> int:
+        return len(self._state.complete())
+
+
 def _raise_unknown(
     name: str, store: str, known: Mapping[str, Any], errors: Mapping[str, UnsupportedFormatError | RefusedError]
 ) -> NoReturn:
@@ -53,18 +86,50 @@ def _raise_unknown(
 class State:
     """State of a store in one process; dropped by ``close()`` and after a fork."""
 
-    def __init__(self, tree: Tree, path: str, contents: Contents, chunks: Locator) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        path: str,
+        contents: Contents,
+        chunks: Locator,
+        note: Callable[[State, ArrayRecord], None] = lambda state, record: None,
+    ) -> None:
         self.tree, self.contents, self.chunks, self.pid = tree, contents, chunks, os.getpid()
         self.handles: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}  # of arrays, once asked for
-        self._try_fallbacks()
-        self.arrays: Mapping[str, ArrayLayout] = _Arrays(self.contents, path)
+        self._path, self._note, self._lock, self._tried = path, note, threading.RLock(), dict[str, Exception | None]()
+        self.arrays: Mapping[str, ArrayLayout] = _ArraysOnDemand(self)
+        if contents.pending is None:
+            self._take(contents.records)
+            self.arrays = _Arrays(contents, path)
 
-    def _try_fallbacks(self) -> None:
+    def record(self, name: str) -> ArrayRecord | None:
+        """Return an array's record, None where there is none, or none that can be read."""
+        record = self.contents.records.get(name)
+        if record is None and self.contents.pending is not None:
+            with self._lock:
+                self.contents.find(name, self._path)
+                self._take([name] if name in self.contents.records else [])
+                record = self.contents.records.get(name)
+        return record
+
+    def complete(self) -> Mapping[str, ArrayLayout]:
+        """Look for all arrays, where that has not been done."""
+        if self.contents.pending is not None:
+            with self._lock:
+                known = set(self.contents.records)
+                self.contents.complete(self._path)
+                self._take([name for name in self.contents.records if name not in known])
+                self.arrays = _Arrays(self.contents, self._path)
+        return self.arrays
+
+    def _take(self, names: Iterable[str]) -> None:
         """Leave out arrays that neither scidata nor zarr-python decodes; one try for each kind of array."""
-        tried: dict[str, Exception | None] = {}
-        for name, record in list(self.contents.records.items()):
+        tried = self._tried
+        for name in list(names):
+            record = self.contents.records[name]
             layout = record.layout
+            self._note(self, record)
             if not layout.fallback:
                 continue
             codecs = [(c.name, dict(c.config)) for c in layout.codecs]
@@ -149,16 +214,18 @@ class ZarrSource:
 
     def _make_state(self) -> State:
         tree = open_tree(self.path, allow_external=self.allow_external)
-        state = State(tree, self.path, self._find_arrays(tree), ChunkLocator(tree))
+        contents, chunks = self._find_arrays(tree), ChunkLocator(tree)
         if self._names is None and not isinstance(self.path, Url):
-            for record in state.contents.records.values():
-                where = self._metadata_of(state, record)
-                with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
-                    self._metadata.note(where, version_at(where))
-        return state
+            return State(tree, self.path, contents, chunks, self._note_metadata)
+        return State(tree, self.path, contents, chunks)
 
     def _find_arrays(self, tree: Tree) -> Contents:
-        return find_arrays(tree, str(self.path), self._names)
+        return find_arrays(tree, str(self.path), self._names, lazily=not isinstance(self.path, Url))
+
+    def _note_metadata(self, state: State, record: ArrayRecord) -> None:
+        where = self._metadata_of(state, record)
+        with contextlib.suppress(FileNotFoundError):  # where all metadata are consolidated
+            self._metadata.note(where, version_at(where))
 
     def _metadata_of(self, state: State, record: ArrayRecord) -> str:
         name = "zarr.json" if state.contents.format == "zarr3" else ".zarray"
@@ -178,14 +245,17 @@ class ZarrSource:
     def arrays(self) -> Mapping[str, ArrayLayout]:
         """Every array of numbers by its path inside the store, sorted by path.
 
-        Asking for one of :attr:`skipped` raises why; for one that is not there, UnknownNameError.
+        Asking for one of :attr:`skipped` raises why; for one that is not there, UnknownNameError. Of a local store
+        without consolidated metadata, those of an array are read when it is asked for.
         """
         return self._open().arrays
 
     @property
     def skipped(self) -> Mapping[str, str]:
         """Arrays that were left out (strings, objects, records, unknown codecs), and why."""
-        return {name: str(error) for name, error in self._open().contents.errors.items()}
+        state = self._open()
+        state.complete()
+        return {name: str(error) for name, error in state.contents.errors.items()}
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where an array was written again since opening, or a chunk since its first read."""
@@ -222,7 +292,10 @@ class ZarrSource:
         self._state = None
 
     def _record(self, state: State, name: str) -> ArrayRecord:
-        record = state.contents.records.get(name)
+        record = state.record(name)
+        if record is None:
+            state.complete()
+            record = state.contents.records.get(name)
         if record is None:
             _raise_unknown(name, self.path, state.contents.records, state.contents.errors)
         return record

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.pointers import check_pointer
@@ -23,12 +23,16 @@ _MAX_NODES = 200_000  # links can make a small folder look like an endless one
 
 @dataclass(kw_only=True)
 class Contents:
-    """Contents of a store: records of the arrays that can be read, errors of those that cannot, by name."""
+    """Contents of a store: records of the arrays that can be read, errors of those that cannot, by name.
+
+    ``pending`` is the tree whose arrays have not been looked for: :meth:`find` reads one, :meth:`complete` all.
+    """
 
     format: str
     attributes: dict[str, object]
     records: dict[str, ArrayRecord] = field(default_factory=dict)
     errors: dict[str, UnsupportedFormatError | RefusedError] = field(default_factory=dict)
+    pending: Tree | None = None
 
     def add(self, name: str, parse: Callable[..., ArrayRecord], *meta: object, store: str, prefix: str) -> None:
         """Parse one array; one that is not understood does not keep the others from being read."""
@@ -36,6 +40,29 @@ class Contents:
             self.records[name] = parse(*meta, store=store, name=name, prefix=prefix)
         except (UnsupportedFormatError, RefusedError) as e:
             self.errors[name] = e
+
+    def add_nodes(self, nodes: Mapping[str, dict[str, Any]], store: str) -> None:
+        """Parse nodes in their order, those that are arrays."""
+        for name, node in _in_order(nodes):
+            if self.format == "zarr2":
+                self.add(name, parse_v2, node["array"], node["attributes"], store=store, prefix=name)
+            elif node.get("node_type") == "array":
+                self.add(name, parse_v3, node, store=store, prefix=name)
+
+    def find(self, name: str, store: str) -> None:
+        """Read the metadata of one array at the top, where there is one, and arrays have not been looked for."""
+        if self.pending is None or name in self.errors or "/" in name or name in ("", ".", ".."):
+            return
+        read = _nodes_v3 if self.format == "zarr3" else _nodes_v2
+        self.add_nodes(read(self.pending, [name])[0], store)
+
+    def complete(self, store: str) -> None:
+        """Read the metadata of all arrays, where they have not been looked for."""
+        if self.pending is not None:
+            walk = _walk_v3 if self.format == "zarr3" else _walk_v2
+            whole = Contents(format=self.format, attributes=self.attributes)
+            whole.add_nodes(walk(self.pending), store)
+            self.records, self.errors, self.pending = whole.records | self.records, whole.errors, None
 
 
 def read_json(raw: bytes, where: str) -> dict[str, object]:
@@ -68,15 +95,20 @@ def _entry(value: object, where: str) -> dict[str, object]:
     return value
 
 
-def _levels(tree: Tree, read: Callable[[list[str]], list[str]]) -> None:
-    """Walk breadth first, a whole level in one request: ``read`` takes folders and returns those that are groups."""
+def _levels(
+    tree: Tree, read: Callable[[Tree, list[str]], tuple[dict[str, dict[str, Any]], list[str]]]
+) -> dict[str, dict[str, Any]]:
+    """Walk breadth first, a whole level in one request: ``read`` takes folders, returns nodes and those with others."""
+    nodes: dict[str, dict[str, Any]] = {}
     groups, seen = [""], 0
     while groups:
         folders = [child for group in groups for child in tree.folders(group)]
         seen += len(folders)
         if seen > _MAX_NODES:
             raise UnsupportedFormatError(f"{tree.location('')}: more than {_MAX_NODES} folders; open a group of it")
-        groups = read(folders)
+        found, groups = read(tree, folders)
+        nodes |= found
+    return nodes
 
 
 def _own_name(tree: Tree) -> str:
@@ -103,23 +135,20 @@ def _consolidated_v3(meta: Mapping[str, object], where: str, prefix: str = "") -
     return nodes
 
 
-def _walk_v3(tree: Tree) -> dict[str, dict[str, object]]:
-    nodes: dict[str, dict[str, object]] = {}
-
-    def read(folders: list[str]) -> list[str]:
-        groups = []
-        for key, raw in tree.get([f"{f}/zarr.json" for f in folders]).items():
-            name = key.removesuffix("/zarr.json")
-            nodes[name] = read_json(raw, tree.location(key))
-            if nodes[name].get("node_type") == "group":
-                groups.append(name)
-        return groups
-
-    _levels(tree, read)
-    return nodes
+def _nodes_v3(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Read the metadata of folders; return the nodes that they are, and which are groups."""
+    nodes = {
+        key.removesuffix("/zarr.json"): read_json(raw, tree.location(key))
+        for key, raw in tree.get([f"{f}/zarr.json" for f in folders]).items()
+    }
+    return nodes, [name for name, node in nodes.items() if node.get("node_type") == "group"]
 
 
-def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
+def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
+    return _levels(tree, _nodes_v3)
+
+
+def _find_v3(tree: Tree, store: str, raw: bytes, *, lazily: bool) -> Contents:
     where = tree.location("zarr.json")
     meta = read_json(raw, where)
     kind = meta.get("node_type")
@@ -134,9 +163,10 @@ def _find_v3(tree: Tree, store: str, raw: bytes) -> Contents:
         return contents
     contents = Contents(format="zarr3", attributes=_entry(meta.get("attributes") or {}, f"{where}: attributes"))
     nodes = _consolidated_v3(meta, where)
-    for name, node in _in_order(_walk_v3(tree) if nodes is None else nodes):
-        if node.get("node_type") == "array":
-            contents.add(name, parse_v3, node, store=store, prefix=name)
+    if nodes is None and lazily:
+        contents.pending = tree
+    else:
+        contents.add_nodes(_walk_v3(tree) if nodes is None else nodes, store)
     return contents
 
 
@@ -152,27 +182,27 @@ def _consolidated_v2(metadata: Mapping[str, object], where: str) -> dict[str, di
     return nodes
 
 
-def _walk_v2(tree: Tree) -> dict[str, dict[str, object]]:
-    nodes: dict[str, dict[str, object]] = {}
-
-    def read(folders: list[str]) -> list[str]:
-        found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zattrs")])
-        others = [f"{f}/.zgroup" for f in folders if f"{f}/.zarray" not in found]
-        found |= tree.get(others)
-        for folder in folders:
-            if f"{folder}/.zarray" in found:
-                array, attributes = (
-                    read_json(found[k], tree.location(k)) if k in found else None
-                    for k in (f"{folder}/.zarray", f"{folder}/.zattrs")
-                )
-                nodes[folder] = {"array": array, "attributes": attributes}
-        return [f for f in folders if f"{f}/.zgroup" in found and f not in nodes]
-
-    _levels(tree, read)
-    return nodes
+def _nodes_v2(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Read the metadata of folders; return those that are arrays, and which are groups."""
+    nodes: dict[str, dict[str, Any]] = {}
+    found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zattrs")])
+    others = [f"{f}/.zgroup" for f in folders if f"{f}/.zarray" not in found]
+    found |= tree.get(others)
+    for folder in folders:
+        if f"{folder}/.zarray" in found:
+            array, attributes = (
+                read_json(found[k], tree.location(k)) if k in found else None
+                for k in (f"{folder}/.zarray", f"{folder}/.zattrs")
+            )
+            nodes[folder] = {"array": array, "attributes": attributes}
+    return nodes, [f for f in folders if f"{f}/.zgroup" in found and f not in nodes]
 
 
-def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
+def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
+    return _levels(tree, _nodes_v2)
+
+
+def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes], *, lazily: bool) -> Contents:
     loaded = {key: read_json(raw, tree.location(key)) for key, raw in found.items() if key != ".zgroup"}
     if ".zmetadata" in loaded:
         where = tree.location(".zmetadata")
@@ -182,14 +212,15 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes]) -> Contents:
         contents, name = Contents(format="zarr2", attributes={}), _own_name(tree)
         contents.add(name, parse_v2, loaded[".zarray"], loaded.get(".zattrs"), store=store, prefix="")
         return contents
-    if ".zmetadata" in loaded:
-        nodes = _consolidated_v2(metadata, where)
-    else:
-        read_json(found[".zgroup"], tree.location(".zgroup"))
-        nodes = _walk_v2(tree)
     contents = Contents(format="zarr2", attributes=loaded.get(".zattrs", {}))
-    for name, node in _in_order(nodes):
-        contents.add(name, parse_v2, node["array"], node["attributes"], store=store, prefix=name)
+    if ".zmetadata" in loaded:
+        contents.add_nodes(_consolidated_v2(metadata, where), store)
+        return contents
+    read_json(found[".zgroup"], tree.location(".zgroup"))
+    if lazily:
+        contents.pending = tree
+    else:
+        contents.add_nodes(_walk_v2(tree), store)
     return contents
 
 
@@ -206,10 +237,11 @@ def _find_named(tree: Tree, store: str, names: Sequence[str]) -> Contents:
     return contents
 
 
-def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None) -> Contents:
+def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None, *, lazily: bool = False) -> Contents:
     """Describe every array below ``tree``, which is a group or an array; v3 where both formats are there.
 
     ``names`` are those that a v3 group is known to have: no folder is listed then, which a web server cannot.
+    ``lazily`` leaves the arrays of a group without consolidated metadata to :meth:`Contents.find`.
 
     Raises
     ------
@@ -226,9 +258,9 @@ def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None) -> C
     for keys in _TOP:
         found = found or tree.get(keys)
     if "zarr.json" in found:
-        return _find_v3(tree, store, found["zarr.json"])
+        return _find_v3(tree, store, found["zarr.json"], lazily=lazily)
     if found.keys() & {".zarray", ".zgroup", ".zmetadata"}:
-        return _find_v2(tree, store, found)
+        return _find_v2(tree, store, found, lazily=lazily)
     if not tree.exists():
         raise FileNotFoundError(f"{store}: there is no such store; check the path")
     raise UnsupportedFormatError(

@@ -288,7 +288,7 @@ def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Ite
                 continue
             child_path = f"{path}/{name}" if path else name
             is_hard = node.id.links.get_info(name.encode()).type == h5py.h5l.TYPE_HARD
-            link = None if is_hard else node.get(name, getlink=True)
+            link = h5py.HardLink() if is_hard else node.get(name, getlink=True)
             outside = isinstance(link, h5py.ExternalLink)
             if isinstance(link, h5py.SoftLink):
                 skipped[child_path] = f"a soft link; use its target {link.path!r}"

@@ -595,10 +595,10 @@ def test_truncated_metadata_names_the_file(tmp_path):
     for file in [tmp_path / "u/zarr.json", tmp_path / "zarr.json"]:
         file.write_bytes(file.read_bytes()[:-7])
         with pytest.raises(UnsupportedFormatError, match=f"{file}: not valid JSON"):
-            ZarrSource(str(tmp_path)).arrays  # noqa: B018
+            list(ZarrSource(str(tmp_path)).arrays)
     (tmp_path / "zarr.json").write_text("[" * 100_000)
     with pytest.raises(UnsupportedFormatError, match="not valid JSON"):
-        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+        list(ZarrSource(str(tmp_path)).arrays)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -614,17 +614,17 @@ def test_half_characters_are_refused(tmp_path, version, where):
         if attributes is whole:
             assert ZarrSource(str(tmp_path)).arrays["u"].attributes["long_name"] == "\U0001f30d"
     with pytest.raises(UnsupportedFormatError, match=f"{file}: not valid JSON in UTF-8"):
-        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+        list(ZarrSource(str(tmp_path)).arrays)
     file.write_bytes(b'{"a": "\xff"}')
     with pytest.raises(UnsupportedFormatError, match=f"{file}: not valid JSON in UTF-8"):
-        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+        list(ZarrSource(str(tmp_path)).arrays)
 
 
 def test_folders_whose_names_are_not_utf8(tmp_path):
     zarr.open_group(tmp_path, mode="w").create_array("u", shape=(7, 10), dtype="f4")
     os.mkdir(os.fsencode(tmp_path) + b"/\xff")
     with pytest.raises(UnsupportedFormatError, match=r"has a folder '\\udcff' whose name is not UTF-8"):
-        ZarrSource(str(tmp_path)).arrays  # noqa: B018
+        list(ZarrSource(str(tmp_path)).arrays)
 
 
 @pytest.mark.parametrize("url", [False, True])
@@ -639,7 +639,7 @@ def test_metadata_documents_that_are_too_large(tmp_path, url, name):
     with pytest.raises(
         UnsupportedFormatError, match=rf"{name}: has 67108865 bytes, but at most 67108864 of one metadata"
     ):
-        ZarrSource(path).arrays  # noqa: B018
+        list(ZarrSource(path).arrays)
 
 
 def test_no_store(tmp_path):
@@ -796,7 +796,7 @@ def test_links_inside_the_store(tmp_path):
     np.testing.assert_array_equal(read(source, "same/u"), VALUES)
     (tmp_path / "s/a/loop").symlink_to("..")
     with pytest.raises(RefusedError, match="a loop"):
-        ZarrSource(str(tmp_path / "s")).arrays  # noqa: B018
+        list(ZarrSource(str(tmp_path / "s")).arrays)
 
 
 def test_pipe_in_place_of_a_chunk(tmp_path):

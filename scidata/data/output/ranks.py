@@ -157,10 +157,12 @@ class Ranks:
 
     def _await(self, posts: Postings, keys: Iterable[str]) -> None:
         """Wait until others have posted, as long as they live. Raises as :meth:`check`."""
-        heard = time.monotonic()
-        while (
-            found := call_with_timeout(10 * _LOOK_S, lambda: posts.wait(keys, seconds=_LOOK_S, pauses=_PAUSES))
-        ) is not True:
+        heard, num_ranks = time.monotonic(), len(self._all)
+
+        def ask() -> bool:
+            return posts.wait(keys, seconds=_LOOK_S, pauses=_PAUSES, num_ranks=num_ranks)
+
+        while (found := call_with_timeout(10 * _LOOK_S, ask)) is not True:
             heard = heard if found is None else time.monotonic()
             self.check()
             if time.monotonic() - heard > _SILENCE_S:

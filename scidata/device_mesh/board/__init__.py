@@ -11,16 +11,17 @@ second. Another asks three or four things a second: more than 1,024 ranks less o
 
 The protocol, below ``scidata/board<n>/``, where n counts the process groups that a rank has had:
 
-``process/<r>``, ``beat/<r>``
-    The process of rank r; a count that goes up with each sign of life, and the loops over loaders that it is
-    in. Only ``r`` writes them.
+``process/<r>``, ``on/<m>``, ``beat/<r>``
+    The process of rank r; the ranks of a machine; a count that goes up with each sign of life of rank r, and the loops
+    over loaders that it is in.
 ``events``, ``events/<i>``
     A row of events that only grows: a rank adds 1 to ``events``, and writes its event under the number it got. A
     loop raises an event of its loader when it comes to the step of that (:mod:`scidata.loader.peers.session`).
 ``over/<i>``, ``broken/<i>``
     Of an operation's error: its rank has gone on; others have broken their groups for it.
-``knows/<i>/<r>``, ``ended/<r>``
-    Rank r has heard of event i, and does not wait in a collective, or is about to be called back; it reads no more.
+``knows/<i>``, ``ended``, ``ended/<r>``
+    How many ranks have heard of event i, and do not wait in a collective, or are about to be called back; how many
+    read no more, which are not among those; rank r is one of them.
 
 **Who ends whom.** A rank that has ended, or is stopped, ends every rank that stands in a collective for 0.3 s. One
 whose script has ended without an error ends those only that have begun a collective which it had not; so does one that

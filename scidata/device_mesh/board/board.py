@@ -26,7 +26,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch.distributed as dist
 
@@ -152,8 +151,7 @@ class Board(BoardState):
     # -- the threads' ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        own = {"process": ProcessId.own().to_json(), "shown": self.shown.fd}
-        work: Callable[[], object] | None = partial(self.posts.post, f"process/{self.rank}", own)
+        work: Callable[[], object] | None = self.introduce
         while work is not None:
             try:
                 self._asked = time.monotonic()
@@ -194,7 +192,7 @@ class Board(BoardState):
         if self.is_answered:
             text = f"rank {self.rank} has destroyed its process groups"
             self.post(Event(kind="left", rank=self.rank, text=text))
-            self.posts.post(f"ended/{self.rank}")
+            self.read_no_more(self.posts)
 
     def _observe(self) -> None:
         """See whether the store still answers the other thread, which waits for it if it takes for ever."""

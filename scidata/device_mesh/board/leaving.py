@@ -61,7 +61,7 @@ def _last_word(board: Board, error: BaseException | None) -> Event | None:
 def _say_goodbye(board: Board, event: Event | None, waits: float) -> None:
     deadline = time.monotonic() + waits
     said = post(board.base, event or Event(kind="ended", rank=board.rank, text=""))
-    board.base.post(f"ended/{board.rank}")
+    board.read_no_more(board.base)
     while event is not None and time.monotonic() < deadline and not board.all_know(board.base, said):
         time.sleep(_LOOK_SECONDS)
 

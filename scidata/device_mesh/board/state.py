@@ -112,7 +112,8 @@ class BoardState:
         self.last_error: RecordedError | None = None
         self.loops: list[Loop] = []
         self.places: dict[str, Place] = {}
-        self.is_lost = self.is_alone = False
+        self.is_lost = self.is_alone = self._reads_no_more = False
+        self._known: set[int] = set()  # events that this rank has said to know
         self._names: Counter[str] = Counter()
 
     @property
@@ -143,8 +144,21 @@ class BoardState:
 
     def knows(self, event: Event) -> None:
         """Say that this rank has heard of an event, and can do without the rank that has posted it."""
-        if event.number >= 0 and not self.is_lost and (not self.is_alone or event.rank == self.host):
-            self.posts.post(f"knows/{event.number}/{self.rank}")
+        if event.number < 0 or event.rank == self.rank or event.number in self._known or self.is_lost:
+            return
+        if not self.is_alone or event.rank == self.host:
+            self._known.add(event.number)
+            if not self._reads_no_more:
+                self.posts.count(f"knows/{event.number}")
+
+    def read_no_more(self, posts: Postings) -> None:
+        """Say, once, that this rank hears of nothing any more: it counts as one that knows of all events."""
+        if not self._reads_no_more:
+            self._reads_no_more = True
+            for number in list(self._known):
+                posts.count(f"knows/{number}", -1)
+            posts.count("ended")
+            posts.post(f"ended/{self.rank}")
 
     def waits_for(self, event: Event) -> bool:
         """Whether this rank has begun a collective that the event's rank had not come to."""
@@ -163,6 +177,12 @@ class BoardState:
             return self.waits_for(event) or not event.started
         return event.is_last or any(place[0] > self.over.get(name, 0) for name, place in event.places.items())
 
+    def introduce(self) -> None:
+        """Say which process this rank is, and that it is one of this machine's."""
+        own = ProcessId.own()
+        self.posts.post(f"process/{self.rank}", {"process": own.to_json(), "shown": self.shown.fd})
+        self.posts.append(f"on/{own.machine}", self.rank)
+
     # -- other ranks: their processes, their loops, and which are gone -------------------------------------------------
 
     def process(self, rank: int, posts: Postings | None = None) -> ProcessId | None:
@@ -175,8 +195,10 @@ class BoardState:
 
     def all_know(self, posts: Postings, event: Event) -> bool:
         """Whether all ranks have heard of an event, or have ended, besides this one and the event's."""
-        others = [rank for rank in self.ranks if rank not in (self.rank, event.rank)]
-        return all(posts.has(f"knows/{event.number}/{rank}") or posts.has(f"ended/{rank}") for rank in others)
+        counted = posts.count(f"knows/{event.number}", 0) + posts.count("ended", 0)
+        counted -= self._reads_no_more or event.number in self._known
+        counted -= event.rank != self.rank and posts.has(f"ended/{event.rank}")
+        return counted >= len(set(self.ranks) - {self.rank, event.rank})
 
     def death_of(self, rank: int, loops: Loops, how: str) -> Event:
         """Return the event of a rank that has ended, or is silent; it has last said that it was in these loops."""
@@ -234,7 +256,7 @@ class BoardState:
         return None if found is None else post(posts, found)
 
     def _first(self, posts: Postings, is_so: Callable[[ProcessId], bool], how: str) -> Event | None:
-        for rank in self.ranks:
+        for rank in posts.entries(f"on/{ProcessId.own().machine}"):  # of others, nothing can be seen
             process = None if rank == self.rank else self.process(rank, posts)
             if process is not None and is_so(process) and not posts.has(f"ended/{rank}"):
                 return self.death_of(rank, self.loops_of(posts, rank), how)

@@ -30,6 +30,7 @@ import torch.distributed as dist
 _T = TypeVar("_T")
 #: Seconds between two questions of a wait: in the beginning, and in the end; pauses grow from one to the other.
 _PAUSES = 0.001, 0.02
+_RANKS_A_POLL = 64
 _ABSENT = "-"  # no JSON
 _FOR_EVER = datetime.timedelta(days=24)  # torch counts milliseconds in 32 bits; it prints two lines where a wait ends
 
@@ -128,7 +129,7 @@ class Postings:
 
     def wait(
         self, keys: Iterable[str], *, seconds: float = float("inf"), look: Callable[[float], object] | None = None,
-        pauses: tuple[float, float] = _PAUSES,
+        pauses: tuple[float, float] = _PAUSES, num_ranks: int = 1,
     ) -> bool:  # fmt: skip
         """Wait until all keys have values; return False where some have not after ``seconds``.
 
@@ -137,9 +138,12 @@ class Postings:
         look
             Called with the seconds waited so far, between two questions; may raise, to end the wait.
         pauses
-            Seconds between two questions, in the beginning and in the end: all ranks ask one process.
+            Seconds between two questions, in the beginning and in the end.
+        num_ranks
+            How many wait alike: many ask less often, as one process answers them all.
         """
         wanted, pause, began = list(keys), pauses[0], time.monotonic()
+        longest = pauses[1] * max(1.0, num_ranks / _RANKS_A_POLL)
         while not self.has(*wanted):
             waited = time.monotonic() - began
             if waited > seconds:
@@ -147,7 +151,7 @@ class Postings:
             if look is not None:
                 look(waited)
             time.sleep(pause)
-            pause = min(2 * pause, pauses[1])
+            pause = min(2 * pause, longest)
         return True
 
     def vote(self, key: str, num_voters: int, finding: object = None, *, most: int | None = None) -> list[Any] | None:

@@ -32,7 +32,6 @@ from scidata.shard.comm.comparing import Comparison, Record, Report, differing
 _log = logging.getLogger("scidata")
 
 _PAUSES = 0.0002, 0.02  # s between two questions: at first, and in the end
-_RANKS_A_POLL = 64  # more ranks ask less often: one process answers them all
 _LOOK = 0.1  # s between two looks of the loop at the fate of other ranks
 _LOOKS = 10  # for why the store does not answer
 _GRACE_SECONDS = 2.0  # that the loop waits for others before its first batch
@@ -194,8 +193,7 @@ class _Talk(threading.Thread):
                 told, how = True, "goes on" if self._is_alone else "waits"
                 _log.warning("rank %d %s: %s", self._watch.rank, how, self._missing(whose))
 
-        longest = _PAUSES[1] * max(1.0, len(self._ranks) / _RANKS_A_POLL)
-        self._posts.wait([key], look=look, pauses=(_PAUSES[0], longest))
+        self._posts.wait([key], look=look, pauses=_PAUSES, num_ranks=len(self._ranks))
         if not self._session.is_aligned:
             raise self._missing(whose)
 

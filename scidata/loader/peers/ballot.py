@@ -64,7 +64,7 @@ class CommonBallot:
 
     def dropped(self, step: int, size: int) -> frozenset[int]:
         """Wait until all ranks have voted, and return the places that are left out here."""
-        self._posts.wait([f"{step}/result"], look=lambda _: self._session.check(step))
+        self._posts.wait([f"{step}/result"], look=lambda _: self._session.check(step), num_ranks=self._num_ranks)
         result: _Result = self._posts.read(f"{step}/result")
         for rank, text in result["texts"]:
             if self._first or rank == self._rank:

@@ -162,6 +162,26 @@ def test_an_event_reaches_all_and_has_its_number(posts):
     assert zero.all_know(zero.posts, heard)  # all but itself, and the rank that failed
 
 
+def test_a_rank_that_knows_and_one_that_has_ended_count_once(posts):
+    zero, one, two, three = boards(posts, 4)
+    event = one.post(failed(1, {}, ValueError("bad")))
+    for _ in range(2):
+        two.knows(event)
+        one.knows(event)  # its own
+    zero.knows(event)
+    one.read_no_more(one.posts)
+    two.read_no_more(two.posts)
+    two.knows(event)
+    assert not zero.all_know(zero.posts, event)
+    assert not one.all_know(one.posts, event)
+    three.read_no_more(three.posts)
+    three.read_no_more(three.posts)
+    assert zero.all_know(zero.posts, event)
+    assert one.all_know(one.posts, event)
+    later = zero.post(failed(0, {}, ValueError("worse")))
+    assert zero.all_know(zero.posts, later)  # all others had ended before
+
+
 def test_a_rank_that_has_left_is_the_cause_only_of_collectives_that_it_had_not_begun(posts, monkeypatch):
     zero, _, two = boards(posts)
     monkeypatch.setattr("scidata.device_mesh.board.state.num_started", lambda other=None: {"world": 4})
@@ -180,6 +200,7 @@ def test_a_rank_that_died_is_told_apart_from_one_that_said_goodbye(posts, monkey
     for board in (one, two):
         process = processes.ProcessId.own().to_json()
         board.posts.post(f"process/{board.rank}", {"process": process | {"pid": 2**22 + 1}, "shown": -1})
+        board.posts.append(f"on/{process['machine']}", board.rank)
     one.posts.post("beat/1", {"beat": 1, "loops": {"loader1": (1, 5, "reading")}})
     two.posts.post("ended/2")
     found = zero.cause(zero.posts, time.monotonic() + 5)
@@ -200,7 +221,7 @@ def test_a_store_that_is_gone_is_not_asked(posts):
     event = Event(kind="failed", rank=2, text="")
     assert two.post(event).number == -1
     two.knows(post(zero.posts, event))
-    assert not zero.posts.has("knows/0/2")
+    assert zero.posts.count("knows/0", 0) == 0
     assert not two.is_answered
 
 

@@ -90,3 +90,12 @@ def test_an_event_is_read_at_the_tick_that_follows_its_coming(rank_1):
     assert [event.text for event in own.events] == ["gone"]
     assert SENT["add"] + SENT["compare_set"] <= 4
     assert sum(SENT.values()) <= 5
+
+
+def test_whether_all_know_takes_three_messages_in_jobs_of_any_size(rank_1):
+    own, _ = rank_1
+    event = post(own.posts, Event(kind="failed", rank=0, text="gone"))
+    own.knows(event)
+    SENT.clear()
+    assert own.all_know(own.posts, event) is (len(own.ranks) == 2)
+    assert SENT == {"add": 2, "check": 1}

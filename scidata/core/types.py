@@ -276,7 +276,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class PlaceSource(Protocol):
+class PlaceSource(Source, Protocol):
     """A source that finds one chunk in plain numbers, faster than ``locate`` finds several in arrays."""
 
     def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:

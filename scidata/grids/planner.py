@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, Segment, Segments, Selection
-from scidata.core.urls import Url
+from scidata.core.types import ArrayLayout, BufferSpec, PlaceSource, Segment, Segments, Selection
+from scidata.core.urls import Url, is_url
 from scidata.grids.partition import GridPartition
 from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.sample_rows import Places, Runs, SampleRows
@@ -18,7 +18,7 @@ from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan, PlanFamily
 from scidata.read import Job
 from scidata.sources.access.fetches import run_each
 
-_MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in files
+_MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in kinds of files
 
 
 class Planner:
@@ -31,6 +31,8 @@ class Planner:
         self._series, self._fields, self._partition = series, fields, partition
         self._steps, self._sample_rows, self.allow_missing = steps, sample_rows, allow_missing
         self._parts: dict[tuple[int, ...], Part] = {}
+        self._kinds: dict[tuple[str, int], tuple[PlaceSource | None, int]] = {}  # of fields in members
+        self._numbers: dict[str, int] = {}  # of kinds
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
     @functools.cached_property
@@ -43,7 +45,7 @@ class Planner:
         self._jobs.clear()
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_parts": {}}
+        return self.__dict__ | {"_parts": {}, "_kinds": {}}
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -131,23 +133,38 @@ class Planner:
         jobs, firsts, dim = [], part.firsts[name], dims.index(series.sample_dim)
         for i, rows in places.of(name):
             layout, first = series.layout_in(i, name), rows[0]
+            source, kind = self._kinds.get((name, i)) or self._kind_of(name, i)
             size = layout.chunks[dim]
             chunk, row = divmod(first.start, size)
             if len(rows) > 1:
-                key = i, row, *[(s.start - first.start, s.count, s.offset) for s in rows]
+                key = kind, row, *[(s.start - first.start, s.count, s.offset) for s in rows]
             else:
                 moves = not layout.codecs and row + first.count <= size
-                key = i, None if moves else row, (0, first.count, first.offset)
+                key = kind, None if moves else row, (0, first.count, first.offset)
             like = firsts.get(key)
             make = functools.partial(self._plan_rows, name, i, part, rows)
-            job = like and like[0].moved(dim, chunk - like[1], row - like[2], make)
+            job = None
+            if like is not None and source is not None:
+                job = like[0].moved(source, layout, dim, chunk - like[1], row - like[2], make)
             if job is None:
-                plan = make()
-                source, decoding = series.sources[i], self._fields[name].decodings[i]
-                job = Job(plan, source, decoding, allow_missing=self.allow_missing)
+                decoding = self._fields[name].decodings[i]
+                job = Job(make(), series.sources[i], decoding, allow_missing=self.allow_missing)
                 firsts.put(key, (job, chunk, row))
             jobs.append(job)
         return jobs
+
+    def _kind_of(self, name: str, i: int) -> tuple[PlaceSource | None, int]:
+        """Return the source of a member, if it has places, and a number that members have in common with equal arrays.
+
+        These are cut, converted and decoded alike.
+        """
+        source, layout = self._series.sources[i], self._series.layout_in(i, name)
+        facts = (
+            name, layout.geometry, layout.dtype, layout.codecs, self._fields[name].decodings[i], is_url(source.path),
+        )  # fmt: skip
+        number = self._numbers.setdefault(repr(facts), len(self._numbers))
+        found = self._kinds[name, i] = source if isinstance(source, PlaceSource) else None, number
+        return found
 
     def _plan_rows(self, name: str, i: int, part: Part, rows: tuple[Segment, ...]) -> ArrayPlan:
         dim, layout = self._series.sample_dim, self._series.layout_in(i, name)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import Decoding, Source
+from scidata.core.types import ArrayLayout, Decoding, PlaceSource, Source
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.array import ArrayPlan, plan_cut
 from scidata.read.context import NO_READ, ReadStats, Tally, Target
@@ -100,14 +100,16 @@ class Job:
             self._plan = self._plan()
         return self._plan
 
-    def moved(self, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]) -> Job | None:
+    def moved(
+        self, source: PlaceSource, layout: ArrayLayout, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]
+    ) -> Job | None:
         """Return the same job for other chunks: see :meth:`Execution.moved`; None also before the first read."""
-        execution = self._ready and self._ready[1].moved(dim, by, rows, plan)
+        execution = self._ready and self._ready[1].moved(source, layout, dim, by, rows, plan)
         if self._ready is None or execution is None:
             return None
         job = object.__new__(Job)
         job._plan, job._ready = plan, (self._ready[0], execution)
-        job._source, job._decoding, job._allow_missing = self._source, self._decoding, self._allow_missing
+        job._source, job._decoding, job._allow_missing = source, self._decoding, self._allow_missing
         job.out_shape, job.bytes_wanted = self.out_shape, self.bytes_wanted
         job.num_bytes = _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * len(execution.paths)
         return job

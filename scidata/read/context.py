@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core import trace
-from scidata.core.types import ChunkRefs, Decoding, IntArray, Source
+from scidata.core.types import ArrayLayout, ChunkRefs, Decoding, IntArray, Source
 from scidata.core.urls import Url, url_of
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
@@ -156,11 +156,13 @@ class Context:
             bind = getattr(source, "bind", own)  # of a source whose chunks lie in places of other owners
             self.paths = tuple(map(bind, self.paths))
 
-    def moved(self, paths: tuple[str, ...], plan: Callable[[], ArrayPlan]) -> Context:
-        """Return the same for other chunks of the array, in these files; ``plan`` makes their plan, for messages."""
+    def moved(
+        self, source: Source, layout: ArrayLayout, paths: tuple[str, ...], plan: Callable[[], ArrayPlan]
+    ) -> Context:
+        """Return the same for other chunks, in these files; ``plan`` makes their plan, for messages."""
         context = object.__new__(Context)
         context.__dict__.update(self.__dict__)
-        context.paths, context._plan = paths, plan
+        context.source, context.layout, context.paths, context._plan = source, layout, paths, plan
         return context
 
     @property

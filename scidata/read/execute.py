@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
-from scidata.core.types import Decoding, IntArray, PlaceSource, Source
+from scidata.core.types import ArrayLayout, Decoding, IntArray, PlaceSource, Source
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError
 from scidata.plan.array import ArrayPlan
@@ -71,11 +71,15 @@ class Execution:
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
-    def moved(self, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]) -> Execution | None:
+    def moved(
+        self, source: PlaceSource, layout: ArrayLayout, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]
+    ) -> Execution | None:
         """Return the same reads of other chunks, if they lie alike; None where that is not plain, or one has a fault.
 
         Parameters
         ----------
+        source, layout
+            Has those chunks: of equal geometry, codecs and decoding.
         dim, by
             The chunks are so many further along this dimension.
         rows
@@ -90,7 +94,7 @@ class Execution:
             return None
         paths, offset, nbytes = list[str](), list[int](), list[int]()
         for chunk in chunks:
-            found = self._place_of(self.layout, [*chunk[:dim], chunk[dim] + by, *chunk[dim + 1 :]])
+            found = source.place_of(layout, [*chunk[:dim], chunk[dim] + by, *chunk[dim + 1 :]])
             if found is None:
                 return None
             paths.append(found[0])
@@ -98,8 +102,8 @@ class Execution:
             nbytes.append(found[2])
         execution = object.__new__(Execution)
         execution.__dict__.update(self.__dict__)
-        execution.paths, execution._alike = tuple(paths), []
-        execution._context = context = self._context.moved(execution.paths, plan)
+        execution.source, execution.layout, execution.paths, execution._alike = source, layout, tuple(paths), []
+        execution._context = context = self._context.moved(source, layout, execution.paths, plan)
         if self._encoded is not None:
             if max(nbytes) > self._most:
                 return None
@@ -114,7 +118,7 @@ class Execution:
         """Return the chunks if those that lie alike are read by the same tables; none if that is not plain."""
         plan, nothing = self._plan, list[list[int]]()
         refs, num = plan.refs, plan.num_chunks
-        if refs is None or plan.remote or self._has_absent or not isinstance(self.source, PlaceSource):
+        if refs is None or plan.remote or self._has_absent:
             return nothing
         if num > _FEW or refs.path_index.tolist() != list(range(num)):
             return nothing
@@ -127,7 +131,7 @@ class Execution:
             self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
             if (refs.offset != refs.offset[0]).any():
                 return nothing
-        self._place_of, found = self.source.place_of, list[list[int]](plan.chunks.tolist())
+        found: list[list[int]] = plan.chunks.tolist()
         return found
 
     @property

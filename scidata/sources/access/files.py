@@ -335,7 +335,8 @@ class Versions:
             if known is None and not are_new:
                 before_new()
                 are_new = True
-            self.note(path, found)
+            if known is not None or len(seen) >= _MAX_VERSIONS or seen.setdefault(path, found) != found:
+                self.note(path, found)
 
 
 def _shown(version: Version) -> str:

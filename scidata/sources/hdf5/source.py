@@ -166,12 +166,15 @@ class HDF5Source(FileSource[_Contents]):
 
     def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
         """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
-        name, contents, number = layout.name, self._contents, number_of(layout, chunk)
-        whole, index = self._contiguous.get(name), self._indices.get(name)
-        if whole is not None and number == 0:
-            return self.path, int(whole.offset[0]), int(whole.nbytes[0])
-        found = None if index is None or number is None else index.find_one(number)
-        if found is None or contents is None:
+        name, number, contents = layout.name, number_of(layout, chunk), self._read()
+        storage = contents.storage.get(name)
+        if number is None or storage is None or layout.fallback:
+            return None
+        if not storage.chunked:
+            found = None if storage.offset is None else (storage.offset, layout.nbytes, 0)
+        else:
+            found = (self._indices.get(name) or self._index(layout, storage)).find_one(number)
+        if found is None:
             return None
         offset, nbytes, mask = found
         return (self.path, offset, nbytes) if not mask and offset + nbytes <= contents.file_size else None

@@ -19,7 +19,7 @@ from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLar
 from scidata.sources.access.fetches import run_each
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.shards import read_index
-from scidata.sources.zarr.tree import Tree
+from scidata.sources.zarr.tree import LocalTree, Tree
 
 _SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
 _FEW = 32  # chunks that are found one by one in less time than NumPy's calls take
@@ -132,17 +132,17 @@ class ChunkLocator(Locator):
             if not 0 <= c < n:
                 return None
             number = number * n + c
-        if record.index is not None:
+        if record.index is not None or not isinstance(self._tree, LocalTree):
             return None
         block, at = divmod(number, _SIZES_PER_BLOCK)
         known = self._known(record, block)
         key, size = record.key(chunk), int(known[at])
         if size == _UNKNOWN:
-            size = known[at] = int(self._tree.sizes([key])[0])
+            size = known[at] = self._tree.size(key)
         expected = record.fixed_nbytes
         if size <= 0 or expected not in (None, size):
             return None
-        return str(self._tree.location(key)), 0, size
+        return self._tree.location(key), 0, size
 
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
         """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""

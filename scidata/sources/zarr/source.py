@@ -324,7 +324,8 @@ class ZarrSource:
     def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
         """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
         state = self._open()
-        return state.chunks.place_of(self._record(state, layout.name), chunk)
+        record = state.contents.records.get(layout.name)
+        return None if record is None else state.chunks.place_of(record, chunk)
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.

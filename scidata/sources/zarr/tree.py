@@ -154,8 +154,12 @@ class LocalTree:
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
-        statuses = map(self._stat, keys)
-        return np.fromiter((-1 if s is None else s.st_size for s in statuses), np.int64, len(keys))
+        return np.fromiter(map(self.size, keys), np.int64, len(keys))
+
+    def size(self, key: str) -> int:
+        """Return the size of one file, -1 where there is none."""
+        status = self._stat(key)
+        return -1 if status is None else status.st_size
 
 
 class UrlTree:

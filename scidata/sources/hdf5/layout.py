@@ -72,9 +72,11 @@ class ChunkIndex:
 
     def find_one(self, number: int) -> tuple[int, int, int] | None:
         """Return offset, bytes and filter mask of one chunk; None where it is not stored."""
-        row = int(self.numbers.searchsorted(number))
-        if row == len(self.numbers) or self.numbers[row] != number:
-            return None
+        numbers, row = self.numbers, number  # of an array of which every chunk is stored
+        if row >= len(numbers) or numbers[row] != number:
+            row = int(numbers.searchsorted(number))
+            if row == len(numbers) or numbers[row] != number:
+                return None
         offset, nbytes, mask = self.places[:, row].tolist()
         return offset, nbytes, mask
 

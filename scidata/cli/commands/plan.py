@@ -14,10 +14,12 @@ from scidata.cli.progress import progress
 from scidata.core.options import ReadOptions
 from scidata.core.types import IntArray
 from scidata.core.urls import public_text
+from scidata.data.node import memory_share
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import visible
 from scidata.grids.plan import GridPlan, cheaper_cuts, layout_advice, plan_grid
 from scidata.grids.reader import GridReader
+from scidata.loader.promise import promise_of
 from scidata.meshes.hetero import rows_named
 from scidata.store.plan import StorePlan, plan_store
 from scidata.store.raw_points.reader import PointsReader
@@ -85,7 +87,8 @@ def _reader_of(
     kind, _ = kind_of_raw(path, options)
     if kind == "grid":
         _check_picture(output)
-        return GridReader(path, options, axis_sizes=axis_sizes)
+        num_ranks = math.prod(axis_sizes.values()) * (output.dp or 1)
+        return GridReader(path, options, axis_sizes=axis_sizes, memory_bytes=memory_share(num_ranks))
     if output.plot is not None:
         raise usage_error("--plot", f"draws grids and stores; write one: scidata partition {path} OUT --kind points.")
     return PointsReader(path, options, num_parts=math.prod(axis_sizes.values()))
@@ -214,7 +217,16 @@ def _print_grid(plan: GridPlan, every_rank: bool) -> None:
         out.print(f"ranks read {ratio(int(wanted.sum()) / owned if owned else None)} times what they own, for the halo")
     if len(reader.fields) > 1:
         out.print(f"local shape is that of {reader.fields[0]}; bytes are of all fields")
-    out.print(f"memory of a rank: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included")
+    out.print(
+        f"memory of a rank's part of a sample: at most {human_bytes(int(plan.bytes_memory.max()))}, halo included"
+    )
+    one, two = (promise_of(reader, int(plan.bytes_memory.argmax()), batch_size=size) for size in (1, 2))
+    out.print(
+        f"memory of a loader: at most about {human_bytes(one.total)} a rank (decoded rows, kept or on their way, "
+        f"{human_bytes(one.pool)}, batches {human_bytes(one.batches)}, chunks in decoding {human_bytes(one.chunks)}), "
+        f"and {human_bytes(two.total - one.total)} for each further sample of a batch",
+        soft_wrap=True,
+    )
     out.print(f"balance (most / mean owned cells): {plan.balance:.3f}")
     out.print(f"chunks read by more than one rank: {plan.shared_chunks}")
 

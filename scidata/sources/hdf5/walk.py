@@ -26,6 +26,7 @@ _MAX_ATTRIBUTE_BYTES = 2**26
 _MAX_DEPTH = 64  # of groups in groups; HDF5 takes minutes to find its way in a file of a thousand
 #: The errors of h5py on damaged metadata, which are nearly any.
 DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+_PLAIN_CLASSES = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.VLEN)  # of attributes
 _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 
 
@@ -167,16 +168,16 @@ def attribute_of(obj: h5py.HLObject, name: str, where: str = "") -> Any:
             f"{where or obj.file.filename}: attribute {name!r} claims {nbytes} bytes, but at most "
             f"{_MAX_ATTRIBUTE_BYTES} are read; the file is damaged, or write it as an array"
         )
-    if shape is None or stored.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING):
+    if shape is None or stored.get_class() not in _PLAIN_CLASSES:
         return obj.attrs[name]
     return _value_of(found, shape, stored.dtype)
 
 
 def _value_of(found: h5py.h5a.AttrID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return numbers or text as h5py's ``attrs[name]`` does, which opens the attribute once more."""
+    """Return numbers, text or references as h5py's ``attrs[name]`` does, which opens the attribute once more."""
     array = np.zeros(shape, dtype)
     found.read(array, mtype=h5py.h5t.py_create(dtype))
-    if dtype.kind == "O":
+    if dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None:
         texts = [text.decode("utf-8", "surrogateescape") for text in array.flat]
         array = np.array(texts, dtype).reshape(array.shape)
     return array[()] if array.ndim == 0 else array
@@ -321,8 +322,9 @@ def walk(h5: h5py.File, *, allow_external: bool, skipped: dict[str, str]) -> Ite
 def _opened(group: h5py.Group, name: str) -> h5py.HLObject:
     """Open an object of a group, without what h5py asks for each time."""
     found = h5py.h5o.open(group.id, name.encode())
-    known = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset}.get(type(found))
-    return group[name] if known is None else known(found)
+    if isinstance(found, h5py.h5d.DatasetID):
+        return h5py.Dataset(found, readonly=True)  # which lets h5py keep its shape
+    return h5py.Group(found) if isinstance(found, h5py.h5g.GroupID) else group[name]
 
 
 def _identity(obj: h5py.HLObject) -> tuple[int, int]:

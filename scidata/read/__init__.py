@@ -31,7 +31,7 @@ _MIN_AT_ONCE_RAW = 16 << 20
 _WAKE_NS = 300_000
 _BATCHES_PER_THREAD = 8
 #: About the memory that a job takes whose tables are another's, and its share for each chunk.
-_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 3 << 10, 256
+_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 2 << 10, 256
 
 
 def read_plan(

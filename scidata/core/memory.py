@@ -22,7 +22,6 @@ import numpy.typing as npt
 _LINE = 64  # bytes of a cache line
 _UNALIGNED = 64 << 10  # smaller arrays need not be aligned
 _HUGE = 4 << 20  # from this size on, ask for huge pages
-_MAPPED = 1 << 20  # from this size on, ask the system for pages
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
 
 
@@ -48,24 +47,13 @@ def host_memory(nbytes: int) -> npt.NDArray[np.uint8]:
     First read of 100 MB into it, CPU time on a 2-core Xeon: 35 ms with huge pages, 60 ms without, 23 ms when reused.
     Touching the pages beforehand only adds a pass over them (75 ms), so the first read does it.
     """
-    return pages((nbytes,), np.uint8)
-
-
-def pages(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an uninitialised array as :func:`empty` does; a large one on pages of its own, which go when it does.
-
-    The C library keeps what threads have let go in their heaps: 40 MB after three epochs with chunks of 8 MB.
-    """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    kind = np.dtype(dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    if nbytes < _MAPPED or advice is None:
-        return empty(shape, kind)
+    if nbytes < _HUGE or advice is None:
+        return empty((nbytes,), np.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= _HUGE:
-        with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
-            memory.madvise(advice)
-    return np.frombuffer(memory, kind).reshape(shape)
+    with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do
+        memory.madvise(advice)
+    return np.frombuffer(memory, np.uint8)
 
 
 def available_memory() -> int:

@@ -21,7 +21,6 @@ from numcodecs.fletcher32 import Fletcher32
 
 from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
-from scidata.core.memory import pages
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.read import blosc, inflate, zstd
@@ -44,8 +43,7 @@ class Scratch:
         """Return ``nbytes`` bytes, as last written under ``name``, or uninitialised."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
-            # not from the C library's heap, where buffers of ended threads stay resident
-            buffer = allocate("chunks and the bytes read beside them", (max(nbytes, 4096),), np.uint8, pages)
+            buffer = allocate("chunks and the bytes read beside them", (max(nbytes, 4096),), np.uint8)
             if buffer.size <= self.max_kept:
                 self._buffers[name] = buffer
             else:

@@ -222,7 +222,7 @@ def _print_grid(plan: GridPlan, every_rank: bool) -> None:
     )
     one, two = (promise_of(reader, int(plan.bytes_memory.argmax()), batch_size=size) for size in (1, 2))
     out.print(
-        f"memory of a loader: at most about {human_bytes(one.total)} a rank (decoded rows, kept or on their way, "
+        f"memory of a loader: about {human_bytes(one.total)} a rank (decoded rows, kept or on their way, "
         f"{human_bytes(one.pool)}, batches {human_bytes(one.batches)}, chunks in decoding {human_bytes(one.chunks)}), "
         f"and {human_bytes(two.total - one.total)} for each further sample of a batch",
         soft_wrap=True,

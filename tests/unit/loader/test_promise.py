@@ -19,10 +19,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "case",
     [
-        "lz4, full, no pool",
+        "lz4, blocks, all kept",
         "zstd, pairs of steps, blocks, all kept",
         "raw, full, batches of 32",
-        "lz4, half of the rows, blocks, all kept",
+        "raw, pairs of steps, stored, batches of 16",
     ],
 )
 def test_a_loader_takes_what_is_promised(stores: Path, case: str) -> None:

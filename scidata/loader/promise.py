@@ -43,7 +43,7 @@ def promise_of(
     """Return the bytes that a loader in threads takes for the part of one rank of the domain.
 
     Within 15 % of the peak that ``tests/bench/memory_promise.py`` measures for local Zarr (raw, Blosc, zstd).
-    Not where compressed chunks are decoded anew in each epoch: the C library's heap keeps buffers of threads that ended.
+    Not where chunks are decoded anew in each epoch: the C library's heap keeps buffers of threads that ended.
     Not counted: what HDF5's filters, clients of object stores and worker processes allocate.
     """
     place = reader.partition.coordinate(rank)

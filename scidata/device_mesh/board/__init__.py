@@ -5,9 +5,9 @@ is called: ranks talk through the key-value store that the process group was sta
 whatever backend the group has. Threads of each rank talk to it over connections of their own; operations and loops
 pay nothing.
 
-What the store's process has to do stays small. One thread waits there for the
+The process that keeps the store has little to do (docs/decisions/0008-store-traffic.md). One thread waits there for the
 next event, which costs nothing until it comes, and is then heard at once; a store in a file is asked four times a
-second. Another asks three or four things a second: more than 1,024 ranks less often, down to every 8 s.
+second. Another sends two or three messages a second; in jobs of more than 1,024 ranks fewer, down to every 8 s.
 
 The protocol, below ``scidata/board<n>/``, where n counts the process groups that a rank has had:
 

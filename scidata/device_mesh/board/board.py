@@ -42,6 +42,7 @@ _PERIOD = 0.25  # s between two looks
 _RANKS_A_SECOND = 1024  # that give a sign of life, and ask for others'; more do so less often: one process answers all
 _LONGEST_REST = 1.0  # s between two times that the server is asked for events: one that keeps the store waits for 2 s
 _LONGEST_BEAT = 8.0  # s from one sign of life to the next; well below the silence that says something
+_BEATS_A_QUESTION = 8  # for events, of a rank that listens: a firewall may have dropped the connection
 _DUE_PERIOD = 0.05  # s between two looks while a rank may wait in vain
 _SILENCE = 30.0  # s without a sign of life; a rank may hold the GIL for long
 _GAP = 3.0  # s between two looks, after which silence says nothing
@@ -73,7 +74,7 @@ class Board(BoardState):
         self._own: Event | None = None  # of the last of them
         self._num_read = self._count = 0
         self._next_beat = 0.0
-        self._has_come, self.is_leaving = threading.Event(), False
+        self._has_come, self._listens, self.is_leaving = threading.Event(), self._port is not None, False
         self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
         self._is_due = False  # an event that a thread should not wait in spite of: worth looking often
@@ -177,7 +178,7 @@ class Board(BoardState):
         Who ends posts one last event, which ends this wait: a thread that torch holds must not see Python's end.
         """
         rest = min(_LONGEST_REST, _PERIOD * max(1.0, len(self.ranks) / _RANKS_A_SECOND))
-        with contextlib.suppress(dist.DistError, RuntimeError):  # then events are heard with the next beat
+        with contextlib.suppress(dist.DistError, RuntimeError):
             posts = self.base.connect()
             while True:
                 number = self._num_read  # first: what is posted after the next line has at least this number
@@ -187,6 +188,7 @@ class Board(BoardState):
                 self._has_come.set()
                 self.look_again()
                 self.ended.wait(rest)  # at a job's end, all ranks post one
+        self._listens = False
 
     def _say_over(self) -> None:
         if self.is_answered:
@@ -232,7 +234,7 @@ class Board(BoardState):
             if talks:
                 self._next_beat = time.monotonic() + min(_LONGEST_BEAT, max(1.0, len(self.ranks) / _RANKS_A_SECOND))
                 self._beat()
-            if talks or self._port is None or self._has_come.is_set():
+            if self._has_come.is_set() or not self._listens or (talks and self._count % _BEATS_A_QUESTION == 0):
                 self._has_come.clear()
                 self._hear()
             self._post_errors()

@@ -173,6 +173,9 @@ class ChunkRefs:
     checksums
         ``(num,)`` uint32: the crc32c that was recorded of each chunk apart from the file that holds it, so that a
         chunk in another's place is found. Only of chunks whose one codec is a crc32c at their end; None: not known.
+    unseen
+        Each chunk is a file of its own, for which nobody has looked yet: where a read finds none, the chunk is absent;
+        ``nbytes`` is the size that it must have, or 0 where any will do.
     """
 
     paths: tuple[str, ...]
@@ -181,6 +184,7 @@ class ChunkRefs:
     nbytes: IntArray
     skipped_codecs: npt.NDArray[np.uint32] | None = None
     checksums: npt.NDArray[np.uint32] | None = None
+    unseen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from scidata.grids.parts import Field
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series
 from scidata.plan.array import plan_array
-from scidata.read import read_plan
+from scidata.read import expecting, read_plan
 from scidata.read.threads import ReaderThreads
 
 _SMALL_BYTES = 16 << 20  # blocks are put together up to it: each read has its cost
@@ -146,7 +146,7 @@ class GridPass:
         shape = tuple(map(num_rows_of, selection))
         out = allocate(f"{source.path}: field {self.name!r}", shape, self._field.dtype)
         read_plan(
-            plan_array(layout, selection, source.locate, out_shape=shape),
+            plan_array(layout, selection, expecting(source), out_shape=shape),
             out,
             source=source,
             decoding=self._field.decodings[i],

@@ -15,7 +15,7 @@ from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan, PlanFamily
-from scidata.read import Job
+from scidata.read import Job, expecting
 from scidata.sources.access.fetches import run_each
 
 _MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in kinds of files
@@ -169,10 +169,10 @@ class Planner:
     def _plan_rows(self, name: str, i: int, part: Part, rows: tuple[Segment, ...]) -> ArrayPlan:
         dim, layout = self._series.sample_dim, self._series.layout_in(i, name)
         selection = tuple([rows if d == dim else part.segments[d] for d in self._fields[name].source_dims])
-        return part.families[name].plan(layout, selection, self._series.sources[i].locate)
+        return part.families[name].plan(layout, selection, expecting(self._series.sources[i]))
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:
         """Plan a read of a field in the file of the ``i``-th member."""
         source = self._series.sources[i]
-        plan = family.plan(layout, selection, source.locate)
+        plan = family.plan(layout, selection, expecting(source))
         return Job(plan, source, self._fields[name].decodings[i], allow_missing=self.allow_missing)

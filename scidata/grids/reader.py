@@ -274,7 +274,7 @@ class GridReader:
     def plan(self, index: int, rank: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`)."""
         jobs = self.planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
-        fields = {name: tuple([job.plan for job in each]) for name, each in jobs.items()}
+        fields = {name: tuple([job.exact_plan() for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -216,13 +216,25 @@ def plan_cut(
         return ArrayPlan(
             layout=layout, selection=selection, out_shape=out_shape, refs=refs, cut=cut, origin=origin,
             bytes_wanted=cut.num_wanted * layout.dtype.itemsize, bytes_fetched=pattern.nbytes + encoded_nbytes,
-            bytes_decoded=pattern.nbytes + tables.decoded_nbytes, exact=refs is not None, remote=remote,
+            bytes_decoded=pattern.nbytes + tables.decoded_nbytes, exact=is_exact(refs), remote=remote,
             pattern=pattern, span_reads=span_reads, encoded_reads=encoded_reads, absent=tables.absent,
             first_byte=first_byte,
         )  # fmt: skip
     except (MemoryError, ValueError) as e:
         check_memory(layout, e)
         raise
+
+
+def is_exact(refs: ChunkRefs | None) -> bool:
+    """Whether the bytes of all chunks are known."""
+    return refs is not None and not (refs.unseen and bool((refs.nbytes[refs.path_index >= 0] == 0).any()))
+
+
+def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:
+    """Return a plan in which ``locate`` has looked for each chunk."""
+    if plan.refs is None or not plan.refs.unseen:
+        return plan
+    return plan_cut(plan.layout, plan.selection, plan.cut, plan.origin, locate, plan.out_shape)
 
 
 class PlanFamily:

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Decoding, PlaceSource, Source
+from scidata.core.urls import is_url
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan.array import ArrayPlan, plan_cut
+from scidata.plan.array import ArrayPlan, Locate, exact_plan, plan_cut
 from scidata.read.context import NO_READ, ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.pattern_tables import Task
@@ -80,6 +81,12 @@ def read_plan(
     return read_plans([(job, out)], executor=executor)
 
 
+def expecting(source: Source) -> Locate:
+    """Return the function that finds chunks for a read: behind URLs the read itself may tell which are there."""
+    found: Locate = getattr(source, "expect", source.locate) if is_url(source.path) else source.locate
+    return found
+
+
 class Job:
     """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
 
@@ -119,14 +126,21 @@ class Job:
         """The dtype of decoded values, in native byte order."""
         return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
 
+    def exact_plan(self) -> ArrayPlan:
+        """Return the plan, and keep it, with the place and size of each chunk, for which this asks where need be."""
+        found = exact_plan(self.plan, self._source.locate)
+        if found is not self.plan:
+            self._plan, self._ready = found, None
+        return found
+
     def execution(self, dtype: np.dtype[np.generic]) -> Execution:
         """Return the execution for buffers of ``dtype``; raises errors that the places of chunks show."""
         ready = self._ready
         if ready is None or ready[0] != dtype:
             plan = self.plan
             if plan.refs is None and not plan.layout.fallback:
-                locate, cut = self._source.locate, (plan.cut, plan.origin)
-                plan = plan_cut(plan.layout, plan.selection, *cut, locate, plan.out_shape)
+                cut = plan.cut, plan.origin
+                plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self._source), plan.out_shape)
             ready = self._ready = (
                 dtype,
                 Execution(plan, dtype, source=self._source, decoding=self._decoding, allow_missing=self._allow_missing),

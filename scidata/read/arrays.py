@@ -12,7 +12,7 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Decoding, Source
 from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
-from scidata.read import read_plan
+from scidata.read import expecting, read_plan
 
 
 def read_array(
@@ -33,7 +33,7 @@ def read_array(
     dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
     out = allocate(f"{layout.store}: field {layout.name!r}", tuple(map(num_rows_of, selection)), dtype)
     if out.size:
-        plan = plan_array(layout, selection, source.locate, out_shape=out.shape)
+        plan = plan_array(layout, selection, expecting(source), out_shape=out.shape)
         read_plan(plan, out, source=source, decoding=decoding, allow_missing=allow_missing)
     return out
 

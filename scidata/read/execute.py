@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from scidata.core.checks import largest_encoded
 from scidata.core.types import ArrayLayout, Decoding, IntArray, PlaceSource, Source
 from scidata.core.urls import Url
-from scidata.errors import CorruptDataError, MissingChunkError
+from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
 from scidata.plan.pieces import slice_of
 from scidata.plan.spans import Reads, element_strides
@@ -22,6 +23,8 @@ from scidata.read.run_raw import RawRun
 from scidata.sources.access.fetches import Range
 
 _FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
+#: Bytes of a range; of a file of unknown size the bytes and that size; or the error in their place.
+Answer: TypeAlias = bytes | tuple[bytes, int] | Exception
 
 
 class Execution:
@@ -54,6 +57,8 @@ class Execution:
         self.source, self.layout, self.is_remote = source, plan.layout, plan.remote
         self.paths = () if plan.refs is None else plan.refs.paths
         self._context, self._has_absent = Context(plan, source, decoding, dtype), bool(len(plan.absent))
+        self._is_unseen = plan.refs is not None and plan.refs.unseen
+        self._absent: list[int] = []  # chunks that reads have not found
         self._alike: list[list[int]] | None = None  # chunks, once asked for
         self._allow_missing = allow_missing
         self.is_raw = not plan.layout.codecs and not plan.layout.fallback and self._context.convert.trivial
@@ -141,8 +146,8 @@ class Execution:
     def begin(self, out: npt.NDArray[np.generic]) -> Target:
         """Begin a run into ``out``: fill absent chunks."""
         target = Target(out, self.layout.name)
-        if self._has_absent:
-            self._fill_absent(target)
+        if self._has_absent or self._absent:
+            self._fill_absent(target, [*self._plan.absent.tolist(), *self._absent])
         if self.layout.fallback and not self._allow_missing:
             # the format's own library would read the fill value without a word
             self._check_absent(np.flatnonzero(self.source.locate(self.layout, self._plan.chunks).path_index < 0))
@@ -186,12 +191,65 @@ class Execution:
         reads, (_, row) = self._reads_of(task), task
         url = self._context.paths[reads.path_index[row]]
         assert isinstance(url, Url)
-        return url, int(reads.offset[row]), int(reads.nbytes[row])
+        nbytes = int(reads.nbytes[row])
+        if nbytes:
+            return Range(url, int(reads.offset[row]), nbytes)
+        return Range(url, 0, largest_encoded(self.layout.chunk_nbytes), is_first=True)
 
-    def run_fetched(self, task: Task, data: bytes | Exception, target: Target, tally: Tally) -> None:
+    def run_fetched(self, task: Task, answer: Answer, target: Target, tally: Tally) -> None:
         """Do a task whose bytes are here; an error in their place is raised with the chunk's name."""
+        data = self._seen(task, answer, target) if self._is_unseen else answer
+        if data is None:
+            return
+        assert not isinstance(data, tuple)
         target.arrived[id(self._reads_of(task)), task[1]] = data
         self.run([task], target, tally)
+
+    def _seen(self, task: Task, answer: Answer, target: Target) -> bytes | Exception | None:
+        """Check the answer for a chunk for which nobody had looked; None where there is none, and it is filled."""
+        reads, row = self._reads_of(task), task[1]
+        item = int(reads.bounds[row])
+        if task[0] == "encoded":
+            assert self._plan.encoded is not None
+            chunk = int(self._plan.encoded.chunk_row[item])
+        else:
+            assert self._plan.spans is not None
+            chunk = int(self._plan.boxes.chunk_row[self._plan.spans.box[item]])
+        if isinstance(answer, FileNotFoundError):
+            self._check_absent(np.array([chunk]))
+            self._fill_absent(target, [chunk])
+            self._note_absent(task, chunk)
+            return None
+        url, expected = self._context.paths[reads.path_index[row]], int(self._context.refs.nbytes[chunk])
+        assert isinstance(url, Url)
+        if isinstance(answer, Exception):
+            return answer
+        if isinstance(answer, tuple):
+            data, size = answer
+            if size > len(data):
+                return CorruptDataError(
+                    f"{self._context.where(chunk)}: {size} encoded bytes for {self.layout.chunk_nbytes} decoded ones "
+                    "make no sense; the file is damaged: copy or write it again"
+                )
+        else:
+            data = answer
+            known = url.seen.get(str(url))
+            size = expected if known is None or known.size is None else known.size
+        if size == 0 or size != (expected or size):
+            error = ShortReadError if size < (expected or 1) else CorruptDataError
+            return error(
+                f"{self._context.where(chunk)}: {url} has {size} bytes, but {expected or 'some'} were expected; "
+                "the file is truncated or damaged: copy or write it again"
+            )
+        return data
+
+    def _note_absent(self, task: Task, chunk: int) -> None:
+        """Leave a task out of later runs: its chunk is filled as they begin."""
+        self._absent.append(chunk)
+        self.tasks = [each for each in self.tasks if each != task]
+        note_absent = getattr(self.source, "note_absent", None)
+        if note_absent is not None:
+            note_absent(self.layout, self._plan.chunks[chunk])
 
     def _reads_of(self, task: Task) -> Reads:
         reads = self._plan.span_reads if task[0] == "raw" else self._plan.encoded_reads
@@ -210,14 +268,14 @@ class Execution:
             elif kind == "box":
                 self._run_box(row, target, tally)
 
-    def _fill_absent(self, target: Target) -> None:
+    def _fill_absent(self, target: Target, chunks: Sequence[int]) -> None:
         plan, layout, context = self._plan, self._plan.layout, self._context
         fill = layout.fill_value if layout.fill_value is not None else np.zeros((), layout.dtype)
         raw = fill.astype(layout.dtype).reshape(1).view(context.convert.stored)
         value = np.empty(1, target.out.dtype)
         context.convert.copy(value, raw, thread_scratch())
         out = target.out.reshape(plan.out_shape)
-        for row in plan.absent.tolist():
+        for row in chunks:
             for box in range(int(plan.boxes.bounds[row]), int(plan.boxes.bounds[row + 1])):
                 out[self._dest_slices(box)] = value[0]
 

@@ -107,6 +107,9 @@ class EncodedRun:
         """
         context, tables, scratch = self._context, self._tables, thread_scratch()
         first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
+        if not nbytes:  # all of a file, as large as it turned out to be
+            data = target.arrived[id(self._reads), row]
+            nbytes = self._end[first] = 0 if isinstance(data, Exception) else len(data)
         items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]
         path = context.paths[self._path_index[row]]
         if all(few) and not context.is_remote and all(map(self._reads_blocks, items)):

@@ -32,7 +32,7 @@ import zarr
 from scidata.core.urls import url_of
 from scidata.grids.reader import GridReader
 from scidata.sources.access import filesystems, object_stores
-from scidata.sources.access.fetches import Fetches
+from scidata.sources.access.fetches import Fetches, Range
 
 TOTAL = 64 << 20
 
@@ -116,7 +116,7 @@ class Server:
 
 
 def fetch(url, ranges):
-    fetches = Fetches([(url, offset, nbytes) for offset, nbytes in ranges])
+    fetches = Fetches([Range(url, offset, nbytes) for offset, nbytes in ranges])
     received = 0
     while (item := fetches.take()) is not None:
         if isinstance(item[1], Exception):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from scidata.core.urls import Url
 from scidata.sources.access.filesystems import current
@@ -18,8 +18,26 @@ from scidata.sources.access.remote import start
 _T = TypeVar("_T")
 _MAX_SIDE_BY_SIDE = 32  # threads of one call
 
-#: A URL, the first byte and the number of bytes.
-Range: TypeAlias = tuple[Url, int, int]
+
+class Range(NamedTuple):
+    """A range of an object; or all of one of unknown size, with ``nbytes`` as the most that it may have."""
+
+    url: Url
+    offset: int
+    nbytes: int
+    is_first: bool = False
+
+    @property
+    def job(self) -> tuple[Url, str, RequestOptions]:
+        """The request."""
+        options = RequestOptions(offset=self.offset, nbytes=self.nbytes)
+        return self.url, "first" if self.is_first else "range", options
+
+    @property
+    def expected(self) -> int:
+        """Bytes that come, or at most."""
+        known = self.url.seen.get(str(self.url)) if self.is_first else None
+        return self.nbytes if known is None or known.size is None else min(known.size, self.nbytes)
 
 
 class _Window:
@@ -114,8 +132,7 @@ class Fetches(_Window):
     """Ranges on their way: as many at once as hide a round trip, as few as fit in a bounded memory."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        jobs = [(url, "range", RequestOptions(offset=offset, nbytes=nbytes)) for url, offset, nbytes in ranges]
-        super().__init__(jobs, [nbytes for _, _, nbytes in ranges])
+        super().__init__([each.job for each in ranges], [each.expected for each in ranges])
 
 
 def each(urls: Sequence[Url], method: str, **options: Unpack[RequestOptions]) -> list[Any]:

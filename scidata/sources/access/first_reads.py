@@ -33,6 +33,12 @@ _heads: Cache[FirstRead] = Cache(_MAX_KEPT, "lru")
 _documents: Cache[bytes | Exception] = Cache(_MAX_KEPT, "lru")
 
 
+def _url(path: str) -> Url:
+    url = url_of(path)
+    assert isinstance(url, Url)
+    return url
+
+
 def _key(url: Url) -> tuple[object, str]:
     return url.seen, str(url)  # an object is known by its version for as long as a source is open
 
@@ -48,22 +54,23 @@ def read_head(path: str, nbytes: int) -> FirstRead:
     if not isinstance(url, Url) or isinstance(url, KeptUrl):
         size = files().open_size(path)
         return FirstRead(bytes(files().read(path, 0, min(nbytes, size))), size)
-    return _heads.get_or_make(_key(url), lambda: _first(url), lambda found: len(found.data) + 1)
+    return _heads.get_or_make(_key(url), lambda: read_begin(url, FIRST_BYTES), lambda found: len(found.data) + 1)
 
 
-def _first(url: Url) -> FirstRead:
-    data, size = request(url, "first", nbytes=FIRST_BYTES)
+def read_begin(path: str, nbytes: int) -> FirstRead:
+    """Read the first bytes of an object, ``nbytes`` if it has as many; nothing is kept."""
+    data, size = request(_url(path), "first", nbytes=nbytes)
     return FirstRead(bytes(data), size)
 
 
 def read_tail(path: str, nbytes: int) -> FirstRead:
-    """Read the last bytes of a file, ``nbytes`` if it has as many; nothing is kept."""
-    url = url_of(path)
-    if isinstance(url, Url) and gives_tails(url):
+    """Read the last bytes of an object, ``nbytes`` if it has as many; nothing is kept."""
+    url = _url(path)
+    if gives_tails(url):
         data, size = request(url, "tail", nbytes=nbytes)
         return FirstRead(bytes(data), size)
-    size = files().size(path)
-    return FirstRead(bytes(files().read(path, max(0, size - nbytes), min(nbytes, size))), size)
+    size = files().size(url)
+    return FirstRead(bytes(files().read(url, max(0, size - nbytes), min(nbytes, size))), size)
 
 
 def has_document(url: Url, most: int) -> bool:
@@ -114,6 +121,4 @@ def forget_documents(urls: Sequence[Url]) -> None:
 def forget_head(path: str) -> None:
     """Forget the first bytes of an object: the next use reads them again."""
     if is_url(path):
-        url = url_of(path)
-        assert isinstance(url, Url)
-        _heads.drop(_key(url))
+        _heads.drop(_key(_url(path)))

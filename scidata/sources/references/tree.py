@@ -63,3 +63,8 @@ class DocumentTree:
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return -1 for each: chunks are found by the tables of the set."""
         return np.full(len(keys), -1, np.int64)
+
+    @property
+    def reads_tell(self) -> bool:
+        """False: the tables know."""
+        return False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from scidata.core.urls import Url, is_url
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.access.fetches import run_each
 from scidata.sources.zarr.metadata import ArrayRecord
-from scidata.sources.zarr.shards import read_index
+from scidata.sources.zarr.shards import first_index, read_index
 from scidata.sources.zarr.tree import LocalTree, Tree
 
 _SIZES_PER_BLOCK = 4096  # sizes of chunk files are cached in runs of the flattened chunk grid
@@ -61,6 +62,10 @@ class Locator(ABC):
         options = {"storage_options": copy.deepcopy(dict(where.options)) or None} if isinstance(where, Url) else {}
         return {"store": where.target if isinstance(where, Url) else where, **options}
 
+    def expect(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks for a read, which may tell whether they are there: see :meth:`ZarrSource.expect`."""
+        return self.locate(record, chunks)
+
     def opened(self, path: str) -> str:
         """Return the path or bound URL that opens a path of :meth:`find_files`."""
         return path
@@ -69,12 +74,7 @@ class Locator(ABC):
         """Find the bytes of chunks, ``(num, ndim)`` int64 coordinates: see :meth:`ZarrSource.locate`."""
         coordinates = checked_coordinates(record, chunks)
         found = self._find_in_shards(record, coordinates) if record.index else self.find_files(record, coordinates)
-        refs = ChunkRefs(
-            paths=tuple(map(str, found.paths)),
-            path_index=found.path_index,
-            offset=np.maximum(found.offset, 0),
-            nbytes=np.maximum(found.nbytes, 0),
-        )
+        refs = _refs(found)
         check_sizes(record, coordinates, found.nbytes, refs)
         return refs
 
@@ -144,6 +144,24 @@ class ChunkLocator(Locator):
             return None
         return self._tree.location(key), 0, size
 
+    def expect(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
+        """Name the files of chunks; only those that are not there, as is known, are absent."""
+        if record.index is not None or not self._tree.reads_tell or len(chunks) > _MAX_FILES:
+            return self.locate(record, chunks)
+        coordinates = checked_coordinates(record, chunks)
+        sizes = self._known_sizes(record, flattened(coordinates, record.num_files))
+        if not (sizes == _UNKNOWN).any():
+            return self.locate(record, chunks)
+        sizes[sizes == _UNKNOWN] = record.fixed_nbytes or 0
+        found = self._places(record, coordinates, sizes)
+        check_sizes(record, coordinates, np.where(sizes == 0, -1, sizes), refs := _refs(found))
+        return replace(refs, unseen=True)
+
+    def note_absent(self, record: ArrayRecord, chunk: IntArray) -> None:
+        """Take in that a read has found no chunk."""
+        number = int(flattened(chunk.reshape(1, -1), record.num_files)[0])
+        self._known(record, number // _SIZES_PER_BLOCK)[number % _SIZES_PER_BLOCK] = -1
+
     def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
         """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""
         layout, expected = record.layout, record.fixed_nbytes
@@ -183,7 +201,11 @@ class ChunkLocator(Locator):
 
     def find_files(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
         """Find files of an array (chunks, or shards) by their coordinates."""
-        sizes = self._sizes_of(record, coordinates)
+        if record.index is not None and self._tree.reads_tell:
+            self._read_indexes(record, coordinates)
+        return self._places(record, coordinates, self._sizes_of(record, coordinates))
+
+    def _places(self, record: ArrayRecord, coordinates: IntArray, sizes: IntArray) -> FileRanges:
         present = sizes >= 0
         return FileRanges(
             paths=list(map(self._tree.location, record.keys(coordinates[present]))),
@@ -192,14 +214,37 @@ class ChunkLocator(Locator):
             nbytes=sizes,
         )
 
-    def _sizes_of(self, record: ArrayRecord, coordinates: IntArray) -> IntArray:
-        """Return the size of each file, -1 where absent, through the cache."""
-        linear = flattened(coordinates, record.num_files)
+    def _read_indexes(self, record: ArrayRecord, shards: IntArray) -> None:
+        """Read the indexes of shards about which nothing is known yet: the answers tell their sizes, too."""
+        linear = flattened(shards, record.num_files)
+        missing = np.flatnonzero(self._known_sizes(record, linear) == _UNKNOWN)
+        if len(missing) > _MAX_FILES:
+            return
+
+        def read(row: int) -> None:
+            assert record.index is not None
+            number, size = int(linear[row]), -1
+            path = self._tree.location(record.key(shards[row].tolist()))
+            with contextlib.suppress(FileNotFoundError):
+                size, table = first_index(path, record.index)
+                self._indexes.put((record.prefix, number), table, table.nbytes)
+            self._known(record, number // _SIZES_PER_BLOCK)[number % _SIZES_PER_BLOCK] = size
+
+        run_each([functools.partial(read, row) for row in missing.tolist()])
+
+    def _known_sizes(self, record: ArrayRecord, linear: IntArray) -> IntArray:
+        """Return the size of each file, -1 where absent, as far as it is in the cache."""
         sizes = np.full(len(linear), _UNKNOWN, np.int64)
         for block, rows in grouped(linear // _SIZES_PER_BLOCK):
             known = self._sizes.get((record.prefix, block))
             if known is not None:
                 sizes[rows] = known[linear[rows] % _SIZES_PER_BLOCK]
+        return sizes
+
+    def _sizes_of(self, record: ArrayRecord, coordinates: IntArray) -> IntArray:
+        """Return the size of each file, -1 where absent, through the cache."""
+        linear = flattened(coordinates, record.num_files)
+        sizes = self._known_sizes(record, linear)
         missing = np.flatnonzero(sizes == _UNKNOWN)
         if len(missing) == 0:
             return sizes
@@ -222,6 +267,15 @@ class ChunkLocator(Locator):
             known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)
             self._sizes.put((record.prefix, block), known, known.nbytes)
         return known
+
+
+def _refs(found: FileRanges) -> ChunkRefs:
+    return ChunkRefs(
+        paths=tuple(map(str, found.paths)),
+        path_index=found.path_index,
+        offset=np.maximum(found.offset, 0),
+        nbytes=np.maximum(found.nbytes, 0),
+    )
 
 
 def checked_coordinates(record: ArrayRecord, chunks: IntArray) -> IntArray:

@@ -11,6 +11,7 @@ from crc32c import crc32c
 from scidata.core.types import IntArray
 from scidata.errors import ChecksumError, ShortReadError
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import read_begin, read_tail
 
 _ABSENT = np.uint64(2**64 - 1)
 
@@ -52,12 +53,23 @@ def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntAr
     ChecksumError
         The index does not match its crc32c.
     """
-    if size < index.nbytes:  # before anything of that size is allocated
-        raise ShortReadError(
-            f"{path}: shard has {size} bytes, but its index of {index.num_chunks} chunks alone takes {index.nbytes}; "
-            "the file is truncated: copy or write it again"
-        )
+    _check_room(path, size, index)  # before anything of that size is allocated
     raw = files().read(path, begin + (size - index.nbytes if index.at_end else 0), index.nbytes)
+    return parse_index(path, raw, size, index)
+
+
+def first_index(path: str, index: ShardIndex) -> tuple[int, IntArray]:
+    """Read and check the index of a shard that is an object of unknown size; return that size, too.
+
+    Raises the errors of :func:`read_index`, and FileNotFoundError.
+    """
+    raw, size = (read_tail if index.at_end else read_begin)(path, index.nbytes)
+    return size, parse_index(path, raw, size, index)
+
+
+def parse_index(path: str, raw: bytes | bytearray, size: int, index: ShardIndex) -> IntArray:
+    """Check the index of a shard of ``size`` bytes; return it as :func:`read_index` does."""
+    _check_room(path, size, index)
     if index.checksum:
         (expected,) = struct.unpack("<I", raw[-4:])
         found = crc32c(raw[:-4])
@@ -82,3 +94,11 @@ def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntAr
     out[:, 1] = np.where(absent, np.uint64(0), nbytes)
     out[absent] = -1
     return out
+
+
+def _check_room(path: str, size: int, index: ShardIndex) -> None:
+    if size < index.nbytes:
+        raise ShortReadError(
+            f"{path}: shard has {size} bytes, but its index of {index.num_chunks} chunks alone takes {index.nbytes}; "
+            "the file is truncated: copy or write it again"
+        )

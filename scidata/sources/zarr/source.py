@@ -327,6 +327,20 @@ class ZarrSource:
         record = state.contents.records.get(layout.name)
         return None if record is None else state.chunks.place_of(record, chunk)
 
+    def expect(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Find the bytes of chunks for a read of them: as :meth:`locate`, without a request for each chunk before.
+
+        The places may be ``unseen``: the answers to the read then tell which chunks are there, and how large.
+        """
+        state = self._open()
+        return state.chunks.expect(self._record(state, layout.name), chunks)
+
+    def note_absent(self, layout: ArrayLayout, chunk: IntArray) -> None:
+        """Take in that a read has found no chunk at a coordinate."""
+        state = self._open()
+        if isinstance(state.chunks, ChunkLocator):
+            state.chunks.note_absent(self._record(state, layout.name), chunk)
+
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
 

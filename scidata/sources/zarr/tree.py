@@ -23,7 +23,7 @@ from scidata.sources.access.fetches import each
 from scidata.sources.access.files import retried
 from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, read_documents
 from scidata.sources.access.kept_urls import KeptUrl
-from scidata.sources.access.remote import request
+from scidata.sources.access.remote import checks_versions, request
 
 _MAX_CHECKED_FOLDERS = 100_000
 _GONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -47,6 +47,10 @@ class Tree(Protocol):
 
     def sizes(self, keys: Sequence[str]) -> IntArray:
         """Return the size of each file, -1 where there is none."""
+
+    @property
+    def reads_tell(self) -> bool:
+        """Whether a read of a file says how large it is, and of which version: nobody need ask before."""
 
 
 def open_tree(path: str, *, allow_external: bool) -> Tree:
@@ -161,6 +165,11 @@ class LocalTree:
         status = self._stat(key)
         return -1 if status is None else status.st_size
 
+    @property
+    def reads_tell(self) -> bool:
+        """False: asking costs little."""
+        return False
+
 
 class UrlTree:
     """Whatever fsspec reaches."""
@@ -204,6 +213,11 @@ class UrlTree:
         """Return the size of each object, -1 where there is none."""
         found = self._infos(keys)
         return np.fromiter(map(self._size_of, keys, found), np.int64, len(keys))
+
+    @property
+    def reads_tell(self) -> bool:
+        """Whether the answer of a server to a read does."""
+        return not isinstance(self._url, KeptUrl) and checks_versions(self._url)
 
     def _size_of(self, key: str, info: Any) -> int:
         is_object = info is not None and info.get("type") != "directory"

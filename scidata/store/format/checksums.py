@@ -102,7 +102,13 @@ class SampleSource(ZarrSource):
         ChecksumError
             The sample's checksums are not those of which the manifest has the digest.
         """
-        refs = super().locate(layout, chunks)
+        return self._with_checksums(super().locate(layout, chunks), layout, chunks)
+
+    def expect(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Do as :meth:`locate`, without a request for each chunk before it is read."""
+        return self._with_checksums(super().expect(layout, chunks), layout, chunks)
+
+    def _with_checksums(self, refs: ChunkRefs, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         place = self._places.get(layout.name)
         if place is None or not len(chunks):
             return refs

@@ -27,7 +27,7 @@ from scidata.errors import (
     UnsupportedFormatError,
     near_matches,
 )
-from scidata.plan.array import ArrayPlan
+from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.arrays import CHUNK_ROWS
@@ -276,7 +276,9 @@ class PartReader:
             plans[path] = (*plans.get(path, ()), *found)
         for name in self._arrays(cut.index):
             plans[name] = (*plans.get(name, ()), *self._reads.plans(access, name, index, topology))
-        return ReadPlan(index=index % self.num_samples, rank=rank, fields=plans)
+        locate = self.store.source(cut.index).locate
+        fields = {name: tuple([exact_plan(each, locate) for each in found]) for name, found in plans.items()}
+        return ReadPlan(index=index % self.num_samples, rank=rank, fields=fields)
 
     @sound
     def read(self, index: int, part: int, *, epoch: int = 0, empty: Empty = np.empty) -> LocalPart:

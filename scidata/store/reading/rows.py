@@ -17,7 +17,7 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
-from scidata.read import Job, read_plans
+from scidata.read import Job, expecting, read_plans
 from scidata.read.context import NO_READ
 from scidata.store.format.manifest import SampleInfo
 
@@ -157,7 +157,7 @@ class RowAccess:
             others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
         selection: Selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
         shape = tuple(map(num_rows_of, selection))
-        plan = plan_array(layout, selection, self.source.locate, out_shape=shape)
+        plan = plan_array(layout, selection, expecting(self.source), out_shape=shape)
         self.plans.setdefault(path, []).append(plan)
         return plan
 

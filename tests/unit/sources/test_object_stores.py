@@ -18,7 +18,7 @@ from scidata.core.urls import url_of
 from scidata.errors import ShortReadError, SourceChangedError, UnsupportedFormatError
 from scidata.sources.access import fetches as fetches_module
 from scidata.sources.access import filesystems, load, object_stores, remote, retry
-from scidata.sources.access.fetches import Fetches
+from scidata.sources.access.fetches import Fetches, Range
 from scidata.sources.access.files import files
 from scidata.sources.access.load import FIRST_REQUESTS
 from tests.unit._s3 import BUCKET, KEY, SECRET, serve
@@ -449,7 +449,7 @@ def test_what_is_closed_ends_and_counts_until_then(s3, count, monkeypatch):
     monkeypatch.setattr(filesystems, "_filesystems", filesystems.FileSystems())
     ours = filesystems.current().load
     s3.wire.fault, s3.wire.latency = (lambda environ: None), 0.3
-    fetches = Fetches([(url, i, 1000) for i in range(100)])
+    fetches = Fetches([Range(url, i, 1000) for i in range(100)])
     time.sleep(0.1)
     fetches.close()
     fetches.close()  # as a read does that fails
@@ -513,7 +513,7 @@ def test_as_many_requests_as_a_server_bears(engine, monkeypatch, caplog):
 
 
 def read_each(url, count):
-    fetches, wanted = Fetches([(url, i, 100) for i in range(count)]), set(range(count))
+    fetches, wanted = Fetches([Range(url, i, 100) for i in range(count)]), set(range(count))
     while (item := fetches.take()) is not None:
         i, data = item
         assert bytes(data) == BODY[i : i + 100]
@@ -524,7 +524,7 @@ def read_each(url, count):
 
 def test_what_is_closed_is_not_tried_again(web, count):
     break_it("503", 10**6)
-    fetches = Fetches([(at(web), i, 10) for i in range(8)])
+    fetches = Fetches([Range(at(web), i, 10) for i in range(8)])
     fetches.close()
     time.sleep(0.5)
     assert len(count) <= 16
@@ -574,7 +574,7 @@ def test_what_ends_since_another_failed_stands_in_front_of_no_error(web, monkeyp
 
     requests = [Future(), Late()]
     monkeypatch.setattr(fetches_module, "start", lambda *job, wanted: requests[job[2]["offset"]])
-    fetches = Fetches([(at(web), i, 10) for i in range(2)])
+    fetches = Fetches([Range(at(web), i, 10) for i in range(2)])
     requests[0].set_exception(OSError("the first"))
     with ThreadPoolExecutor(1) as threads:
         assert str(fetches.take()[1]) == "the first"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import UnsupportedFormatError
 from scidata.sources.cf import is_coordinate, role_of, role_of_name
@@ -76,8 +77,8 @@ def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | 
 
 def _on_grid(source: Source, fields: Sequence[str] | str) -> str | None:
     """Say on which latitudes and longitudes the largest of some fields at the top lies; None where it does not."""
-    names = [fields] if isinstance(fields, str) else list(fields)
-    if not names or any("/" in name or name not in source.arrays for name in names):
+    names = names_of("fields", fields)
+    if not names or not all(isinstance(name, str) and "/" not in name and name in source.arrays for name in names):
         return None
     largest = max((source.arrays[name] for name in names), key=lambda layout: layout.nbytes)
     roles = dim_roles(source, largest.dims)

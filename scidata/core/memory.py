@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 _LINE = 64  # bytes of a cache line
 _UNALIGNED = 64 << 10  # smaller arrays need not be aligned
-_HUGE = 2 << 20  # from this size on, ask for huge pages
+_HUGE = 1 << 20  # from this size on, ask for huge pages
 _SMALL = 256 << 10  # smaller ones come from the C library's heap, which uses its memory again by itself
 
 

@@ -24,8 +24,10 @@ from tests import warm
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, where shells ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is no failure of what is tested.
-settings.register_profile("scidata", deadline=None)
+# A slow machine is no failure. Examples are the same in each run, so that a change fails by its own fault alone;
+# ``--hypothesis-profile random`` draws new ones.
+settings.register_profile("scidata", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
 settings.load_profile("scidata")
 
 

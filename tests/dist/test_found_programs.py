@@ -63,6 +63,22 @@ FOUND = {
         ],
         0,
     ),
+    "a mask of no rows takes nothing": (
+        (3,),
+        [given("x0", (7, 2), (0, (1, 0, 6)), grad=True)],
+        ["v0 = x0[7:]", "v1 = v0[torch.zeros(0, 2, dtype=torch.bool)]", "total(v1).backward()"],
+        0,
+    ),
+    "heads attend to no rows": (
+        (2,),
+        [given("x0", (0, 2, 4), (0, (0, 0)), grad=True)],
+        [
+            "torch.manual_seed(0)",
+            "v0 = torch.nn.MultiheadAttention(4, 2).double()(x0, x0, x0)[0]",
+            "total(v0).backward()",
+        ],
+        0,
+    ),
     "of what there is nothing, differences are that itself": (
         (2,),
         [given("x0", (3, 4), (0, (2, 1))), Given("x1", (2, 0), True, None)],

@@ -228,7 +228,7 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
         counts, mine = count_true(mask), mask.local
     else:
         bounds, rank = facts_of(sizes).bounds, spec.coordinate(axis)
-        before_row = F.pad(mask.reshape(len(mask), -1).sum(1).cumsum(0), (1, 0))  # how many are true before each row
+        before_row = F.pad(mask.unsqueeze(-1).flatten(1).sum(1).cumsum(0), (1, 0))  # true before each row
         counts = tuple(before_row[torch.from_numpy(bounds).to(mask.device)].diff().tolist())
         mine = mask.narrow(0, int(bounds[rank]), sizes[rank])
     shape = _masked_shape(spec, covered, sum(counts))

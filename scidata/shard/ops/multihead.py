@@ -131,7 +131,8 @@ def multi_head(
     if add_zero_attn:
         zeros = torch.zeros((), dtype=key.dtype, device=key.device)
         key, value, mask = _with_keys(key, value, mask, (zeros, zeros))
-    query, key, value = (x.reshape(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3) for x in (query, key, value))
+    heads = num_heads, width // num_heads
+    query, key, value = (x.reshape(*x.shape[:2], *heads).permute(1, 2, 0, 3) for x in (query, key, value))
     dropout, weights = dropout_p if training else 0.0, None
     if need_weights:
         key, value = whole_along(key, -2), whole_along(value, -2)

@@ -18,7 +18,7 @@ era5.zarr: no field 'U'; did you mean 'u'?
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -148,3 +148,10 @@ def near_matches(name: str, known: Iterable[str], *, listed: bool = True) -> str
         return "; there are none"
     shown = ", ".join(repr(n) for n in names[:12])
     return f"; there are {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def check_known(said: str, names: Iterable[object], known: Collection[object], about: str = "") -> None:
+    """Raise UnknownNameError for the first name that is not known: ``said``, the name, ``about``, and near ones."""
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"{said} {name!r}{about}{near_matches(str(name), map(str, known))}")

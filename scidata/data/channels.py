@@ -13,7 +13,7 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, check_known
 from scidata.shard import ShardTensor
 from scidata.sources.cf import names_time
 from scidata.sources.kinds import numbers_cells
@@ -183,9 +183,7 @@ def channels_of(
         No such field; fields that do not all end with the dims to keep.
     """
     chosen = list(dims) if fields is None else names_of("fields", fields)
-    for name in chosen:
-        if name not in dims:
-            raise UnknownNameError(f"channels: the sample has no field {name!r}{near_matches(name, dims)}")
+    check_known("channels: the sample has no field", chosen, dims)
     ends = tuple(kept) if kept is not None else _common_end([tuple(dims[name]) for name in chosen])
     stray = next((name for name in chosen if tuple(dims[name])[len(dims[name]) - len(ends) :] != ends), None)
     if stray is not None or not ends:

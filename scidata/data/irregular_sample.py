@@ -17,7 +17,7 @@ from scidata.data.channels import TensorT
 from scidata.data.sample import Sample
 from scidata.data.to_pyg import Columns, EdgeColumns, entity_named, pyg_of
 from scidata.data.topology import Cells, EdgeType, Place, Topology, shard_rows
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 from scidata.meshes.hetero import rows_named
 from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import halo_exchange
@@ -255,8 +255,7 @@ class IrregularSample(Sample[TensorT]):
         2
         """
         maps = self._topology.index_maps
-        if entity not in maps:
-            raise UnknownNameError(f"the sample has no entity {entity!r}{near_matches(entity, maps)}")
+        check_known("the sample has no entity", [entity], maps)
         return maps[entity]
 
     def original_id(self, entity: str) -> TensorT:

@@ -16,7 +16,7 @@ from scidata.core.urls import url_of
 from scidata.data.local_transform import LocalTransform
 from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
 from scidata.data.raw_kind import kind_of_raw
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
 from scidata.sources.paths import check_paths
 from scidata.store.format.places import is_store
@@ -363,9 +363,7 @@ def _of_xarray(
         raise ConfigError(
             f"isel={isel!r}: the object of xarray is cropped already, of {', '.join(lazy.isel)}; do it once"
         )
-    for name in names_of("fields", fields or ()):
-        if name not in lazy.fields:
-            raise UnknownNameError(f"the object of xarray has no field {name!r}{near_matches(name, lazy.fields)}")
+    check_known("the object of xarray has no field", names_of("fields", fields or ()), lazy.fields)
     return lazy.path, lazy.fields if fields is None else fields, isel or lazy.isel, decode if lazy.decodes else False
 
 

@@ -17,7 +17,7 @@ from scidata.core.options import ReadOptions
 from scidata.core.types import Source
 from scidata.data.local_transform import LocalTransform
 from scidata.device_mesh import axes_of, axis_size
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, check_known
 
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
@@ -150,10 +150,6 @@ def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None,
     return dp_axis, domain, axis_size(mesh, domain[0] if domain else None)
 
 
-def _names(mesh: DeviceMesh) -> tuple[str, ...]:
-    return tuple(mesh.mesh_dim_names or ())
-
-
 def _axes(
     mesh: DeviceMesh | None, dp: str, shard: Mapping[str | int, str] | None
 ) -> tuple[str | None, tuple[str, ...]]:
@@ -162,9 +158,8 @@ def _axes(
         return None, ()
     if shard is None:
         return axes_of(mesh, dp=dp)
-    for axis in shard.values():
-        if axis not in _names(mesh):
-            raise UnknownNameError(f"shard: the mesh has no axis {axis!r}{near_matches(axis, _names(mesh))}")
-        if axis == dp:
-            raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
-    return axes_of(mesh, dp=dp, domain=tuple(a for a in _names(mesh) if a in shard.values()))
+    names = tuple(mesh.mesh_dim_names or ())
+    check_known("shard: the mesh has no axis", shard.values(), names)
+    if dp in shard.values():
+        raise ConfigError(f"shard splits a dimension over {dp!r}, the data-parallel axis; use a domain axis")
+    return axes_of(mesh, dp=dp, domain=tuple(axis for axis in names if axis in shard.values()))

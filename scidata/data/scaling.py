@@ -16,7 +16,7 @@ from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
 from scidata.data.field_statistics import FieldStatistics, Floats
 from scidata.data.statistics_table import Statistics
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, check_known, near_matches
 
 Array = npt.NDArray[Any]
 #: From statistics to the shift and the scale.
@@ -145,9 +145,8 @@ def scales_of(
     names = (
         [name for name in fields if passes[name].dtype.kind == "f"] if chosen is None else names_of("fields", chosen)
     )
+    check_known("normalise: no field", names, fields)
     for name in names:
-        if name not in fields:
-            raise UnknownNameError(f"normalise: no field {name!r}{near_matches(name, fields)}")
         if name not in stats.fields:
             raise UnknownNameError(
                 f"normalise: no statistics of field {name!r}{near_matches(name, stats.fields)}; gather them, or name "

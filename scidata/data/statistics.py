@@ -26,7 +26,7 @@ from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_e
 from scidata.data.field_statistics import FieldStatistics, Labels
 from scidata.data.statistics_table import Statistics
 from scidata.data.stored_statistics import period_of_anemoi, statistics_of_anemoi, statistics_of_store
-from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, check_known
 from scidata.shard.comm.agreement import gather_bytes
 from scidata.store.reading.reader import StoreReader
 
@@ -215,9 +215,7 @@ def _stored(
 
 def _chosen(dataset: Any, fields: str | Sequence[str] | None) -> list[str]:
     names = list(dataset.fields) if fields is None else names_of("fields", fields)
-    for name in names:
-        if name not in dataset.fields:
-            raise UnknownNameError(f"statistics: no field {name!r}{near_matches(name, dataset.fields)}")
+    check_known("statistics: no field", names, dataset.fields)
     return list(dict.fromkeys(names))
 
 
@@ -225,12 +223,7 @@ def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[Fiel
     """Return the dims that each field's statistics are kept by."""
     known = {name: [dim for dim in rows[0].dims if dim in rows[0].kept] for name, rows in passes.items()}
     every = list(dict.fromkeys(dim for dims in known.values() for dim in dims))
-    for dim in by:
-        if dim not in every:
-            raise UnknownNameError(
-                f"statistics: by names {dim!r}, along which no field has rows that all samples share"
-                f"{near_matches(dim, every)}"
-            )
+    check_known("statistics: by names", by, every, ", along which no field has rows that all samples share")
     kept = {name: tuple(dim for dim in by if dim in dims) for name, dims in known.items()}
     for name, rows in passes.items():
         if rows[0].dtype.kind not in _KINDS:

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, check_known, near_matches
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
@@ -90,9 +90,7 @@ class Build:
             parts = relation_parts(str(relation))
             if parts is None:
                 raise ConfigError(f"edges: {relation!r} is no relation: 'source__name__target', as 'grid__to__mesh'")
-            for end in parts[::2]:
-                if end not in self.nodes:
-                    raise UnknownNameError(f"edges: {relation!r}: no node set {end!r}{near_matches(end, self.nodes)}")
+            check_known(f"edges: {relation!r}: no node set", parts[::2], self.nodes)
             _check_rule(relation, str(rule), parts, self.nodes)
 
 

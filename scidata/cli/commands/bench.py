@@ -25,7 +25,7 @@ from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 from scidata.plan.array import PlanFamily, chunks_needed
 from scidata.read import read_plan
 from scidata.sources import open_source
@@ -136,9 +136,7 @@ def _chosen(source: Source, fields: Sequence[str] | None) -> list[ArrayLayout]:
     arrays = source.arrays
     if fields is None:
         return sorted((a for a in arrays.values() if a.nbytes), key=lambda a: -a.nbytes)[:_MAX_FIELDS]
-    for name in fields:
-        if name not in arrays:
-            raise UnknownNameError(f"{source.path}: no field {name!r}{near_matches(name, arrays)}")
+    check_known(f"{source.path}: no field", fields, arrays)
     return [arrays[name] for name in fields]
 
 

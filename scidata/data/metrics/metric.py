@@ -21,7 +21,7 @@ from scidata.data.metrics.exact import FloatArray, exact_terms, rounded_sum
 from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of
 from scidata.data.metrics.weighting import Weights, WeightsByDim, weights_fault
 from scidata.data.sample import Sample
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 from scidata.shard.comm.agreement import gather_bytes
 
 _VERSION = 1
@@ -177,9 +177,7 @@ class Metric:
         return tuple(f"dim_{d}" for d in range(tensors[-1].ndim))
 
     def _check_names(self, known: set[str], more: Weights) -> None:
-        for name in self.by:
-            if name not in known | set(self._made_dims):
-                raise UnknownNameError(f"by: no field has a dim {name!r}{near_matches(name, known)}")
+        check_known("by: no field has a dim", [name for name in self.by if name not in self._made_dims], known)
         self._weights.check_names(known)
         more.check_names(known)
 
@@ -451,8 +449,7 @@ def _field(x: object, name: str, word: str) -> Tensor:
     if name:
         if not isinstance(x, Mapping):
             raise ConfigError(f"{word} is one tensor, and the other has fields by name; give both the same way")
-        if name not in x:
-            raise UnknownNameError(f"{word} has no field {name!r}{near_matches(name, x)}")
+        check_known(f"{word} has no field", [name], x)
         found = x[name]
     if not isinstance(found, Tensor):
         raise ConfigError(f"{word}{f' {name!r}' if name else ''}: expected a tensor, not {type(found).__name__}")

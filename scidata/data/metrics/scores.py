@@ -15,7 +15,7 @@ from scidata.data.metrics.exact import FloatArray
 from scidata.data.metrics.layout import Layout
 from scidata.data.metrics.metric import Count, Metric
 from scidata.data.metrics.weighting import WeightsByDim
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 
 #: A tensor, or fields by name, such as a sample.
 Fields: TypeAlias = Tensor | Mapping[str, Any]
@@ -359,8 +359,7 @@ class Spectrum(Mean):
         return f"{super()._described()[:-1]}, dim={self.dim!r})"
 
     def _quantities(self, values: Sequence[Tensor], layout: Layout) -> tuple[Sequence[Tensor], Layout]:
-        if self.dim not in layout.dims:
-            raise UnknownNameError(f"the field has no dim {self.dim!r}{near_matches(self.dim, layout.dims)}")
+        check_known("the field has no dim", [self.dim], layout.dims)
         dim = layout.dims.index(self.dim)
         num_points = layout.global_shape[dim]
         if layout.split[dim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scidata.core.checks import check_mapping
 from scidata.data.metrics.layout import Layout, cut_out
-from scidata.errors import ConfigError, ShardLayoutError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, ShardLayoutError, check_known
 from scidata.shard import ShardTensor
 
 #: Weights by dim or, where they vary along several, by dims.
@@ -48,12 +48,9 @@ class Weights:
     def __bool__(self) -> bool:
         return bool(self._weights)
 
-    def check_names(self, known: Iterable[str]) -> None:
+    def check_names(self, known: Collection[str]) -> None:
         """Raise where weights are given along a dim that no field has."""
-        known = set(known)
-        for name in itertools.chain(*self._weights):
-            if name not in known:
-                raise UnknownNameError(f"weights: no field has a dim {name!r}{near_matches(name, known)}")
+        check_known("weights: no field has a dim", itertools.chain(*self._weights), known)
 
     def local(self, layout: Layout, device: torch.device) -> Tensor | None:
         """Return the product of the weights over a box, float64, of extent 1 along dims where it does not vary.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from scidata.core.checks import check_int
 from scidata.data.output.packing import Packing
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 from scidata.plan.owners import Box
 
 MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
@@ -159,12 +159,8 @@ def sizes_by_dim(what: str, given: Mapping[str, object] | None, known: Sequence[
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what} must name dimensions: {{'latitude': 64}}, not {given!r}")
-    found = {}
-    for dim, size in given.items():
-        if dim not in known:
-            raise UnknownNameError(f"{what} names {dim!r}, which is no dimension{near_matches(str(dim), known)}")
-        found[dim] = check_int(f"{what} of {dim!r}", size, least=1)
-    return found
+    check_known(f"{what} names", given, known, ", which is no dimension")
+    return {dim: check_int(f"{what} of {dim!r}", size, least=1) for dim, size in given.items()}
 
 
 def distinct_dims(fields: Mapping[str, OutputField], taken: Mapping[str, int]) -> dict[str, OutputField]:

@@ -10,7 +10,7 @@ from typing import Any
 from scidata.core.checks import names_of
 from scidata.core.types import ArrayLayout, Source
 from scidata.data.output.fields import OutputField, chunks_of, shards_of, sizes_by_dim
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, check_known
 
 
 class Like(ABC):
@@ -38,9 +38,8 @@ class Like(ABC):
             self._given = {name: {} for name in (default() if fields is None else names_of("fields", fields))}
         if not self._given:
             raise ConfigError("create: fields names none; give those that are written")
-        unknown = ((name, option) for name, given in self._given.items() for option in given if option not in options)
-        for name, option in unknown:
-            raise UnknownNameError(f"create: field {name!r} has no option {option!r}{near_matches(option, options)}")
+        for name, given in self._given.items():
+            check_known(f"create: field {name!r} has no option", given, options)
 
     def fields(self, chunks: Mapping[str, int] | None, shards: Mapping[str, int] | None) -> dict[str, OutputField]:
         """Return the fields, with chunks and shards by dimension where these are given."""

@@ -14,7 +14,7 @@ from scidata.data.output.fields import OutputField, OutputVariable, sizes_by_dim
 from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given, packing_of
 from scidata.data.output.steps import copied_variable, given_steps, kept_attributes, stored_attributes
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.grids.reader import GridReader
 from scidata.read.arrays import read_array
 
@@ -35,9 +35,7 @@ class GridLike(Like):
     def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, Sequence[int] | None]:
         what, reader = f"create: field {name!r}", self._reader
         like = options.get("like", name if name in reader.fields else None)
-        if like is not None and like not in reader.fields:
-            near = near_matches(str(like), reader.fields)
-            raise UnknownNameError(f"{what} is to be like {like!r}, which is no field{near}")
+        check_known(f"{what} is to be like", [] if like is None else [like], reader.fields, ", which is no field")
         if like is None and ("dims" not in options or "dtype" not in options):
             raise UnknownNameError(
                 f"{what} is none of the data set's{near_matches(name, reader.fields)}; of another one say what it is: "

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.checks import optional_module
-from scidata.errors import UnknownNameError, near_matches
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -100,12 +99,6 @@ def add_legend(figure: Figure, tones: Colours, edge: str, *marks: Artist, notes:
         handles.append(Patch(facecolor=tuple(middle), edgecolor=edge, label=name))
     handles += [*marks, *(Line2D([], [], lw=0, label=text) for text in notes)]
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
-
-
-def check_field(name: str, fields: Sequence[str]) -> None:
-    """Raise UnknownNameError where a field is asked for that is not read."""
-    if name not in fields:
-        raise UnknownNameError(f"plot: no field {name!r}{near_matches(name, fields)}")
 
 
 def amplification_text(ratios: Sequence[float | None], overall: float | None) -> str | None:

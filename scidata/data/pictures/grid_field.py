@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.data.pictures.canvas import LEGEND_RANKS, check_field, new_figure, save_picture
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.data.pictures.canvas import LEGEND_RANKS, new_figure, save_picture
+from scidata.errors import ConfigError, check_known
 from scidata.grids.partition import GridPartition
 from scidata.grids.reader import GridReader
 from scidata.sources.cf import role_of_name
@@ -36,7 +36,7 @@ def draw_grid(
         No such field or dimension, a row that is not there, a field of no dimension with several rows.
     """
     name = max(reader.fields, key=lambda each: len(reader.dims(each))) if field is None else field
-    check_field(name, reader.fields)
+    check_known("plot: no field", [name], reader.fields)
     dims, values = reader.dims(name), _whole(reader, index, name)
     plane = _plane(reader, dims, values.shape, isel or {})
     rest = {dim: (isel or {}).get(dim, 0) for dim in dims if dim not in plane}
@@ -81,9 +81,7 @@ def _plane(
     reader: GridReader, dims: tuple[str, ...], shape: tuple[int, ...], isel: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return the dimensions that are drawn, vertical first."""
-    for dim in isel:
-        if dim not in dims:
-            raise UnknownNameError(f"plot: isel names dimension {dim!r}{near_matches(dim, dims)}")
+    check_known("plot: isel names dimension", isel, dims)
     sizes = {dim: size for dim, size in zip(dims, shape, strict=True) if dim not in isel}
     chosen = plane_of(reader.partition, sizes)
     if not chosen:

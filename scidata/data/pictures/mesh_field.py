@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scidata.data.pictures.canvas import check_field, save_picture
+from scidata.data.pictures.canvas import save_picture
 from scidata.data.pictures.drawing import places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import Places, places_of
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, check_known
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, is_relation
 from scidata.store.reading.reader import StoreReader
@@ -71,7 +71,7 @@ def draw_mesh(
 def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
     names: list[str] = [name for name in reader.fields if name.rpartition("/")[2] != "pos"]
     if field is not None:
-        check_field(field, reader.fields)
+        check_known("plot: no field", [field], reader.fields)
         return field
     if not names:
         raise ConfigError("plot: there is no field but the positions; name one that is read")

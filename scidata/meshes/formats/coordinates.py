@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Source
-from scidata.errors import FieldMismatchError, UnknownNameError, near_matches
+from scidata.errors import FieldMismatchError, check_known
 from scidata.meshes.formats.base import Options, RawTopology, read_values
 from scidata.sources.cf import array_of, role_of
 from scidata.sources.kinds import common_points
@@ -35,9 +35,7 @@ def named_arrays(source: Source, names: Sequence[str]) -> list[ArrayLayout]:
     UnknownNameError
         One is not there.
     """
-    for name in names:
-        if name not in source.arrays:
-            raise UnknownNameError(f"{source.path}: no coordinate {name!r}{near_matches(name, source.arrays)}")
+    check_known(f"{source.path}: no coordinate", names, source.arrays)
     return [source.arrays[name] for name in names]
 
 

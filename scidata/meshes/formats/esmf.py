@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scidata.core.types import Source
-from scidata.errors import UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import UnsupportedFormatError, check_known
 from scidata.meshes.formats.arrays import cells_of_rows, read_counted_rows, start_of
 from scidata.meshes.formats.base import Options, RawTopology
 from scidata.meshes.formats.coordinates import is_angle, read_points
@@ -42,12 +42,8 @@ def open_topology(source: Source, options: Options) -> EsmfTopology:
     UnknownNameError, UnsupportedFormatError
         An array is not there; or the elements are one long list, as of three-dimensional ones.
     """
-    for name in ("nodeCoords", "elementConn", "numElementConn"):
-        if name not in source.arrays:
-            raise UnknownNameError(
-                f"{source.path}: an ESMF mesh has an array {name!r}, which is not there"
-                f"{near_matches(name, source.arrays)}"
-            )
+    needed = "nodeCoords", "elementConn", "numElementConn"
+    check_known(f"{source.path}: an ESMF mesh has an array", needed, source.arrays, ", which is not there")
     points, rows = source.arrays["nodeCoords"], source.arrays["elementConn"]
     if len(rows.shape) != 2 or len(points.shape) != 2 or points.shape[1] not in (2, 3):
         raise UnsupportedFormatError(

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import (
+    ConfigError,
+    FieldMismatchError,
+    UnknownNameError,
+    UnsupportedFormatError,
+    check_known,
+    near_matches,
+)
 from scidata.meshes.formats.arrays import (
     cells_of_rows,
     check_start,
@@ -152,8 +159,7 @@ def open_topology(source: Source, options: Options) -> UGridTopology:
 
 def _choose(source: Source, meshes: Mapping[str, Mapping[str, object]], wanted: str | None) -> str:
     if wanted is not None:
-        if wanted not in meshes:
-            raise UnknownNameError(f"{source.path}: no mesh variable {wanted!r}{near_matches(wanted, meshes)}")
+        check_known(f"{source.path}: no mesh variable", [wanted], meshes)
         return wanted
     dimension = {name: _dimension(attributes) for name, attributes in meshes.items()}
     highest = [name for name, d in dimension.items() if d == max(dimension.values())]

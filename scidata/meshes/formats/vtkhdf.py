@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.errors import CorruptDataError, UnsupportedFormatError, check_known
 from scidata.meshes.formats.arrays import GHOSTS, as_indices, check_ghosts
 from scidata.meshes.formats.base import (
     ArrayReader,
@@ -116,12 +116,8 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     """
     _check_type(source)
     arrays = source.arrays
-    for name in _NEEDED:
-        if f"{_ROOT}/{name}" not in arrays:
-            raise UnknownNameError(
-                f"{source.path}: no '{_ROOT}/{name}', which an UnstructuredGrid has"
-                f"{near_matches(f'{_ROOT}/{name}', arrays)}"
-            )
+    needed = [f"{_ROOT}/{name}" for name in _NEEDED]
+    check_known(f"{source.path}: no", needed, arrays, ", which an UnstructuredGrid has")
     counts = [_counts(source, name, options) for name in _NEEDED[:3]]
     if len({len(c) for c in counts}) != 1:
         raise CorruptDataError(f"{source.path}: the three NumberOf… arrays have {[len(c) for c in counts]} pieces")

@@ -23,9 +23,8 @@ from scidata.errors import (
     ConfigError,
     CorruptDataError,
     RefusedError,
-    UnknownNameError,
     UnsupportedFormatError,
-    near_matches,
+    check_known,
 )
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
@@ -184,13 +183,12 @@ class PartReader:
         return self._drawn(access, cut, index, 0, epoch).index_maps[entity].num_global
 
     def _known(self, name: str) -> str:
-        if name not in self._infos:
-            raise UnknownNameError(f"{self.path}: no field {name!r}{near_matches(name, self._infos)}")
+        if name not in self._infos:  # the message is made where it is needed: this is asked with each field
+            check_known(f"{self.path}: no field", [name], self._infos)
         return name
 
     def _check_entity(self, entity: str) -> None:
-        if entity not in self.entities:
-            raise UnknownNameError(f"{self.path}: no entity {entity!r}{near_matches(entity, self.entities)}")
+        check_known(f"{self.path}: no entity", [entity], self.entities)
 
     def _checked_part(self, part: int) -> int:
         if not 0 <= part < self.num_parts:

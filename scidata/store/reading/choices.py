@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from scidata.core.checks import is_int
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.meshes.hetero import SEPARATOR, is_relation
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.format.node_sets import relations_of, sets_of
@@ -81,9 +81,7 @@ def _layer(store: Store, given: object, known: Collection[str]) -> tuple[str, ..
     if not isinstance(several, Collection) or not several:
         raise ConfigError(f"{store.path}: halo: a layer is a relation, or several, not {given!r}")
     names = [SEPARATOR.join(map(str, each)) if isinstance(each, tuple) else str(each) for each in several]
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(f"{store.path}: halo: no relation {name!r}{near_matches(name, known)}")
+    check_known(f"{store.path}: halo: no relation", names, known)
     return tuple(dict.fromkeys(names))
 
 

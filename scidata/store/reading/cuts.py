@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scidata.core.bounds import explicit_bounds
 from scidata.core.options import Weights
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
@@ -103,9 +103,8 @@ def _checked_costs(store: Store, weights: object) -> str | dict[str, float]:
             f"{store.path}: weights of a graph between node sets are None, 'edges' or a cost by set, {{{shown}}}, not "
             f"{weights!r}"
         )
+    check_known(f"{store.path}: weights: no node set", weights, sets)
     for name, cost in weights.items():
-        if name not in sets:
-            raise UnknownNameError(f"{store.path}: weights: no node set {name!r}{near_matches(str(name), sets)}")
         if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
             raise ConfigError(f"{store.path}: weights of {name!r}: a cost is a number from 0 on, not {cost!r}")
     return {name: float(cost) for name, cost in weights.items()}
@@ -153,9 +152,7 @@ def _pointers_at(access: RowAccess, path: str, rows: IntArray) -> IntArray:
 
 def _given_bounds(info: SampleInfo, given: Mapping[str, Any], num_parts: int) -> dict[str, IntArray]:
     sets = sets_of(info)
-    for name in given:
-        if name not in sets:
-            raise UnknownNameError(f"bounds: no node set {name!r}{near_matches(name, sets)}")
+    check_known("bounds: no node set", given, sets)
     if missing := [name for name in sets if name not in given]:
         raise ConfigError(f"bounds: none for node set {missing[0]!r}; give those of each of {', '.join(sets)}")
     bounds = {name: explicit_bounds(given[name], info.counts[name], num_parts) for name in sets}

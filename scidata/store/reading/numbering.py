@@ -17,7 +17,7 @@ from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
 from scidata.core.checks import check_steps as checked_offsets
 from scidata.core.options import DEFAULTS, Crop, ReadOptions
 from scidata.core.types import IntArray, Selection
-from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, near_matches
+from scidata.errors import ConfigError, FieldMismatchError, SciDataError, check_known
 from scidata.sources.cf import names_time
 from scidata.store.format.manifest import FieldInfo, StoredMoments, merge_statistics, statistics_of
 from scidata.store.format.store import Store
@@ -224,11 +224,7 @@ def _sample_dim(store: Store, infos: Sequence[FieldInfo], asked: str | int | Non
     known = list(dict.fromkeys(dim for info in store.manifest.fields.values() for dim in _free_dims(info)))
     if not isinstance(asked, str):
         raise ConfigError(f"sample_dim={asked!r}: name the dimension; the fields of {store.path} have {known}")
-    if asked not in known:
-        raise UnknownNameError(
-            f"{store.path}: sample_dim names dimension {asked!r}, which no field has besides its rows"
-            f"{near_matches(asked, known)}"
-        )
+    check_known(f"{store.path}: sample_dim names dimension", [asked], known, ", which no field has besides its rows")
     return asked
 
 
@@ -258,9 +254,7 @@ def _checked_crop(store: Store, infos: Sequence[FieldInfo], isel: Crop, sample_d
                     f"{store.path}: isel of {dim!r}: rows of a store are cut by rank, not cropped; write a store of "
                     "the part that is wanted"
                 )
-            raise UnknownNameError(
-                f"{store.path}: isel: no field has a dimension {dim!r}{near_matches(str(dim), known)}"
-            )
+            check_known(f"{store.path}: isel: no field has a dimension", [dim], known)
         for path, size in _sizes_of(store, infos, str(dim)):
             try:
                 empty = not len(_kept_rows(crop, size))

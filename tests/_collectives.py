@@ -50,7 +50,7 @@ def _sent(name: str, args: Any) -> tuple[int, int]:
         return row * sum(away), len(away)
     if name == "send":
         return sum(x.nbytes for x in args[0]), 1
-    if name == "recv":
+    if name in ("recv", "barrier"):
         return 0, 0
     if name == "allgather_base":
         return args[1].nbytes * others, others

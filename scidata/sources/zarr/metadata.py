@@ -16,28 +16,16 @@ from functools import cached_property
 import numpy as np
 
 from scidata.core.types import ArrayLayout, Codec, IntArray
-from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.errors import UnsupportedFormatError
+from scidata.sources.zarr.codecs import Chain, chain_v2, chain_v3, refuse_pickle
 from scidata.sources.zarr.shards import ShardIndex
-from scidata.sources.zarr.values import cf_fill_value, dtype_v2, dtype_v3, fill_value_of, named
+from scidata.sources.zarr.values import cf_fill_value, check_named, dtype_v2, dtype_v3, fill_value_of
 
 _MAX_BYTES = 2**63 - 1  # offsets and counts are int64
 _MAX_INDEX_CHUNKS = 2**24  # of one shard: 16 bytes each are read and held
 _MAX_DEPTH = 64  # of lists and objects in each other; so deep is neither an attribute nor a codec
 _MAX_CHUNK_BYTES = 2**40  # decoded at once, so a larger claim is a mistake or an attack
-_BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
-    "blosc": ("cname", "clevel", "shuffle", "blocksize"),
-    "zstd": ("level", "checksum"),
-    "gzip": ("level",),
-    "zlib": ("level",),
-    "lz4": ("acceleration",),
-    "bz2": ("level",),
-    "lzma": ("format", "check", "preset", "filters"),
-    "shuffle": ("elementsize",),
-    "fletcher32": (),
-    "crc32c": (),
-}
 _ADDED_BYTES = {"shuffle": 0, "crc32c": 4, "fletcher32": 4}  # codecs whose output has a fixed size
-_BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _OWN_CODECS = (Codec(name="crc32c", config={}),)  # of scidata's stores
 _KEYS_V3 = frozenset([
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs",
@@ -112,16 +100,6 @@ class ArrayRecord:
         return np.array(self.layout.num_chunks, np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Chain:
-    """Effect of a list of codecs on a chunk: ``odd`` names those that only zarr-python can undo."""
-
-    codecs: tuple[Codec, ...]
-    axis_order: tuple[int, ...]
-    endian: str = "="
-    odd: tuple[str, ...] = ()
-
-
 def _sizes(value: object, part: str, where: str, *, least: int, ndim: int | None = None) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in value):
         raise UnsupportedFormatError(f"{where}: {part} must be a list of integers, not {value!r}")
@@ -154,34 +132,6 @@ def _check_depth(meta: object, where: str) -> None:
     raise UnsupportedFormatError(f"{where}: its metadata nest more than {_MAX_DEPTH} deep; write them flatter")
 
 
-def _refuse_pickle(codecs: object, where: str) -> None:
-    """Refuse pickle however deep it hides: zarr-python would run it."""
-    pending = [codecs]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            pending.extend(node.values())
-        elif isinstance(node, list):
-            pending.extend(node)
-        elif isinstance(node, str) and node.rpartition(".")[2] == "pickle":
-            raise RefusedError(f"{where}: codec {node!r} runs code from the file; write the array again without it")
-
-
-def _byte_codec(name: str, config: Mapping[str, object], itemsize: int) -> Codec | None:
-    """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
-    if name not in _BYTE_CODECS or config.get("location", "end") != "end":
-        return None
-    arguments = {k: config[k] for k in _BYTE_CODECS[name] if k in config}
-    shuffle = arguments.get("shuffle")
-    if name == "blosc" and isinstance(shuffle, str):
-        arguments["shuffle"] = _BLOSC_SHUFFLES.get(shuffle, 1)
-    if name == "shuffle":
-        size = arguments.setdefault("elementsize", itemsize)
-        if not isinstance(size, int) or size < 1:
-            return None
-    return Codec(name=name, config=arguments)
-
-
 def _attributes(raw: object, where: str) -> dict[str, object]:
     if raw is None:
         return {}
@@ -197,28 +147,6 @@ def _dims(names: object, ndim: int) -> tuple[str, ...] | None:
 
 
 # -- v2 -------------------------------------------------------------------------------------------------------------
-
-
-def _chain_v2(meta: Mapping[str, object], ndim: int, itemsize: int, where: str) -> _Chain:
-    order = meta.get("order", "C")
-    if order not in ("C", "F"):
-        raise UnsupportedFormatError(f"{where}: order must be 'C' or 'F', not {order!r}")
-    filters, compressor = meta.get("filters") or [], meta.get("compressor")
-    if not isinstance(filters, list):
-        raise UnsupportedFormatError(f"{where}: filters must be a list, not {filters!r}")
-    steps = filters + ([compressor] if compressor else [])
-    codecs, odd = [], []
-    for step in steps:
-        if not isinstance(step, dict) or not isinstance(step.get("id"), str):
-            raise UnsupportedFormatError(f"{where}: codec {step!r} has no id")
-        if step["id"] == "bitround":  # lossy when written, nothing to undo
-            continue
-        codec = _byte_codec(step["id"], step, itemsize)
-        codecs.append(codec or Codec(name=step["id"], config={k: v for k, v in step.items() if k != "id"}))
-        if codec is None:
-            odd.append(step["id"])
-    axes = tuple(range(ndim))
-    return _Chain(codecs=tuple(codecs), axis_order=axes if order == "C" else axes[::-1], odd=tuple(odd))
 
 
 def _dims_v2(meta: Mapping[str, object], attributes: Mapping[str, object], ndim: int) -> tuple[str, ...] | None:
@@ -248,7 +176,7 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
     if meta.get("zarr_format") != 2:
         raise UnsupportedFormatError(f"{where}: .zarray says zarr_format {meta.get('zarr_format')!r}, not 2")
     _check_depth([meta, attributes], where)
-    _refuse_pickle([meta.get("filters"), meta.get("compressor")], where)
+    refuse_pickle([meta.get("filters"), meta.get("compressor")], where)
     dtype = dtype_v2(meta.get("dtype"), where)
     shape = _sizes(meta.get("shape"), "shape", where, least=0)
     chunks = _sizes(meta.get("chunks"), "chunks", where, least=1, ndim=len(shape))
@@ -256,7 +184,7 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
     separator = meta.get("dimension_separator", ".")
     if separator not in (".", "/"):
         raise UnsupportedFormatError(f"{where}: dimension_separator must be '.' or '/', not {separator!r}")
-    chain = _chain_v2(meta, len(shape), dtype.itemsize, where)
+    chain = chain_v2(meta, len(shape), dtype.itemsize, where)
     fill = fill_value_of(meta.get("fill_value"), dtype, where)
     shown = _attributes(attributes, where)
     dims = _dims_v2(meta, shown, len(shape))
@@ -284,47 +212,6 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
 # -- v3 -------------------------------------------------------------------------------------------------------------
 
 
-def _named(entry: object, part: str, where: str) -> tuple[str, dict[str, object]]:
-    found = named(entry)
-    if found is None:
-        raise UnsupportedFormatError(f"{where}: {part} {entry!r} has no name and configuration")
-    return found
-
-
-def _transposed(axes: tuple[int, ...], order: object, where: str) -> tuple[int, ...]:
-    if order in ("C", "F"):  # spelling of early v3 stores
-        return axes if order == "C" else axes[::-1]
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(map(str, range(len(axes)))):
-        raise UnsupportedFormatError(f"{where}: transpose order {order!r} is no permutation of {len(axes)} dimensions")
-    return tuple(axes[i] for i in order)
-
-
-def _chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) -> _Chain:
-    """Read array-to-array codecs, then ``bytes``, then bytes-to-bytes codecs; anything else is odd."""
-    axes, endian, codecs, odd = tuple(range(ndim)), "", [], []
-    for entry in entries:
-        full_name, config = _named(entry, "codec", where)
-        name = full_name.removeprefix("numcodecs.")
-        if name == "bytes" and not endian:
-            spelled = config.get("endian") or "little"
-            if spelled not in ("big", "little"):
-                raise UnsupportedFormatError(f"{where}: bytes codec with endian {spelled!r}")
-            endian = ">" if spelled == "big" else "<"
-            continue
-        if not endian and name == "transpose":
-            axes = _transposed(axes, config.get("order"), where)
-            continue
-        if not endian and name == "bitround":  # lossy when written, nothing to undo
-            continue
-        codec = _byte_codec(name, config, itemsize) if endian else None
-        codecs.append(codec or Codec(name=full_name, config=config))
-        if codec is None:
-            odd.append(full_name)
-    if not endian and not odd:
-        odd.append("(no bytes codec)")
-    return _Chain(codecs=tuple(codecs), axis_order=axes, endian=endian or "=", odd=tuple(odd))
-
-
 def _shard_index(config: Mapping[str, object], per_shard: tuple[int, ...], where: str) -> ShardIndex | None:
     """Return how the shard index lies in a file, or None where it is coded in a way that only zarr-python reads."""
     location = config.get("index_location", "end")
@@ -333,7 +220,7 @@ def _shard_index(config: Mapping[str, object], per_shard: tuple[int, ...], where
     entries = config.get("index_codecs")
     if not isinstance(entries, list):
         raise UnsupportedFormatError(f"{where}: sharding codec without index_codecs")
-    chain = _chain_v3(entries, len(per_shard) + 1, 8, where)
+    chain = chain_v3(entries, len(per_shard) + 1, 8, where)
     names = [c.name for c in chain.codecs]
     if chain.odd or names not in ([], ["crc32c"]) or chain.axis_order != tuple(range(len(per_shard) + 1)):
         return None
@@ -352,10 +239,10 @@ def _checked_index(num_chunks: int, where: str) -> int:
 
 def _sharded(
     entries: Sequence[object], outer: tuple[int, ...], dtype: np.dtype[np.generic], where: str
-) -> tuple[_Chain, tuple[int, ...], ShardIndex | None]:
+) -> tuple[Chain, tuple[int, ...], ShardIndex | None]:
     """Read the codecs of a sharded array: inner chain, inner chunk shape and index; odd where not plain sharding."""
-    names = [_named(e, "codec", where)[0] for e in entries]
-    _, config = _named(entries[names.index("sharding_indexed")], "codec", where)
+    names = [check_named(e, "codec", where)[0] for e in entries]
+    _, config = check_named(entries[names.index("sharding_indexed")], "codec", where)
     inner = _sizes(config.get("chunk_shape"), "chunk_shape of shards", where, least=1, ndim=len(outer))
     if any(n % c for n, c in zip(outer, inner, strict=True)):
         raise UnsupportedFormatError(f"{where}: shards of shape {outer} do not divide into chunks of shape {inner}")
@@ -363,7 +250,7 @@ def _sharded(
     if not isinstance(inside, list):
         raise UnsupportedFormatError(f"{where}: sharding codec without codecs")
     index = _shard_index(config, tuple(n // c for n, c in zip(outer, inner, strict=True)), where)
-    chain = _chain_v3(inside, len(outer), dtype.itemsize, where)
+    chain = chain_v3(inside, len(outer), dtype.itemsize, where)
     odd = chain.odd
     if len(names) > 1 or index is None:
         odd += (*(n for n in names if n != "sharding_indexed"), "sharding_indexed")
@@ -380,7 +267,7 @@ def _check_extensions(meta: Mapping[str, object], where: str) -> None:
 
 
 def _key_encoding(meta: Mapping[str, object], where: str) -> tuple[str, str]:
-    name, config = _named(meta.get("chunk_key_encoding"), "chunk_key_encoding", where)
+    name, config = check_named(meta.get("chunk_key_encoding"), "chunk_key_encoding", where)
     if name not in ("default", "v2"):
         raise UnsupportedFormatError(f"{where}: chunk key encoding {name!r} is not known")
     separator = config.get("separator", "/" if name == "default" else ".")
@@ -396,10 +283,10 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
         raise UnsupportedFormatError(f"{where}: zarr.json says zarr_format {meta.get('zarr_format')!r}, not 3")
     _check_depth([meta], where)
     _check_extensions(meta, where)
-    _refuse_pickle(meta.get("codecs"), where)
+    refuse_pickle(meta.get("codecs"), where)
     dtype = dtype_v3(meta.get("data_type"), where)
     shape = _sizes(meta.get("shape"), "shape", where, least=0)
-    grid, config = _named(meta.get("chunk_grid"), "chunk_grid", where)
+    grid, config = check_named(meta.get("chunk_grid"), "chunk_grid", where)
     if grid != "regular":
         raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is not regular")
     outer = _sizes(config.get("chunk_shape"), "chunk_shape", where, least=1, ndim=len(shape))
@@ -407,10 +294,10 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
     if not isinstance(entries, list) or not entries:
         raise UnsupportedFormatError(f"{where}: codecs must be a list with at least one entry, not {entries!r}")
     index: ShardIndex | None = None
-    if "sharding_indexed" in [_named(e, "codec", where)[0] for e in entries]:
+    if "sharding_indexed" in [check_named(e, "codec", where)[0] for e in entries]:
         chain, chunks, index = _sharded(entries, outer, dtype, where)
     else:
-        chain, chunks = _chain_v3(entries, len(shape), dtype.itemsize, where), outer
+        chain, chunks = chain_v3(entries, len(shape), dtype.itemsize, where), outer
     if chain.odd:  # the plan then names boxes, and locate() whole files
         chain, chunks, index = replace(chain, axis_order=tuple(range(len(shape)))), outer, None
     _check_chunk(chunks, dtype, where)

@@ -70,6 +70,20 @@ def named(entry: object) -> tuple[str, dict[str, object]] | None:
     return (name, config) if isinstance(name, str) and isinstance(config, dict) else None
 
 
+def check_named(entry: object, part: str, where: str) -> tuple[str, dict[str, object]]:
+    """Return what :func:`named` does.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        It has no name.
+    """
+    found = named(entry)
+    if found is None:
+        raise UnsupportedFormatError(f"{where}: {part} {entry!r} has no name and configuration")
+    return found
+
+
 def _bits(text: str, itemsize: int) -> npt.NDArray[np.generic]:
     raw = bytes.fromhex(text[2:].rjust(2 * itemsize, "0"))
     if len(raw) != itemsize:

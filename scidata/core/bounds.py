@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.checks import NO_MEMORY, too_large
 from scidata.core.types import IntArray, Segment, Segments, SegmentTable, segment_table
 from scidata.errors import ConfigError
 
@@ -222,10 +223,20 @@ def _runs(rows: IntArray) -> IntArray:
 
 
 def rows_of(segments: Sequence[Segment]) -> IntArray:
-    """Return the rows of segments, one after the other, ``(num,)`` int64."""
+    """Return the rows of segments, one after the other, ``(num,)`` int64.
+
+    Raises
+    ------
+    TooLargeError
+        There are more than there is memory for.
+    """
     start, count, step, _ = segment_table(segments).T
-    within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    rows: IntArray = np.repeat(start, count) + within * np.repeat(step, count)
+    num = int(count.sum())
+    try:
+        within = np.arange(num) - np.repeat(np.cumsum(count) - count, count)
+        rows: IntArray = np.repeat(start, count) + within * np.repeat(step, count)
+    except NO_MEMORY as e:
+        raise too_large("numbers of a dimension's rows", (num,), np.int64) from e
     return rows
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scidata.core.bounds import rows_of
 from scidata.core.options import ReadOptions
 from scidata.core.types import ArrayLayout, Source
 from scidata.data.raw_kind import partition_command
@@ -137,7 +136,7 @@ def _reader_warnings(reader: GridReader) -> Iterator[str]:
         yield left_out_text(reader.choice.left_out, reader.choice.reference.name)
     yield from filter(None, (reader.choice.taken_text, *reader.gap_texts))
     if reader.sample_dim is not None:  # times that do not follow each other matter to windows of steps alone
-        gaps = find_gaps(reader.series, rows_of(reader.partition.selected[reader.sample_dim]))
+        gaps = find_gaps(reader.series, reader.partition.selected[reader.sample_dim])
         if gaps is not None:
             yield f"{gaps.text}; {gaps.remedy}"
 

@@ -54,15 +54,15 @@ class Gaps:
         return "steps of a sample are neighbouring rows, whatever lies between; gaps='allow' says that this is meant"
 
 
-def find_gaps(series: Series, rows: IntArray, *, crosses: bool = True) -> Gaps | None:
-    """Return the gaps between some rows along the dimension of samples, in this order; None where there is none.
+def find_gaps(series: Series, selected: Segments, *, crosses: bool = True) -> Gaps | None:
+    """Return the gaps between the selected rows of the dimension of samples; None where there is none.
 
     ``crosses``: whether files go on from each other.
     """
-    found = times_of(series) if len(rows) > 1 else None
+    found = times_of(series) if num_rows_of(selected) > 1 else None
     if found is None:
         return None
-    times, unit = found
+    (times, unit), rows = found, rows_of(selected)
     chosen = times[rows]
     steps = np.diff(chosen)
     if not np.isfinite(chosen).all() or not len(steps):
@@ -178,7 +178,7 @@ def rows_of_samples(
     crosses = not any(hasattr(source, "group") for source in series.files)  # no group goes on from another
     found = None
     if gaps != "allow" and max(0, *steps.every) > min(0, *steps.every):
-        found = find_gaps(series, rows_of(selected[dim]), crosses=crosses)
+        found = find_gaps(series, selected[dim], crosses=crosses)
     if found is not None and gaps == "error":
         raise ConfigError(f"{where}: {found.text}; {found.remedy}")
     made = SampleRows(series, selected, steps, crosses=crosses, breaks=None if found is None else found.breaks)

@@ -238,13 +238,14 @@ class NodeShares:
         """Return how much of some Blosc chunks the ranks decode, each by itself, and how much is needed by any."""
         apart = together = 0.0
         rows, header = self._rows_of_ranks(layout), self._some_header(layout, source)
+        whole = [(Segment(start=0, count=min(c, n)),) for c, n in zip(layout.chunks, layout.shape, strict=True)]
         for chunk in self._some_chunks(layout):
             inside = [
                 None if each is None else [r[r // size == at] - at * size for r in each]
                 for at, size, each in zip(chunk, layout.chunks, rows, strict=True)
             ]
             each_ranks = [
-                [np.arange(c) if r is None else np.unique(r[k]) for c, r in zip(layout.chunks, inside, strict=True)]
+                [rows_of(every) if r is None else np.unique(r[k]) for every, r in zip(whole, inside, strict=True)]
                 for k in range(len(self.ranks.coordinates))
             ]
             of_any = [np.unique(np.concatenate(r)) for r in zip(*each_ranks, strict=True)]

@@ -24,7 +24,7 @@ from scidata.core.bounds import (
     window,
 )
 from scidata.core.types import Segment, SegmentTable
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, TooLargeError
 
 
 def rows_of(segments):
@@ -36,6 +36,12 @@ def rows_of(segments):
         rows[s.offset : s.offset + s.count] = s.start + s.step * np.arange(s.count)
     assert total == 0 or rows.min() >= 0
     return rows
+
+
+@pytest.mark.parametrize("count", [1 << 45, 1 << 62])
+def test_more_rows_than_there_is_memory_for_are_refused_by_name(count):
+    with pytest.raises(TooLargeError, match=rf"\({count},\) of int64 take {8 * count} bytes.*metadata are damaged"):
+        bounds.rows_of((Segment(start=0, count=count),))
 
 
 def test_even_bounds_give_the_remainder_to_the_first_parts():

@@ -2,17 +2,24 @@
 
 import base64
 import io
+import json
 import struct
 import tracemalloc
 import zipfile
 import zlib
 from contextlib import contextmanager
 
+import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 
+from scidata.core.options import ReadOptions
+from scidata.data.raw_report import inspect_store
 from scidata.errors import CorruptDataError
+from scidata.grids.plan import plan_grid
+from scidata.grids.reader import GridReader
 from scidata.interop import torch_worker
 from scidata.meshes.samples import read_samples
 from scidata.sources import numpy_files, open_source
@@ -153,3 +160,23 @@ def test_flipped_bits_of_torch_files_are_noticed(tmp_path):
     finally:
         torch.serialization.set_crc32_options(True)
     torch_worker.check_archive(str(path))
+
+
+def test_a_dimension_without_times_is_not_numbered_to_look_for_gaps(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        u = file.create_dataset("u", shape=(1 << 40, 4, 6), chunks=(1024, 4, 6), dtype="f4")
+        for dim, name in zip(u.dims, ("time", "lat", "lon"), strict=True):
+            dim.label = name
+    with at_most(1 << 20):
+        assert inspect_store(str(tmp_path / "a.h5")).num_samples == 1 << 40
+
+
+def test_chunks_that_claim_more_rows_than_their_array_has_are_planned(tmp_path):
+    zarr.create_array(tmp_path / "a.zarr", shape=(8, 6), chunks=(8, 6), dtype="f4", zarr_format=2)[:] = 1
+    meta = json.loads((tmp_path / "a.zarr/.zarray").read_text())
+    meta |= {"chunks": [1 << 30, 6], "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}}
+    (tmp_path / "a.zarr/.zarray").write_text(json.dumps(meta))
+    options = ReadOptions(num_threads=1, shard={"dim_1": "domain"}, sample_dim="dim_0")
+    reader = GridReader(str(tmp_path / "a.zarr"), options, axis_sizes={"domain": 3})
+    with at_most(1 << 24):
+        assert plan_grid(reader).num_ranks == 3

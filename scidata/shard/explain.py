@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.overrides import TorchFunctionMode
 
+from scidata.shard.attention.algorithms import note_algorithm
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.gathering import Gathering, gathered
 from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
@@ -28,7 +29,8 @@ class ExplainedOp:
         How many bytes this rank sent, of reductions as many as in a ring.
     rule
         The family of the op table that served it, ``"replicated"`` where no axis shards any of its tensors, or
-        ``"gather"`` where there is no rule.
+        ``"gather"`` where there is no rule. Of attention over a sharded sequence also how, by the names of
+        :func:`scidata.attention`: ``"attention, heads"``.
     """
 
     name: str
@@ -129,6 +131,7 @@ class _Recorder(TorchFunctionMode):
         inputs = [x.spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
         handler = HANDLERS.get(func) or handler_of_operator(func)
         sent, calls = count_sent(), self._gathering.calls
+        note_algorithm()
         result = func(*args, **(kwargs or {}))
         if not inputs or handler in OF_THE_WHOLE:
             return result
@@ -138,6 +141,8 @@ class _Recorder(TorchFunctionMode):
             rule = "replicated"
         else:
             rule = handler.__module__.rsplit(".", 1)[-1].replace("_", " ")
+            way = note_algorithm()
+            rule = f"{rule}, {way}" if way else rule
         outputs = [str(x.spec) for x in tree_leaves(result) if isinstance(x, ShardTensor)]
         op = ExplainedOp(
             name=op_name(func),

@@ -188,18 +188,21 @@ def check_dtypes(rank, num_ranks):
         three = [torch.randn(shape, dtype=dtype).requires_grad_() for _ in range(3)]
         for x in three:
             dist.broadcast(x.detach(), 0)
-        with scidata.attention("ring"):
-            assert_like_one_process(ATTENTION, three, [spec] * 3, rtol=tolerance, atol=tolerance)
+        for way in ALGORITHMS:
+            with scidata.attention(way):
+                assert_like_one_process(ATTENTION, three, [spec] * 3, rtol=tolerance, atol=tolerance)
 
 
-def test_ring_in_other_dtypes():
+def test_other_dtypes():
     run_ranks(check_dtypes, 2)
 
 
 def check_choice(rank, num_ranks):
-    assert chosen_algorithm(4, 8, 2**20) == "gather"
-    assert chosen_algorithm(4, 8, 2**30) == "heads"
-    assert chosen_algorithm(4, 6, 2**30) == chosen_algorithm(4, 0, 2**30) == "ring"
+    assert chosen_algorithm(2, 8, 2**20, 2**21) == chosen_algorithm(4, 8, 2**18, 2**19) == "gather"
+    assert chosen_algorithm(4, 8, 2**20, 2**21) == chosen_algorithm(2, 8, 2**30, 2**31) == "heads"
+    assert chosen_algorithm(4, 8, 2**20, 2**21, 2**20) == chosen_algorithm(4, 6, 2**20, 2**21) == "gather"
+    assert chosen_algorithm(8, 8, 2**18, 9 * 2**18) == "gather"  # 8 query heads to each of keys
+    assert chosen_algorithm(4, 6, 2**30, 2**31) == chosen_algorithm(4, 0, 2**30, 2**31) == "ring"
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     three = [shard_of(normal(1, 2, 8, 4), ShardSpec.even(mesh, [Shard(2)], (1, 2, 8, 4))) for _ in range(3)]
     for way, names in (("gather", {"all_gather"}), ("ring", set()), ("auto", {"all_gather"})):
@@ -214,6 +217,35 @@ def check_choice(rank, num_ranks):
 
 def test_the_way_is_chosen_by_size_or_by_the_user():
     run_ranks(check_choice, 2)
+
+
+def check_told(rank, num_ranks):
+    """What is chosen sends least, is told, and gives what one process does, of uneven parts and with masks."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(24)
+    for shape, expected in (((1, 3, 240, 64), "heads"), ((1, 4, 240, 64), "gather"), ((1, 3, 24, 64), "gather")):
+        three, mask = [normal(*shape) for _ in range(3)], torch.rand(shape[2], shape[2]) > 0.3
+        specs = [ShardSpec.even(mesh, [Shard(2)], shape, {0: (shape[2] - 7, 0, 7)})] * 3
+        for options in ({}, {"is_causal": True}, {"attn_mask": mask}):
+            assert_like_one_process(lambda *x, o=options: ATTENTION(*x, **o), three, specs, rtol=1e-11)
+        sharded = [shard_of(x, spec) for x, spec in zip(three, specs, strict=True)]
+        (op,) = scidata.explain(ATTENTION, *sharded).ops
+        assert op.rule == f"attention, {expected}"
+        sent = {}
+        for way in ALGORITHMS if expected == "heads" else ():
+            with scidata.attention(way):
+                sent[way] = sum_over_ranks(scidata.explain(ATTENTION, *sharded).bytes_sent)
+        assert not sent or sum_over_ranks(op.bytes_sent) == min(sent.values())
+
+
+def sum_over_ranks(count):
+    total = torch.tensor(count)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def test_what_is_chosen_is_told():
+    run_ranks(check_told, 3)
 
 
 class Memory(TorchDispatchMode):

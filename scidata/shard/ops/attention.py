@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
-from scidata.shard.attention.algorithms import chosen_algorithm
+from scidata.shard.attention.algorithms import chosen_algorithm, note_algorithm
 from scidata.shard.attention.ring import RingLayout, ring_attention
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.transport import Group
@@ -191,18 +191,25 @@ def _sequence_axis(operands: dict[str, Tensor]) -> int | None:
 def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Options) -> str:
     """Choose the algorithm by layouts and sizes, which all ranks know."""
     specs = [operands[name].spec for name in _NAMES[:3]]  # type: ignore[attr-defined]
-    query, key, value = specs
+    query = specs[0]
     shapes = [spec.global_shape[:-2] for spec in specs]
     alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or how.enable_gqa)
     others = [dim for spec in specs for other, dim in enumerate(spec.dims) if other != axis]
     heads = shapes[1][-1] if alike and shapes[1] == shapes[2] and shapes[0] and query.ndim - 3 not in others else 0
-    num_ranks = query.axes[axis].size
-    num_bytes = sum(math.prod(s.local_shape[:-2]) * s.global_shape[-2] * s.global_shape[-1] for s in (key, value))
-    way = chosen_algorithm(num_ranks, heads, num_bytes * operands["key"].dtype.itemsize)
+    whole = [math.prod(s.local_shape[:-2]) * s.global_shape[-2] for s in specs]  # rows of all ranks
+    itemsize, widths = operands["key"].dtype.itemsize, [s.global_shape[-1] for s in specs]
+    gathered = (whole[1] * widths[1] + whole[2] * widths[2]) * itemsize
+    exchanged = gathered + whole[0] * (widths[0] + widths[2]) * itemsize
+    mask, beside = operands.get("attn_mask"), 0
+    if isinstance(mask, ShardTensor) and mask.spec.dims[axis] == mask.spec.ndim - 2:
+        beside = math.prod(mask.spec.local_shape[:-2]) * mask.shape[-2] * mask.shape[-1] * mask.dtype.itemsize
+    way = chosen_algorithm(query.axes[axis].size, heads, gathered, exchanged, beside)
     if way == "heads" and not heads:
         remedy = 'choose scidata.attention("ring") or "gather"'
         raise unsupported(func, "the heads cannot be exchanged for the sequence", *specs, remedy=remedy)
-    return "gather" if way == "ring" and not alike else way
+    way = "gather" if way == "ring" and not alike else way
+    note_algorithm(way)
+    return way
 
 
 def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, axis: int) -> Tensor:

@@ -244,6 +244,11 @@ def is_accumulated(node: Node) -> bool:
         return False
 
 
+def is_looked_at(x: Tensor) -> bool:
+    """Whether the gradient of a tensor that is no leaf is kept, or given to hooks of its own."""
+    return x.retains_grad or bool(x._backward_hooks)
+
+
 def watch_functions(kind: type[Tensor], handle: _Handle) -> None:
     """Hand calls of custom functions with a tensor of this kind to ``handle(cls, args, kwargs)``; once is enough.
 

@@ -28,7 +28,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Parameters that meet shards as a whole and in slices, plain values, each twice, never, and under two names."""
+    """Parameters that meet shards as a whole and in slices, plain values, each twice, never, and under two names.
+
+    What is made of parameters alone meets shards, as a whole and in slices, and plain values, too.
+    """
 
     def __init__(self, seed=0, recompute=False):
         super().__init__()
@@ -42,6 +45,7 @@ class Model(nn.Module):
         self.readout = nn.Linear(6, 2)  # on the pooled value, which is the same on each domain rank
         self.unused = nn.Linear(4, 4)
         self.scale = nn.Parameter(torch.empty(1))
+        self.waves, self.gates = nn.Parameter(torch.empty(7, 6, 2)), nn.Parameter(torch.empty(2, 6))
         self.register_buffer("shift", torch.empty(6))
         self.double()
         generator = torch.Generator().manual_seed(seed)
@@ -50,11 +54,12 @@ class Model(nn.Module):
                 tensor.copy_(0.5 * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
 
     def forward(self, x):
-        x = self.embed(x) + self.position
+        x = self.embed(x) + self.position + torch.view_as_complex(self.waves).real
+        gate = torch.tanh(self.gates[0]) + self.gates[1] * self.scale
         for block in (*self.blocks, self.blocks[0]):
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
         x = self.tied(torch.tanh(self.head(x) + self.shift)) * self.scale
-        return x, self.readout(x.mean(dim=0)) * self.scale
+        return x * gate, self.readout(x.mean(dim=0)) * self.scale * gate[:2]
 
 
 def loss_of(model, x):

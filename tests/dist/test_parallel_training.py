@@ -350,7 +350,7 @@ def takes_gradients_apart(rank, num_ranks):
     mesh = init_mesh(domain=2)
     model, alone = parallel(mesh, "ddp"), Model()
     own = sample(axis_rank(mesh, "dp"))
-    names = ["embed.weight", "position", "head.weight", "readout.bias", "scale"]
+    names = ["embed.weight", "position", "head.weight", "readout.bias", "scale", "waves", "gates"]
 
     def gradients(model, x, **how):
         parameters = [model.get_parameter(name) for name in names]
@@ -379,6 +379,30 @@ def takes_gradients_apart(rank, num_ranks):
 
 def test_gradients_taken_apart():
     run_ranks(takes_gradients_apart, 4)
+
+
+def looks_at_made_values(rank, num_ranks):
+    """The gradient of a value made of parameters is the full one where it is asked for, or kept."""
+    mesh = init_mesh(domain=2, dp=1)
+    own = sample(0)
+    found = []
+    for x, weight in ((part_of(own, mesh), nn.Parameter(torch.ones(2, 3).double())), (own, torch.ones(2, 3).double())):
+        if not found:
+            holder = nn.ParameterList([weight])
+            scidata.parallelize(holder, mesh)
+        made = torch.tanh(weight.requires_grad_()[0])
+        gradients = [torch.autograd.grad((x * made).square().mean(), y, retain_graph=True)[0] for y in (made, weight)]
+        made.retain_grad()
+        seen = []
+        made.register_hook(seen.append)
+        (x * made).square().mean().backward()
+        found.append([*gradients, made.grad, weight.grad, *seen])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_what_is_made_of_parameters():
+    run_ranks(looks_at_made_values, 2)
 
 
 def penalises_slopes(rank, num_ranks):

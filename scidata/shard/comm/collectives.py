@@ -31,7 +31,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard.comm.checks import normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.sums import is_deferred, replicate_deferred
+from scidata.shard.comm.sums import deferral, replicate_deferred
 from scidata.shard.comm.transport import (
     Counts,
     Group,
@@ -139,8 +139,9 @@ def slice_to_shard(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> T
     dim, checked = normal_layout(x.shape, sizes, dim, group, is_whole=True)
     if group_size(group) == 1:
         return x
-    if is_deferred(x):
-        return _own_part(replicate_deferred(x, [group]), checked, dim, group)
+    put_off = deferral(x)
+    if put_off is not None:
+        return _own_part(replicate_deferred(x, [group], put_off), checked, dim, group)
     return linear(_own_part, gather, x, checked, dim, group)
 
 

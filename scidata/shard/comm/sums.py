@@ -3,7 +3,8 @@
 One value's gradient is summed at each use, those of parameters that are used together in one collective. Where the
 gradients of a model are averaged over all ranks of its mesh afterwards, that mean can do it too, and the sum is put
 off: each rank multiplies its share by the number of shards, so that the mean over the domain is their sum; a value that
-met no shard, the same on each rank, is its own mean.
+met no shard, the same on each rank, is its own mean. Gradients of what is computed from such parameters alone (a slice,
+a complex view) take the same way: what brings them to the parameters is linear, and alike on all ranks.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import math
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from scidata.errors import ConfigError
 from scidata.shard.comm.functions import call, linear, linear_together
 from scidata.shard.comm.transport import Group, group_size, reduce
-from scidata.shard.torch_internals import is_accumulated
+from scidata.shard.torch_internals import is_accumulated, is_looked_at
 
 
 def _sum(x: Tensor, group: Group) -> Tensor:
@@ -51,8 +54,9 @@ def replicate_to_shards(x: Tensor, groups: Sequence[Group]) -> Tensor:
     So the ``.grad`` of a plain parameter is the full gradient on each rank. Collective in backward,
     except for parameters of a parallelized model, whose sums are those of ``parallelize``.
     """
-    if is_deferred(x):
-        return replicate_deferred(x, groups)
+    put_off = deferral(x)
+    if put_off is not None:
+        return replicate_deferred(x, groups, put_off)
     for group in groups:
         if group_size(group) > 1 and (x.is_floating_point() or x.is_complex()):
             x = linear(_same, _sum, x, group)
@@ -87,7 +91,7 @@ def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Ten
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
     """Do as :func:`replicate_all`, without the values that a parallelized model sums by itself."""
-    if len(values) == 1 or any(map(is_deferred, values)):
+    if len(values) == 1 or any(deferral(value) is not None for value in values):
         return [replicate_to_shards(value, groups) for value in values]
     shared = [group for group in groups if group_size(group) > 1]
     return replicate_all(values, shared) if shared else list(values)
@@ -97,6 +101,7 @@ def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> l
 
 # by id, as a tensor's own equality is elementwise: the leaf, and the names of the groups whose sum is put off
 _DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
+_MOST_NODES = 64  # of a graph between a value and its parameters: those of more are summed at once
 
 
 def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
@@ -120,31 +125,65 @@ def deferred_groups(x: Tensor) -> frozenset[str] | None:
     return found[1] if found is not None and found[0]() is x else None
 
 
-def is_deferred(x: Tensor) -> bool:
-    """Whether :func:`defer` was called for this very tensor."""
-    return deferred_groups(x) is not None
+class Deferral(NamedTuple):
+    """Groups whose sum of a value's gradient is put off, by name, and a leaf whose gradient is averaged instead."""
+
+    groups: frozenset[str]
+    leaf: Node | None  # None: the value itself
+
+
+def deferral(x: Tensor) -> Deferral | None:
+    """Return how the sum of a value's gradient is put off: of a deferred leaf, or of what is made of such leaves alone.
+
+    None where it is not: where nothing was deferred, or the value's own gradient will be looked at.
+    """
+    if not _DEFERRED:
+        return None
+    groups = deferred_groups(x)
+    if groups is not None:
+        return Deferral(groups, None)
+    node = None if x.is_leaf or is_looked_at(x) else x.grad_fn
+    return None if node is None else _made_of_leaves(node)
+
+
+def _made_of_leaves(node: Node) -> Deferral | None:
+    """Walk to the leaves; None where one is not deferred, or a custom function is met: it may have met other ranks."""
+    found: Deferral | None = None
+    ahead, seen = [node], {node}
+    for node in ahead:
+        if isinstance(node, BackwardCFunction) or len(seen) > _MOST_NODES:
+            return None
+        leaf: Tensor | None = getattr(node, "variable", None)
+        if leaf is not None:
+            groups = deferred_groups(leaf)
+            if groups is None:
+                return None
+            found = Deferral(groups if found is None else groups & found.groups, node)
+        behind = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= behind
+        ahead += behind
+    return found
 
 
 class _ReplicateDeferred(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...]) -> Tensor:
-        ctx.groups = groups
+    def forward(ctx: Any, x: Tensor, groups: tuple[Group, ...], leaf: Node | None) -> Tensor:
+        ctx.groups, ctx.leaf = groups, leaf
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if is_accumulated(ctx):
-            return grad * math.prod(group_size(group) for group in ctx.groups), None
+        if is_accumulated(ctx.leaf or ctx):
+            return grad * math.prod(group_size(group) for group in ctx.groups), None, None
         # the gradient goes to autograd.grad: nobody averages it
         for group in ctx.groups:
             grad = all_reduce_sum(grad, group)
-        return grad, None
+        return grad, None, None
 
 
-def replicate_deferred(x: Tensor, groups: Sequence[Group]) -> Tensor:
-    """Do as ``replicate_to_shards`` for a deferred leaf: without communication where its ``.grad`` is averaged."""
-    names = deferred_groups(x) or ()
-    later = [group for group in groups if group is not None and group.group_name in names]
-    x = call(_ReplicateDeferred, x, tuple(later)) if later else x.view_as(x)
+def replicate_deferred(x: Tensor, groups: Sequence[Group], put_off: Deferral) -> Tensor:
+    """Do as ``replicate_to_shards`` where sums are put off: without communication where a ``.grad`` is averaged."""
+    later = [group for group in groups if group is not None and group.group_name in put_off.groups]
+    x = call(_ReplicateDeferred, x, tuple(later), put_off.leaf) if later else x.view_as(x)
     now = [group for group in groups if group not in later]
     return replicate_to_shards(x, now) if now else x

@@ -291,7 +291,7 @@ class NodeShares:
             at = int(np.flatnonzero(refs.path_index >= 0)[0])
             data = np.empty(blosc.HEADER_NBYTES, np.uint8)
             files().read_into(refs.paths[refs.path_index[at]], int(refs.offset[at]), [data])
-            return blosc.read_header(data, None, encoded=int(refs.nbytes[at]))
+            return blosc.read_header(data, layout.chunk_nbytes, encoded=int(refs.nbytes[at]))
         except (OSError, IndexError, CorruptDataError):  # the read of the chunk reports it
             return None
 

@@ -27,6 +27,7 @@ from scidata.read.inflate import decoder_text
 
 _BAD = 1.5  # amplification from which something better is looked for
 _TRIED_RANKS = 64
+_MANY_CHUNKS = 1 << 18  # of a sample; looking for their files takes a second
 _SMALL_CHUNK = 1 << 20  # bytes: handing over takes half a ms, as long as decoding half a megabyte
 _WORTHWHILE = 0.9  # a suggestion lowers it at least to this fraction
 
@@ -290,11 +291,11 @@ class Alternative(NamedTuple):
 
 
 def cheaper_cuts(plan: GridPlan) -> list[Alternative]:
-    """Return other cuts that lower the amplification, the best one first; none where it is low already.
+    """Return other cuts that lower the amplification, the best one first; none where it is low, or planning is slow.
 
     Opens the data set again with other bounds, or split along other dimensions.
     """
-    if plan.cost <= _BAD:
+    if plan.cost <= _BAD or plan.num_chunks[:_TRIED_RANKS].sum() > _MANY_CHUNKS:
         return []
     found = [(changed, _tried(plan, options, axes)) for changed, options, axes in _other_cuts(plan)]
     better = [Alternative(changed, other) for changed, other in found if other is not None]

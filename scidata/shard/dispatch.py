@@ -100,17 +100,20 @@ def _call_watched(
     run: _Run, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
-    inputs = [x.local for x in (*args, *kwargs.values()) if isinstance(x, ShardBase)]
-    kept = [(weakref.ref(x), version_of(x)) for x in inputs]  # a tensor that is gone was not written to
+    kept = []
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(x, ShardBase):  # a tensor that is gone was not written to
+            kept.append((weakref.ref(x.local), version_of(x.local)))
     result = run(func, types, args, kwargs)
     local = result.local if isinstance(result, ShardBase) else result
 
     def check(grad: Tensor) -> None:
-        if any((x := known()) is not None and version_of(x) != version for known, version in kept):
-            raise RuntimeError(
-                f"{op_name(func)}: its input, which is needed for gradient computation, has been modified by an "
-                "inplace operation; write to a clone() of it"
-            )
+        for known, version in kept:
+            if (x := known()) is not None and version_of(x) != version:
+                raise RuntimeError(
+                    f"{op_name(func)}: its input, which is needed for gradient computation, has been modified by an "
+                    "inplace operation; write to a clone() of it"
+                )
 
     if isinstance(local, Tensor) and local.requires_grad:
         local.register_hook(check)  # type: ignore[no-untyped-call]
@@ -187,7 +190,8 @@ def _call_noted(
     """Handle a function, and note how its results lie in memory; bring copies up to date first."""
     given = list(_shards((*args, *kwargs.values())))
     for x in given:
-        x.refresh()
+        if x.copied is not None:
+            x.refresh()
     result = note(func, args, kwargs, run(func, types, args, dict(kwargs)))
     if isinstance(result, ShardBase) or (type(result) is Tensor and result.ndim < 2):
         return result

@@ -8,7 +8,7 @@ own inference of shapes gives the strides of the result; no rank asks another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -152,7 +152,7 @@ def infer_strides(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[St
     if "generator" in kwargs:
         kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     try:
-        key = (func, torch.is_grad_enabled(), _keyed(args), _keyed(kwargs) if kwargs else ())
+        key = (func, torch.is_grad_enabled(), _keyed(args), _keyed(kwargs.items()) if kwargs else ())
         found = _INFERRED.get(key)
         return _INFERRED.put(key, _inferred(func, args, kwargs)) if found is None else found
     except TypeError:  # an argument that does not hash
@@ -251,22 +251,27 @@ def _is_of_last_two(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> bool:
     return func in (torch.fft.rfft2, torch.fft.rfftn) and dim in ((-2, -1), [-2, -1])
 
 
-def _keyed(value: object) -> object:
-    kind: type = type(value)
-    if kind is int or kind is str or value is None:
-        return value
-    if isinstance(value, ShardBase):
-        spec, local = value.spec, value.local
-        return spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides
-    if type(value) is tuple or type(value) is list:
-        return tuple([_keyed(item) for item in value])
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, value.requires_grad, value.stride()
-    if type(value) is dict:
-        return tuple([(name, _keyed(item)) for name, item in value.items()])
-    if type(value) is slice:
-        return "slice", value.start, value.stop, value.step
-    return kind, value
+def _keyed(values: Iterable[object]) -> tuple[object, ...]:
+    """Describe arguments by all that the strides of a result depend on."""
+    found: list[object] = []
+    for value in values:
+        kind: type = type(value)
+        if kind is int or kind is str or value is None:
+            found.append(value)
+        elif isinstance(value, ShardBase):
+            spec, local = value.spec, value.local
+            found.append((spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides))
+        elif isinstance(value, tuple | list):
+            found.append(_keyed(value))
+        elif isinstance(value, Tensor):
+            found.append((value.shape, value.dtype, value.device, value.requires_grad, value.stride()))
+        elif isinstance(value, dict):
+            found.append(_keyed(value.items()))
+        elif isinstance(value, slice):
+            found.append(("slice", value.start, value.stop, value.step))
+        else:
+            found.append((kind, value))
+    return tuple(found)
 
 
 def _stand_in(x: Tensor, fake: bool) -> Tensor:

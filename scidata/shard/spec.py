@@ -231,14 +231,10 @@ class ShardSpec:
         """Specs of the same mesh, graph and past, which share it."""
         return Cache(KEPT) if self.past_sizes or self.exchange is not None else of_mesh(self.device_mesh).specs
 
-    @property
+    @cached_property
     def plans(self) -> Cache[Any]:
         """Plans that operations made for tensors of this layout, by keys of their own."""
-        return self._plans if self.exchange is None else _KEEPS_NOTHING
-
-    @cached_property
-    def _plans(self) -> Cache[Any]:
-        return Cache(KEPT)
+        return Cache(KEPT) if self.exchange is None else _KEEPS_NOTHING
 
     def _new(
         self, global_shape: tuple[int, ...], dims: Sequence[int | None], new: tuple[tuple[int, ...] | None, ...]

@@ -507,8 +507,10 @@ class ShardTensor(ShardBase):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:
-        if len(types) > 1 and not all(t is Tensor or issubclass(t, ShardTensor) for t in types):
-            return NotImplemented
+        if len(types) > 1:
+            for kind in types:
+                if kind is not Tensor and not issubclass(kind, ShardTensor):
+                    return NotImplemented
         return dispatch(func, types, args, kwargs or {})
 
     @classmethod

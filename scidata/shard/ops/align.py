@@ -100,7 +100,7 @@ def is_sharded(x: object) -> TypeGuard[ShardTensor]:
 
 def refuse_plain(func: TorchFunction, x: Tensor, *others: object) -> None:
     """Raise UnsupportedShardOp where the input is not sharded, so that something else must be."""
-    if not is_sharded(x):
+    if not isinstance(x, ShardTensor) or x.spec.is_replicated:
         specs = specs_of([x, *others])
         raise unsupported(func, "a plain input meets sharded parameters", *specs, remedy="use full_tensor()")
 
@@ -359,11 +359,18 @@ def align_parameters(x: ShardTensor, weight: Tensor | None, bias: Tensor | None)
 
 def meet_shards(parameters: Sequence[Tensor | None], groups: Sequence[Group]) -> list[Tensor | None]:
     """Do as :func:`align_parameters` for the shards along several groups."""
-    result = [given.full_tensor() if is_sharded(given) else local_of(given) for given in parameters]
-    learned = {i: each for i, each in enumerate(result) if each is not None and each.requires_grad}
+    result: list[Tensor | None] = []
+    learned: dict[int, Tensor] = {}
+    for i, given in enumerate(parameters):
+        each = given
+        if isinstance(given, ShardTensor):
+            each = given.local if given.spec.is_replicated else given.full_tensor()
+        result.append(each)
+        if each is not None and each.requires_grad:
+            learned[i] = each
     if learned and groups:
-        for i, each in zip(learned, replicate_parameters([*learned.values()], groups), strict=True):
-            result[i] = each
+        for i, value in zip(learned, replicate_parameters([*learned.values()], groups), strict=True):
+            result[i] = value
     return result
 
 

@@ -55,19 +55,26 @@ def conv(
     x, count, first = _spatial(func, x, weight)
     if not is_sharded(x):
         return func(x.local, weight, bias, stride, padding, dilation, groups)
-    stride, dilation = per_dim(stride, count), per_dim(dilation, count)
-    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True))
-    windows, left = Windows(x), [0] * count
-    windows.keep(range(first))
-    for s, (below, above) in enumerate(_paddings(padding, reach, stride)):
-        num_out = (x.spec.global_shape[first + s] + below + above - reach[s]) // stride[s] + 1
-        if not windows.resize(func, first + s, num_out) and below == above:
-            left[s] = below  # torch's own
-        else:
-            windows.slide_under(first + s, num_out, reach[s], stride[s], below)
-    parameters = align_parameters(x, weight, bias)
-    result = func(windows.fetch(), *parameters, stride, tuple(left), dilation, groups)
-    return windows.finish(result, channels=first - 1)
+    spec, stride, dilation = x.spec, per_dim(stride, count), per_dim(dilation, count)
+    padding = padding if isinstance(padding, str) else per_dim(padding, count)
+
+    def make() -> tuple[Windows, tuple[int, ...]]:
+        reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True))
+        windows, left = Windows(spec), [0] * count
+        windows.keep(range(first))
+        windows.shape[first - 1] = weight.shape[0]
+        for s, (below, above) in enumerate(_paddings(padding, reach, stride)):
+            num_out = (spec.global_shape[first + s] + below + above - reach[s]) // stride[s] + 1
+            if not windows.resize(func, first + s, num_out) and below == above:
+                left[s] = below  # torch's own
+            else:
+                windows.slide_under(first + s, num_out, reach[s], stride[s], below)
+        return windows, tuple(left)
+
+    key = "conv", weight.shape, stride, padding, dilation
+    planned: tuple[Windows, tuple[int, ...]] = spec.plans.get_or_make(key, make)
+    windows, left = planned
+    return windows.finish(func(windows.fetch(x), *align_parameters(x, weight, bias), stride, left, dilation, groups))
 
 
 @handles(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -86,19 +93,26 @@ def conv_transpose(
     x, count, first = _spatial(func, x, weight)
     if not is_sharded(x):
         return func(x.local, weight, bias, stride, padding, output_padding, groups, dilation)
-    stride, dilation = per_dim(stride, count), per_dim(dilation, count)
-    left, extra = list(per_dim(padding, count)), list(per_dim(output_padding, count))
-    windows = Windows(x)
-    windows.keep(range(first))
-    for s in range(count):
-        reach = dilation[s] * (weight.shape[2 + s] - 1) + 1
-        num_out = (x.spec.global_shape[first + s] - 1) * stride[s] - 2 * left[s] + reach + extra[s]
-        is_split = windows.resize(func, first + s, num_out)
-        if extra[s] >= max(stride[s], dilation[s]):
-            raise RuntimeError(f"output padding {extra[s]} must be smaller than stride {stride[s]} or dilation")
-        if is_split:
-            windows.slide_back(first + s, num_out, reach, stride[s], left[s])
-            left[s] = extra[s] = 0
-    parameters = align_parameters(x, weight, bias)
-    result = func(windows.fetch(), *parameters, stride, tuple(left), tuple(extra), groups, dilation)
-    return windows.finish(result, channels=first - 1)
+    spec, stride, dilation = x.spec, per_dim(stride, count), per_dim(dilation, count)
+    paddings = per_dim(padding, count), per_dim(output_padding, count)
+
+    def make() -> tuple[Windows, tuple[int, ...], tuple[int, ...]]:
+        windows, left, extra = Windows(spec), *map(list, paddings)
+        windows.keep(range(first))
+        windows.shape[first - 1] = weight.shape[1] * groups
+        for s in range(count):
+            reach = dilation[s] * (weight.shape[2 + s] - 1) + 1
+            num_out = (spec.global_shape[first + s] - 1) * stride[s] - 2 * left[s] + reach + extra[s]
+            is_split = windows.resize(func, first + s, num_out)
+            if extra[s] >= max(stride[s], dilation[s]):
+                raise RuntimeError(f"output padding {extra[s]} must be smaller than stride {stride[s]} or dilation")
+            if is_split:
+                windows.slide_back(first + s, num_out, reach, stride[s], left[s])
+                left[s] = extra[s] = 0
+        return windows, tuple(left), tuple(extra)
+
+    key = "conv transposed", weight.shape, stride, paddings, dilation, groups
+    planned: tuple[Windows, tuple[int, ...], tuple[int, ...]] = spec.plans.get_or_make(key, make)
+    windows, left, extra = planned
+    result = func(windows.fetch(x), *align_parameters(x, weight, bias), stride, left, extra, groups, dilation)
+    return windows.finish(result)

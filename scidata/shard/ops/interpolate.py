@@ -161,7 +161,7 @@ def _antialiased(x: ShardTensor, resample: Callable[[Tensor], Tensor]) -> Tensor
 def _resample(
     x: ShardTensor, sizes: Sequence[int], factors: Sequence[float] | None, mode: str, align_corners: bool | None
 ) -> Tensor:
-    spec, windows, sums = x.spec, Windows(x), []
+    spec, windows, sums = x.spec, Windows(x.spec), []
     windows.keep([d for d in range(spec.ndim) if d < 2 or sizes[d - 2] == spec.global_shape[d]])
     for s, num_out in enumerate(sizes):
         d, extent = 2 + s, spec.global_shape[2 + s]
@@ -180,7 +180,7 @@ def _resample(
         start, count = windows.slide(d, num_out, middle, rows, 1, key)
         own = spec.plans.get_or_make((d, num_out, *key), partial(_own_taps, make, start, count))
         sums.append((d, *own))
-    local = windows.fetch()
+    local = windows.fetch(x)
     for d, own_taps, own_weights in sums:
         local = _combined(local, d, own_taps, own_weights)
     rest = [d for d in range(2, spec.ndim) if d not in spec.sharded]

@@ -73,19 +73,26 @@ def max_pool(
     with_indices, count, spec = return_indices or "indices" in func.__name__, spatial(func), x.spec
     kernel, stride, padding = placed(count, kernel_size, stride, padding)
     dilation = per_dim(dilation, count)
-    first, windows, left, starts = spec.ndim - count, Windows(x), list(padding), [0] * count
-    windows.keep(range(first))
-    for s in range(count):
-        d, reach = first + s, dilation[s] * (kernel[s] - 1) + 1
-        num_out = _num_out(spec.global_shape[d], reach, stride[s], padding[s], ceil_mode)
-        if windows.resize(func, d, num_out):
-            start, _ = windows.slide_under(d, num_out, reach, stride[s], padding[s])
-            starts[s], left[s] = start * stride[s] - padding[s], 0
-    local = windows.fetch(float("-inf"))
-    filled = windows.fills
+    first = spec.ndim - count
+
+    def make() -> tuple[Windows, tuple[int, ...], tuple[int, ...]]:
+        windows, left, starts = Windows(spec), list(padding), [0] * count
+        windows.keep(range(first))
+        for s in range(count):
+            d, reach = first + s, dilation[s] * (kernel[s] - 1) + 1
+            num_out = _num_out(spec.global_shape[d], reach, stride[s], padding[s], ceil_mode)
+            if windows.resize(func, d, num_out):
+                start, _ = windows.slide_under(d, num_out, reach, stride[s], padding[s])
+                starts[s], left[s] = start * stride[s] - padding[s], 0
+        return windows, tuple(left), tuple(starts)
+
+    key = "max pool", kernel, stride, padding, dilation, ceil_mode
+    planned: tuple[Windows, tuple[int, ...], tuple[int, ...]] = spec.plans.get_or_make(key, make)
+    windows, left, starts = planned
+    local, filled = windows.fetch(x, float("-inf")), windows.fills
     if not (with_indices or filled):
-        return windows.finish(_POOLS[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode))
-    result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, stride, tuple(left), dilation, ceil_mode)
+        return windows.finish(_POOLS[count - 1](local, kernel, stride, left, dilation, ceil_mode))
+    result, indices = _POOLS_WITH_INDICES[count - 1](local, kernel, stride, left, dilation, ceil_mode)
     places = list(torch.unravel_index(indices, local.shape[first:]))
     if filled:  # where all is -inf, torch takes the first row of the window, and no padding
         masked = result.detach() == -math.inf
@@ -127,7 +134,7 @@ def avg_pool(
     refuse_plain(func, x)
     count, spec = spatial(func), x.spec
     kernel, stride, padding = placed(count, kernel_size, stride, padding)
-    first, windows, divisors = spec.ndim - count, Windows(x), []
+    first, windows, divisors = spec.ndim - count, Windows(spec), []
     windows.keep(range(first))
     for s, (k, step, pad) in enumerate(zip(kernel, stride, padding, strict=True)):
         extent = spec.global_shape[first + s]
@@ -137,7 +144,7 @@ def avg_pool(
         lowest, highest = (-pad, extent + pad) if count_include_pad else (0, extent)
         begins = [o * step - pad for o in range(start, start + max(rows, 1))]
         divisors.append([min(b + k, highest) - max(b, lowest) for b in begins])
-    total = _window_sums(widened(windows.fetch()), kernel, stride)
+    total = _window_sums(widened(windows.fetch(x)), kernel, stride)
     if divisor_override is not None:
         total = total / divisor_override
     elif all(set(counts) == {k} for counts, k in zip(divisors, kernel, strict=True)):
@@ -190,9 +197,9 @@ def _spread(x: Tensor, dim: int, num_out: int) -> _Spread:
     start, count, local = 0, num_out, x
     wrap: Callable[[Tensor], Tensor] = lambda result: result  # noqa: E731
     if isinstance(x, ShardTensor):
-        windows = Windows(x)
+        windows = Windows(x.spec)
         start, count = windows.slide(dim, num_out, Middle(2 * extent, extent, 2 * num_out), rows, 1, ("spread",))
-        local, wrap = windows.fetch(), windows.finish
+        local, wrap = windows.fetch(x), windows.finish
     bounds = bounds_of(start, start + count) or [(0, 1)]
     low, longest = bounds[0][0], max(stop - start for start, stop in bounds)
     places = torch.tensor([[*range(a, b), *[a] * (longest - b + a)] for a, b in bounds], device=local.device) - low
@@ -218,10 +225,10 @@ def adaptive_average(x: ShardTensor, extents: Sequence[int], pool: TensorFunctio
     spec, first = x.spec, x.spec.ndim - len(extents)
     dims = [d for d in range(first, spec.ndim) if extents[d - first] != spec.global_shape[d]]
     if all(d < first for d in spec.sharded):
-        windows = Windows(x)
+        windows = Windows(spec)
         windows.keep(range(first))
         windows.shape[first:] = extents
-        return windows.finish(pool(windows.fetch(), tuple(extents)))
+        return windows.finish(pool(windows.fetch(x), tuple(extents)))
     result: Tensor = x
     for d in sorted(dims, key=lambda d: d in spec.sharded):  # the others first, so that less is sent
         result = _average(as_sharded(result, spec), d, extents[d - first])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of, owners_of
+from scidata.shard.comm.transport import Group
 from scidata.shard.op_table import TorchFunction
 from scidata.shard.ops.align import finish
 from scidata.shard.rows.halo import halo_runs
@@ -144,18 +146,18 @@ def _plan_in_halo(spec: ShardSpec, dim: int, halo: HaloDim | None, asked: _Asked
 
 @dataclass
 class Windows:
-    """An op on windows of a ShardTensor: planned dim by dim, then run on the rows that :meth:`fetch` returns.
+    """An op on windows of a tensor of some layout: planned dim by dim, then run on the rows that :meth:`fetch` returns.
 
-    Plans, and the layout of the result, are kept with the layout: a step of a model makes none.
+    Plans are kept with the layout. So may all of it be, once it is complete: a step of a model then looks it up.
     """
 
-    x: ShardTensor
+    spec: ShardSpec
     shape: list[int] = field(init=False)
     asked: dict[int, _Asked] = field(default_factory=dict)
     cuts: dict[int, tuple[int, int]] = field(default_factory=dict)  # rows of the op's result that are this rank's
 
     def __post_init__(self) -> None:
-        self.shape = list(self.x.spec.global_shape)
+        self.shape = list(self.spec.global_shape)
 
     @property
     def fills(self) -> bool:
@@ -164,10 +166,9 @@ class Windows:
 
     def keep(self, dims: Sequence[int]) -> None:
         """Leave dims as they are; where one has empty parts, those ranks compute on a filled row."""
-        spec = self.x.spec
-        for dim in spec.emptied:
+        for dim in self.spec.emptied:
             if dim in dims:
-                self.slide(dim, spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
+                self.slide(dim, self.spec.global_shape[dim], Middle(), lambda start, stop: ((start, stop - start),), 1)
 
     def slide(
         self,
@@ -183,7 +184,7 @@ class Windows:
         A rank without outputs gets ``least`` filled rows, as many as give it one. ``key`` has all that ``rows`` depends
         on besides. Returns this rank's first output and the number of its outputs.
         """
-        spec = self.x.spec
+        spec = self.spec
         self.shape[dim] = num_out
 
         def sizes() -> tuple[int, ...]:
@@ -206,14 +207,14 @@ class Windows:
     def resize(self, func: TorchFunction, dim: int, num_out: int) -> bool:
         """Give a dim ``num_out`` rows, at least one; return whether it is sharded, or else left to torch's function."""
         if num_out < 1:
-            spec, name = self.x.spec, getattr(func, "__name__", func)
+            spec, name = self.spec, getattr(func, "__name__", func)
             raise RuntimeError(f"{name}: a dim of {spec.global_shape[dim]} rows gives {num_out} output rows ({spec})")
         self.shape[dim] = num_out
-        return dim in self.x.spec.sharded
+        return dim in self.spec.sharded
 
     def slide_under(self, dim: int, num_out: int, reach: int, stride: int = 1, below: int = 0) -> tuple[int, int]:
         """Slide windows of ``reach`` rows, the first of which begins ``below`` rows before the dim."""
-        extent = self.x.spec.global_shape[dim]
+        extent = self.spec.global_shape[dim]
 
         def rows(start: int, stop: int) -> Runs:
             return window_runs(start * stride - below, (stop - 1) * stride - below + reach, extent)
@@ -228,7 +229,7 @@ class Windows:
         With stride 2 and a kernel of 3, row 4 reaches outputs 8 to 10: a rank that owns outputs 9 to 12 takes rows 4 to
         6, whose outputs begin at 8, so its own begin one row later.
         """
-        extent = self.x.spec.global_shape[dim]
+        extent = self.spec.global_shape[dim]
 
         def lowest(start: int) -> int:
             begin = start + padding  # in outputs before they are cropped
@@ -247,21 +248,26 @@ class Windows:
         start, count = self.slide(dim, num_out, middle, rows, 1, ("back", reach, stride, padding))
         self.cuts[dim] = (start - (lowest(start) * stride - padding), count) if count else (0, 0)
 
-    def fetch(self, fill: float = 0.0) -> Tensor:
-        """Return this rank's part with the rows that it needs along some dims, sharded or not.
+    @cached_property
+    def _moves(self) -> list[tuple[RunsPlan, int, Group]]:
+        """What is fetched along which dim, from which group."""
+        # dims that are not sharded first, which may shrink the part that is sent; all ranks sort alike
+        dims = sorted(self.asked, key=lambda d: d in self.spec.sharded)
+        return [(self.asked[dim].slide.plan, dim, self.spec.parts(dim)[2]) for dim in dims]
+
+    def fetch(self, x: ShardTensor, fill: float = 0.0) -> Tensor:
+        """Return this rank's part of ``x`` with the rows that it needs along some dims, sharded or not.
 
         From a halo that is held and wide enough, else by one exchange for each mesh axis along which any rank needs
         rows of another; collective then. The second exchange carries the corners.
         """
-        x, spec = self.x, self.x.spec
-        if any(each.slide.plan.pairs for each in self.asked.values()):
+        if x.padded is not None and any(plan.pairs for plan, *_ in self._moves):
             held = _from_halo(x, self.asked, fill)
             if held is not None:
                 return held
         local = x.local
-        # dims that are not sharded first, which may shrink the part that is sent; all ranks sort alike
-        for dim in sorted(self.asked, key=lambda d: d in spec.sharded):
-            local = fetch_runs(local, self.asked[dim].slide.plan, dim, spec.parts(dim)[2], fill=fill)
+        for plan, dim, group in self._moves:
+            local = fetch_runs(local, plan, dim, group, fill=fill)
         return local
 
     def own(self, result: Tensor) -> Tensor:
@@ -273,27 +279,23 @@ class Windows:
                 result = result.narrow(dim, 0, 0)
         return result
 
-    def finish(self, result: Tensor, channels: int | None = None) -> Tensor:
-        """Wrap the op's result on the fetched rows; ``channels`` is the dim that the op gave another extent."""
-        result = self.own(result)
-        if channels is not None:
-            self.shape[channels] = result.shape[channels]
-        return finish(result, self.layout())
+    def finish(self, result: Tensor) -> Tensor:
+        """Wrap the op's result on the fetched rows."""
+        return finish(self.own(result), self.layout)
 
     @property
     def sizes(self) -> list[tuple[int, ...] | None]:
         """The sizes of the result's parts along each mesh axis."""
-        spec, sizes = self.x.spec, list(self.x.spec.sizes)
+        spec, sizes = self.spec, list(self.spec.sizes)
         for dim, (slide, *_) in self.asked.items():
             if slide.sizes is not None:
                 sizes[spec.sharded[dim]] = slide.sizes
         return sizes
 
+    @cached_property
     def layout(self) -> ShardSpec:
-        """Return the layout of the result, whose shape is known by now."""
-        key = ("windows", tuple(self.shape), *[each.key for each in self.asked.values()])
-        found: ShardSpec = self.x.spec.plans.get_or_make(key, lambda: self.x.spec.resize(self.shape, self.sizes))
-        return found
+        """The layout of the result, whose shape is known by now."""
+        return self.spec.resize(self.shape, self.sizes)
 
 
 def row_values(values: Sequence[float], dim: int, like: Tensor) -> Tensor:

@@ -40,16 +40,16 @@ def unfold(func: TensorFunction, x: ShardTensor, dimension: int, size: int, step
         return derived(x, x.local.unfold(dim, size, step), spec.derive(shape, spec.dims, spec.sizes))
     if size == 0:
         raise unsupported(func, "windows of no rows", spec)
-    windows = Windows(x)
+    windows = Windows(spec)
     windows.slide_under(dim, num_out, size, step)
     windows.shape.append(size)
 
     def take() -> Tensor:
-        local = windows.fetch().unfold(dim, size, step)
+        local = windows.fetch(x).unfold(dim, size, step)
         return windows.own(local.clone() if shares_memory(local, x.local) else local)
 
     local = take()
-    return ShardTensor(local, windows.layout(), copied=Copy(x, local, take))
+    return ShardTensor(local, windows.layout, copied=Copy(x, local, take))
 
 
 # -- columns -------------------------------------------------------------------------------------------------------
@@ -82,19 +82,19 @@ def to_columns(
     x, kernel, dilation = _batched(func, given, 4), per_dim(kernel_size, 2), per_dim(dilation, 2)
     stride, left = per_dim(stride, 2), list(per_dim(padding, 2))
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    windows = Windows(x)
+    windows = Windows(x.spec)
     windows.keep(range(2))
     for s in range(2):
         num_out = (x.spec.global_shape[2 + s] + 2 * left[s] - reach[s]) // stride[s] + 1
         if windows.resize(func, 2 + s, num_out):
             windows.slide_under(2 + s, num_out, reach[s], stride[s], left[s])
             left[s] = 0
-    local = windows.fetch()
+    local = windows.fetch(x)
     rows = [(local.shape[2 + s] + 2 * left[s] - reach[s]) // stride[s] + 1 for s in range(2)]
     columns = F.unfold(local, kernel, dilation, tuple(left), stride)
     blocks = columns.view(*local.shape[:2], math.prod(kernel), *rows).movedim(2, 4)
     windows.shape.append(math.prod(kernel))
-    result = ShardTensor(windows.own(blocks), windows.layout()).movedim(4, 2).flatten(3, 4).flatten(1, 2)
+    result = ShardTensor(windows.own(blocks), windows.layout).movedim(4, 2).flatten(3, 4).flatten(1, 2)
     return _apart(result if len(given.shape) == 4 else result[0])
 
 
@@ -117,14 +117,14 @@ def from_columns(
         raise RuntimeError(f"fold: {tuple(x.shape)} does not fit blocks {tuple(rows)} of a kernel {kernel}")
     blocks = x.reshape(x.shape[0], x.shape[1] // math.prod(kernel), math.prod(kernel), *rows).movedim(2, 4)
     x = moved_off(as_sharded(blocks, x.spec), [4])  # whole windows: (samples, channels, rows, columns, kernel)
-    windows, covered = Windows(x), list(extents)
+    windows, covered = Windows(x.spec), list(extents)
     windows.keep(range(2))
     for s in range(2):
         windows.shape[2 + s] = extents[s]
         if 2 + s in x.spec.sharded:
             windows.slide_back(2 + s, extents[s], reach[s], stride[s], left[s])
             left[s] = 0
-    local = windows.fetch()
+    local = windows.fetch(x)
     for s in range(2):
         if 2 + s in x.spec.sharded:
             covered[s] = (local.shape[2 + s] - 1) * stride[s] + reach[s]

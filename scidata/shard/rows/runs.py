@@ -138,12 +138,18 @@ def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = Fal
     for start, place, count in way.kept:
         put(result.narrow(dim, place, count), x.narrow(dim, start, count))
     if plan.pairs:
-        parts = [(rank, torch.cat([x.narrow(dim, *run) for run in runs], dim)) for rank, runs in way.sent]
-        shapes = [(rank, with_dim(x.shape, dim, sum([n for _, n in runs]))) for rank, runs in way.placed]
+        parts, shapes, before, after = [], [], x.shape[:dim], x.shape[dim + 1 :]
+        for rank, runs in way.sent:
+            pieces = [x.narrow(dim, *run) for run in runs]
+            parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
+        for rank, runs in way.placed:
+            shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
         received = exchange(x, parts, shapes, group, plan.pairs)
         for rows, (_, runs) in zip(received, way.placed, strict=True):
-            for run, values in zip(runs, rows.split_with_sizes([n for _, n in runs], dim), strict=True):
-                put(result.narrow(dim, *run), values)
+            start = 0
+            for place, count in runs:
+                put(result.narrow(dim, place, count), rows.narrow(dim, start, count))
+                start += count
     return result.to(x.dtype)
 
 

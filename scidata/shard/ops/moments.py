@@ -1,11 +1,10 @@
-"""Mean and variance over any dims of a sharded tensor, in one round for each mesh axis.
+"""Mean and variance over any dims of a sharded tensor, in one round for each mesh axis, or of many ranks two.
 
-Each rank takes the mean of its own rows and their squared deviations from it; these are gathered and merged (Chan,
-Golub and LeVeque, 1983), which is as exact as two passes over the whole. Composed of differentiable parts, so that
-gradients, second ones too, follow.
+Each rank takes the mean of its own rows and their squared deviations from it; these are merged (Chan, Golub and
+LeVeque, 1983), which is as exact as two passes over the whole.
 
-The derivatives of norms and products are torch's own formulas of each element and the value of all: by composition, a
-step per rank, an infinite total would make NaN of the derivatives by all rows of its rank.
+Derivatives are torch's own formulas of each element and the value of all: by composition, a step per rank, an infinite
+total would make NaN of the derivatives by all rows of its rank.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.collectives import all_gather_v, gathered_to_reduce
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group
@@ -62,18 +61,20 @@ def weighted(
     return known(local, value, gradient, local, *saved, tangent=tangent, keeps_result=by_value)
 
 
-def _merged(parts: Tensor, counts: Tensor, total: int) -> Tensor:
+def _merged(parts: Tensor, counts: Tensor, total: int, others: Group) -> Tensor:
     """Merge each rank's pivot, mean less the pivot and sum of squared deviations, ``(ranks, 3, ...)``.
+
+    Of ``others``, each has only its own; then it is collective.
 
     With counts 2 and 1, means 1 and 4 and squares 2 and 0, the mean is (2 * 1 + 1 * 4) / 3 = 2; the squares are those
     within ranks and those of their means, (2 + 2 * 1) + (0 + 1 * 4) = 8: rows 0, 2 and 4 have deviations -2, 0 and 2.
     """
     wide = parts.to(torch.float64)  # a number for each row and rank
     weights = counts.to(wide.device).view([-1] + [1] * (parts.ndim - 2))
-    means = wide[:, 0].detach() + wide[:, 1]
-    mean = (weights * means).sum(0) / max(total, 1)
-    squares = (wide[:, 2] + weights * (means - mean).square()).sum(0)
-    pivot = mean.detach().masked_fill(~mean.isfinite(), 0).to(parts.dtype).to(wide.dtype)
+    means = wide[:, 0] + wide[:, 1]
+    mean = all_reduce_sum((weights * means).sum(0), others) / max(total, 1)
+    squares = all_reduce_sum((wide[:, 2] + weights * (means - mean).square()).sum(0), others)
+    pivot = mean.masked_fill(~mean.isfinite(), 0).to(parts.dtype).to(wide.dtype)
     return torch.stack([pivot, mean - pivot, squares]).to(parts.dtype)
 
 
@@ -89,29 +90,33 @@ def standardized(
     """
     if not local.is_floating_point():
         raise NotImplementedError(f"norms are not implemented for {local.dtype}; convert to a floating dtype first")
-    found, groups = deviations(local, spec, dims, sharded)
-    pivot, mean, squares = replicate_to_shards(found, groups).unbind(0)
+    pivot, *both, groups = deviations(local, spec, dims, sharded)
+    mean, squares = replicate_to_shards(torch.stack(both), groups).unbind(0)
     count = math.prod(facts_of(spec.sizes_of(sharded[d])).total if d in sharded else local.shape[d] for d in dims)
     var = squares / max(count, 1)
-    return (local - pivot.detach() - mean) * torch.rsqrt(var + eps), pivot + mean, var
+    return (local - pivot - mean) * torch.rsqrt(var + eps), pivot + mean, var
 
 
 def deviations(
     local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]
-) -> tuple[Tensor, list[Group]]:
-    """Return mean and sum of squared deviations over ``dims``, these kept, in one tensor, replicated. Collective.
+) -> tuple[Tensor, Tensor, Tensor, list[Group]]:
+    """Return mean and sum of squared deviations over ``dims``, these kept, as replicated values. Collective.
 
     The mean is in two parts, as one number of the dtype would be too coarse to compare ranks' means where the mean is
     large beside the deviations: a pivot, which is near it and has no gradient, and the rest.
 
     ``sharded`` has the mesh axis of each sharded dim of ``local``, which may be another view than that of ``spec``.
-    Also returns the groups over which the three values, ``(3, ...)``, were merged: pivot, mean less the pivot, squares.
+
+    Returns
+    -------
+    pivot, mean, squares, groups
+        The mean less the pivot, and the groups over which they were merged.
     """
     extents = {d: local.shape[d] for d in dims}
-    count = max(math.prod(extents.values()), 1)
-    pivot = local.detach().sum(tuple(dims), keepdim=True) / count
+    count, x = max(math.prod(extents.values()), 1), local.detach()
+    pivot = x.sum(tuple(dims), keepdim=True) / count
     pivot = pivot.masked_fill(~pivot.isfinite(), 0)
-    shifted = local - pivot
+    shifted = x - pivot
     mean = shifted.sum(tuple(dims), keepdim=True) / count
     found = torch.stack([pivot, mean, (shifted - mean).square().sum(tuple(dims), keepdim=True)])
     groups: list[Group] = []
@@ -120,12 +125,16 @@ def deviations(
             continue
         rest = math.prod(n for d, n in extents.items() if d != dim)
         sizes, group = facts_of(spec.sizes_of(axis)), spec.group(axis)
-        parts = all_gather_v(found[None], ones(len(sizes.sizes)), 0, group)
+        parts, others = gathered_to_reduce(found[None], ones(len(sizes.sizes)), 0, group)
         counts: Tensor = sizes.plans.get_or_make("counts", partial(torch.tensor, sizes.sizes, dtype=torch.float64))
-        found = _merged(parts, counts * rest, sizes.total * rest)
+        counts = counts if others is None else counts[spec.coordinate(axis)]
+        found = _merged(parts, counts * rest, sizes.total * rest, others)
         extents[dim] = sizes.total
         groups.append(group)
-    return found, groups
+    pivot, total = found[0], max(math.prod(extents.values()), 1)
+    mean = weighted(local, found[1], lambda x: torch.full_like(x, 1 / total), dims, groups)
+    squares = weighted(local, found[2], lambda x, mean: 2 * (x - pivot - mean), dims, groups, mean)
+    return pivot, mean, squares, groups
 
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:

@@ -280,7 +280,7 @@ def _places(x: ShardTensor, first: int) -> ShardTensor:
 def _maximum(x: Tensor, places: Tensor | None, dim: int, num_out: int) -> tuple[Tensor, Tensor | None]:
     """Take the maxima of adaptive windows along one dim, and the places of these."""
     if num_out == 1 and isinstance(x, ShardTensor) and dim in x.spec.sharded:
-        found, rows = extreme_along(x, dim, _last_missing, True)
+        found, rows = extreme_along(x, dim, _last_missing, True, last_missing=True)
         if places is not None:
             own = as_sharded(places, x.spec).local
             group = x.spec.group(x.spec.sharded[dim])

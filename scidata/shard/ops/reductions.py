@@ -1,7 +1,8 @@
 """Reductions: a local part, then one number per rank, then the same over ranks.
 
-Sums are reduced; everything else gathers one row from each rank that owns anything, so empty parts need no neutral
-element, NaN propagates and gradients follow by composition. A result that is replicated on all axes is a plain tensor.
+Sums are reduced. Of few ranks, everything else gathers one row from each that owns anything; of many, it is reduced,
+and ranks without rows give its neutral element. Gradients are those of the value. A result that is replicated on all
+axes is a plain tensor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +18,14 @@ from torch import Tensor
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
+from scidata.shard.comm.transport import (
+    Group,
+    all_reduce_max,
+    all_reduce_min,
+    all_reduce_product,
+    gathers_to_reduce,
+    with_dim,
+)
 from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
 from scidata.shard.ops.arguments import handles
@@ -27,6 +37,45 @@ from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
 
 Extreme = Callable[..., tuple[Tensor, Tensor]]  # torch.max or torch.min along a dim
+
+
+class _Reduction(NamedTuple):
+    """A reduction along a dim, of the values of many ranks, and the value of a rank that has no rows."""
+
+    along: TensorFunction
+    ranks: Callable[[Tensor, Group], Tensor]
+    neutral: Callable[[torch.dtype], float]
+
+
+def _least(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _largest(dtype: torch.dtype) -> float:
+    return math.inf if dtype.is_floating_point else 1 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+def _log_of_sum(logs: Tensor, group: Group) -> Tensor:
+    top = all_reduce_max(logs, group)
+    top = top.masked_fill(top.isinf(), 0)
+    return all_reduce_sum((logs - top).exp_(), group).log_().add_(top)
+
+
+_MAX, _MIN = _Reduction(torch.amax, all_reduce_max, _least), _Reduction(torch.amin, all_reduce_min, _largest)
+_PROD = _Reduction(torch.prod, all_reduce_product, lambda dtype: 1)
+_LOG_SUM = _Reduction(torch.logsumexp, _log_of_sum, _least)
+
+
+def _norm(order: float) -> _Reduction:
+    """Norms of norms."""
+    along = partial(torch.linalg.vector_norm, ord=order)
+    if math.isinf(order):
+        return (_MAX if order > 0 else _MIN)._replace(along=along)
+
+    def of_ranks(norms: Tensor, group: Group) -> Tensor:
+        return all_reduce_sum(norms.pow(order), group).pow(1 / order)
+
+    return _Reduction(along, of_ranks, lambda dtype: 0 if order > 0 else math.inf)
 
 
 def _axes(spec: ShardSpec, dims: Sequence[int]) -> list[int]:
@@ -52,21 +101,26 @@ def _finish(x: ShardTensor, kept: Tensor, dims: Sequence[int], keepdim: bool) ->
     return finish(_drop(kept, dims, keepdim), _reduced_spec(x.spec, dims, keepdim))
 
 
-def _over_ranks(x: ShardTensor, local: Tensor, dim: int, reduce: TensorFunction) -> Tensor:
+def _over_ranks(x: ShardTensor, local: Tensor, dim: int, over: _Reduction) -> Tensor:
     """Reduce one dim, kept with extent 1: locally, then over the ranks that have any rows of it."""
     axis = x.spec.axis_of_dim(dim)
     rows = () if axis is None else facts_of(x.spec.sizes_of(axis)).held
-    if local.shape[dim] or not any(rows):  # without any rows, as one process does
-        local = reduce(local, dim=dim, keepdim=True)
+    has_rows = bool(local.shape[dim])
+    if has_rows or not any(rows):  # without any rows, as one process does
+        local = over.along(local, dim=dim, keepdim=True)
     if axis is None or not any(rows):
         return local
-    return reduce(all_gather_v(local, rows, dim, x.spec.group(axis)), dim=dim, keepdim=True)
+    group = x.spec.group(axis)
+    if gathers_to_reduce(len(rows)) or local.is_complex():  # which backends do not multiply or compare
+        return over.along(all_gather_v(local, rows, dim, group), dim=dim, keepdim=True)
+    own = local if has_rows else local.new_full(with_dim(local.shape, dim, 1), over.neutral(local.dtype))
+    return over.ranks(own, group)
 
 
-def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], reduce: TensorFunction) -> Tensor:
+def _fold(x: ShardTensor, local: Tensor, dims: Sequence[int], over: _Reduction) -> Tensor:
     """Reduce several dims one by one, for reductions that allow it. Dims that are not sharded first."""
     for dim in sorted(dims, key=lambda d: d in x.spec.sharded):
-        local = _over_ranks(x, local, dim, reduce)
+        local = _over_ranks(x, local, dim, over)
     return local
 
 
@@ -123,12 +177,9 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     local, _ = _wide(x.local, None, integers=False)
     count = _count(x.spec, dims)
     if count > correction:
-        found, groups = deviations(local.detach(), x.spec, dims, x.spec.sharded)
-        pivot, factor = found[0], 2 / (count - correction)
-        rest = weighted(local, found[1], lambda x: torch.full_like(x, 1 / count), dims, groups)
-        value = found[2] / (count - correction)
-        value = weighted(local, value, lambda x, m: (x - pivot - m) * factor, dims, groups, rest)
-        return value, pivot + rest + (found[2] - found[2])  # where the variance is NaN, so is torch's mean beside it
+        pivot, mean, squares, _ = deviations(local, x.spec, dims, x.spec.sharded)
+        missing = squares.detach() - squares.detach()  # where the variance is NaN, so is torch's mean beside it
+        return squares / (count - correction), pivot + mean + missing
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
     centre = _sum_kept(x, local, dims) / count
     squares = _sum_kept(x, (local - centre.detach()).square(), dims)
@@ -191,7 +242,7 @@ def extreme(x: ShardTensor, dims: Sequence[int], largest: bool, *, missing: bool
     ``missing``: of a value that is NaN, to those that are NaN, as in ``max`` of all; else NaN to all.
     """
     local = x.local.detach()
-    value = _fold(x, local, dims, torch.amax if largest else torch.amin)
+    value = _fold(x, local, dims, _MAX if largest else _MIN)
     if not _differentiated(x.local):
         return value
     hits = (local == value) | (local.isnan() & value.isnan() if missing else False)
@@ -211,8 +262,11 @@ def amax(func: TensorFunction, x: ShardTensor, dim: Dims = None, keepdim: bool =
     return _finish(x, extreme(x, dims, "amax" in func.__name__, missing=False), dims, keepdim)
 
 
-def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme) -> tuple[Tensor, Tensor]:
-    """Extreme values along one dim and their global index, of equal ones as ``reduce`` chooses; the dim is kept."""
+def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: bool = False) -> tuple[Tensor, Tensor]:
+    """Extreme values along one dim and their global index, of equal ones the first; the dim is kept.
+
+    ``reduce`` does so on one rank; ``last_missing`` where it takes the last NaN.
+    """
     spec, local = x.spec, x.local.detach()
     axis = spec.axis_of_dim(dim)
     if axis is None:
@@ -224,15 +278,25 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme) -> tuple[Tensor, Ten
         index = index + spec.offsets[dim]
     else:
         value, index = local, local.to(torch.int64)
-    values = all_gather_v(value, rows, dim, spec.group(axis))
-    indices = all_gather_v(index, rows, dim, spec.group(axis))
-    value, rank = reduce(values, dim, keepdim=True)  # torch gives the first, and ranks are in order of rows
-    return value, indices.gather(dim, rank)
+    group = spec.group(axis)
+    if gathers_to_reduce(len(sizes)) or not any(rows):
+        values, indices = all_gather_v(value, rows, dim, group), all_gather_v(index, rows, dim, group)
+        value, rank = reduce(values, dim, keepdim=True)  # torch gives the first, and ranks are in order of rows
+        return value, indices.gather(dim, rank)
+    over, one = _MIN if reduce is torch.min else _MAX, with_dim(local.shape, dim, 1)
+    own = value if local.shape[dim] else value.new_full(one, over.neutral(value.dtype))
+    value = over.ranks(own, group)
+    index = index if local.shape[dim] else index.new_full(one, LARGEST)
+    sign = torch.where(value.isnan(), -1, 1) if last_missing else 1
+    hits = ((own == value) | (own.isnan() & value.isnan())) & (index != LARGEST)
+    return value, all_reduce_min(torch.where(hits, index * sign, LARGEST), group) * sign
 
 
-def extreme_along(x: ShardTensor, dim: int, reduce: Extreme, keepdim: bool) -> tuple[Tensor, Tensor]:
+def extreme_along(
+    x: ShardTensor, dim: int, reduce: Extreme, keepdim: bool, *, last_missing: bool = False
+) -> tuple[Tensor, Tensor]:
     """Extreme values along one dim, to whose elements alone the gradient goes, and their global index. Collective."""
-    value, index = _arg_extreme(x, dim, reduce)
+    value, index = _arg_extreme(x, dim, reduce, last_missing=last_missing)
     if x.local.requires_grad and torch.is_grad_enabled():
         value = known(x.local, value, partial(_to_row, x.spec, dim), index)
     return _finish(x, value, [dim], keepdim), _finish(x, index, [dim], keepdim)
@@ -278,7 +342,7 @@ def argmax(func: TensorFunction, x: ShardTensor, dim: int | None = None, keepdim
     if not spec.ndim or 0 in spec.global_shape:
         raise unsupported(func, "there is nothing to take the index of", spec)
     local = x.local.detach()
-    value = _fold(x, local, dims, torch.amax if reduce is torch.max else torch.amin)
+    value = _fold(x, local, dims, _MAX if reduce is torch.max else _MIN)
     hits = ((local == value) | (local.isnan() & value.isnan())).reshape(-1)
     own = local.new_full((), number_of(spec, hits), dtype=torch.int64)
     return _drop(least_over(own, spec.shard_groups).reshape([1] * spec.ndim), dims, keepdim)
@@ -321,7 +385,7 @@ def prod(x: ShardTensor, dim: int | None = None, keepdim: bool = False, *, dtype
     """Product over one dim or all."""
     dims = dims_of(dim, x.spec)
     local, out = _wide(x.local, dtype, integers=True)
-    product = _fold(x, local.detach(), dims, torch.prod)
+    product = _fold(x, local.detach(), dims, _PROD)
     product = _weighted(x, local, product, dims, partial(of_prod, x.spec, dims, dim is None))
     return _finish(x, product.to(out), dims, keepdim)
 
@@ -332,7 +396,7 @@ def logsumexp(x: ShardTensor, dim: int | Sequence[int], keepdim: bool = False) -
     dims = dims_of(dim, x.spec)
     exact = not (x.local.is_floating_point() or x.local.is_complex())
     local = x.local.to(torch.get_default_dtype()) if exact else widened(x.local)
-    value = _fold(x, local.detach(), dims, torch.logsumexp)
+    value = _fold(x, local.detach(), dims, _LOG_SUM)
     result = _weighted(x, local, value, dims, lambda part, total: (part - total).exp())
     return _finish(x, result if exact else result.to(x.local.dtype), dims, keepdim)
 
@@ -375,8 +439,8 @@ def vector_norm(
         return _finish(x, count.to(out), dims, keepdim)
     held = [d for d in dims if local.shape[d] or not x.spec.global_shape[d]]
     part = torch.linalg.vector_norm(local.detach(), order, held, keepdim=True) if held else local.detach()
-    reduce = partial(torch.linalg.vector_norm, ord=order)  # of the ranks' norms in float64, as each is a root already
-    result = _fold(x, part.double(), [d for d in dims if d in x.spec.sharded], reduce).to(local.dtype)
+    # in float64, as each rank's norm is a root already
+    result = _fold(x, part.double(), [d for d in dims if d in x.spec.sharded], _norm(order)).to(local.dtype)
     if math.isfinite(order):
         result = _weighted(x, local, result, dims, partial(of_norm, order))
     elif _differentiated(local):

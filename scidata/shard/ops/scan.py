@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.collectives import all_gather_v, gathered_to_reduce
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import Group, gather, with_dim
+from scidata.shard.comm.transport import Group, all_reduce_max, with_dim
 from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dtype, finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
@@ -28,7 +28,7 @@ from scidata.shard.tensor import ShardTensor
 def softmax(
     func: TensorFunction, x: ShardTensor, dim: int | None = None, dtype: Dtype = None, *, _stacklevel: int = 3
 ) -> Tensor:
-    """Softmax over one dim. Collective where it is sharded: one round of two numbers for each row and rank."""
+    """Softmax over one dim. Collective where it is sharded: two numbers for each row and rank, at once or in turn."""
     spec = x.spec
     if dim is None:
         raise unsupported(func, "it needs a dim", spec, remedy="give dim=")
@@ -55,9 +55,10 @@ def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
     row = x if x.shape[dim] else x.new_full(with_dim(x.shape, dim, 1), -math.inf)
     largest = row.amax(dim, keepdim=True)
     sums = (row - largest.masked_fill(largest == -math.inf, 0)).exp_().sum(dim, keepdim=True)
-    peaks, sums = gather(torch.stack([largest, sums]), ones(num_ranks), dim + 1, group).unbind(0)
-    largest = peaks.amax(dim, keepdim=True)
-    return torch.stack([largest, (sums * (peaks - largest).exp_()).sum(dim, keepdim=True)])
+    parts, rest = gathered_to_reduce(torch.stack([largest, sums]), ones(num_ranks), dim + 1, group)
+    peaks, sums = parts.unbind(0)
+    largest = all_reduce_max(peaks.amax(dim, keepdim=True), rest)
+    return torch.stack([largest, all_reduce_sum((sums * (peaks - largest).exp_()).sum(dim, keepdim=True), rest)])
 
 
 def _from_totals(x: Tensor, totals: Tensor, dim: int, log: bool, group: Group) -> Tensor:

@@ -37,7 +37,6 @@ from scidata.shard.comm.transport import (
     Group,
     exchange_rows,
     gather,
-    gathers_to_reduce,
     group_rank,
     group_size,
     reduce_scatter,
@@ -95,14 +94,6 @@ def all_gather_v(
     if group_size(group) == 1:
         return x
     return linear(gather, _own_part if grad == "own" else reduce_scatter, x, checked, dim, group)
-
-
-def gathered_to_reduce(x: Tensor, sizes: Sequence[int], dim: int, group: Group) -> tuple[Tensor, Group]:
-    """Return the parts of few ranks along ``dim``, and no group: what is made of them is the same on all. Collective.
-
-    Of many ranks, the own part, and the group: what is made of it has to be reduced over that.
-    """
-    return (all_gather_v(x, sizes, dim, group), None) if gathers_to_reduce(group_size(group)) else (x, group)
 
 
 @checked_keywords

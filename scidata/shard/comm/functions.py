@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from scidata.shard.torch_internals import has_dual_level
 
 
 def call(function: type[Function], *args: object) -> Tensor:
@@ -24,13 +27,18 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        found: Any = call(_Linear, ctx.gradient, *grads)
+        found: Any = _linear(ctx.gradient, *grads)
         return None, *(found if isinstance(found, tuple) else (found,))
 
     @staticmethod
     def jvp(ctx: Any, how: None, *tangents: Tensor) -> object:
         transposed, again, _, layout = ctx.gradient
         return call(_Linear, (again, transposed, again, layout), *tangents)  # tangents may have graphs, too
+
+
+def _linear(how: tuple[Any, ...], *tensors: Tensor) -> Any:
+    """Compute; where no derivative can be taken, as in most backward passes, without torch's bookkeeping."""
+    return call(_Linear, how, *tensors) if torch.is_grad_enabled() or has_dual_level() else how[0](*tensors, *how[3])
 
 
 def linear(
@@ -52,15 +60,16 @@ def linear(
     linear_part
         That instead, where ``compute`` also puts in constants.
     """
-    return call(_Linear, (compute, transposed, linear_part or compute, layout), x)
+    result: Tensor = _linear((compute, transposed, linear_part or compute, layout), x)
+    return result
 
 
 def linear_together(
     compute: Callable[..., tuple[Tensor, ...]], transposed: Callable[..., tuple[Tensor, ...]], xs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Do as :func:`linear` with several tensors; ``transposed`` is called once, when all gradients are there."""
-    results: Any = call(_Linear, (compute, transposed, compute, ()), *xs)
-    return results  # type: ignore[no-any-return]
+    results: tuple[Tensor, ...] = _linear((compute, transposed, compute, ()), *xs)
+    return results
 
 
 class _How(NamedTuple):

@@ -59,23 +59,29 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 def group_size(group: Group) -> int:
     """Return the number of ranks; 1 for no group."""
-    return 1 if group is None else dist.get_world_size(group)
+    return 1 if group is None else _member(group).size()
 
 
 def group_rank(group: Group) -> int:
     """Return this rank inside the group; 0 for no group."""
-    if group is None:
-        return 0
-    rank = dist.get_rank(group)
-    if rank < 0:
+    return 0 if group is None else _member(group).rank()
+
+
+def _member(group: object) -> dist.ProcessGroup:
+    """Return the group; refuse the object that torch gives in its place to processes outside it."""
+    if not isinstance(group, dist.ProcessGroup):
         raise ConfigError("this process is not a member of the group it was asked to communicate in")
-    return rank
+    return group
 
 
 def device_of(group: Group) -> torch.device:
     """Return the device on which a group communicates."""
     nccl = group is not None and "nccl" in dist.get_backend(group)
     return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+
+def _is_gloo(group: Group) -> bool:
+    return group is not None and group.name() == "gloo"
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -290,6 +296,17 @@ def gather(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> Tensor:
     return torch.cat([part.movedim(0, dim) for part in parts], dim)
 
 
+def gathered_to_reduce(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) -> tuple[Tensor, Group]:
+    """Return the parts of few ranks along ``dim``, and no group: what is made of them is the same on all. Collective.
+
+    Of many ranks, the own part, and the group: what is made of it has to be reduced over that.
+    """
+    num_ranks = len(sizes)
+    if num_ranks == 1 or not gathers_to_reduce(num_ranks):
+        return x, group
+    return gather(x, sizes, dim, group), None
+
+
 def gather_rows(row: Tensor, group: Group) -> Tensor:
     """Return the row ``(n,)`` of each rank, ``(num_ranks, n)``. Collective; a group of one communicates nothing."""
     num_ranks = group_size(group)
@@ -319,7 +336,7 @@ def reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
         return wide.to(x.dtype)
     if gathers_to_reduce(num_ranks) and _is_small(wide, num_ranks):
         wide = _REDUCTIONS[op](_gather(wide, (num_ranks, *wide.shape), num_ranks, group), 0)
-    elif not gathers_to_reduce(num_ranks) and wide.nbytes <= _AT_ONCE and dist.get_backend(group) == "gloo":
+    elif not gathers_to_reduce(num_ranks) and wide.nbytes <= _AT_ONCE and wide.is_cpu and _is_gloo(group):
         wide = _reduce_by_pairs(wide, op, group)
     else:
         count_sent(2 * wide.nbytes * (num_ranks - 1) // num_ranks)

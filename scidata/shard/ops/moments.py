@@ -16,11 +16,11 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v, gathered_to_reduce
+from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import Group
-from scidata.shard.rows.ordered import total_over
+from scidata.shard.comm.transport import Group, gathered_to_reduce
+from scidata.shard.rows.ordered import sum_over, total_over
 from scidata.shard.sizes import facts_of, ones
 from scidata.shard.spec import ShardSpec
 
@@ -72,8 +72,8 @@ def _merged(parts: Tensor, counts: Tensor, total: int, others: Group) -> Tensor:
     wide = parts.to(torch.float64)  # a number for each row and rank
     weights = counts.to(wide.device).view([-1] + [1] * (parts.ndim - 2))
     means = wide[:, 0] + wide[:, 1]
-    mean = all_reduce_sum((weights * means).sum(0), others) / max(total, 1)
-    squares = all_reduce_sum((wide[:, 2] + weights * (means - mean).square()).sum(0), others)
+    mean = sum_over((weights * means).sum(0), others) / max(total, 1)
+    squares = sum_over((wide[:, 2] + weights * (means - mean).square()).sum(0), others)
     pivot = mean.masked_fill(~mean.isfinite(), 0).to(parts.dtype).to(wide.dtype)
     return torch.stack([pivot, mean - pivot, squares]).to(parts.dtype)
 
@@ -90,8 +90,8 @@ def standardized(
     """
     if not local.is_floating_point():
         raise NotImplementedError(f"norms are not implemented for {local.dtype}; convert to a floating dtype first")
-    pivot, *both, groups = deviations(local, spec, dims, sharded)
-    mean, squares = replicate_to_shards(torch.stack(both), groups).unbind(0)
+    pivot, both, groups = deviations(local, spec, dims, sharded)
+    mean, squares = replicate_to_shards(both, groups).unbind(0)
     count = math.prod(facts_of(spec.sizes_of(sharded[d])).total if d in sharded else local.shape[d] for d in dims)
     var = squares / max(count, 1)
     return (local - pivot - mean) * torch.rsqrt(var + eps), pivot + mean, var
@@ -99,7 +99,7 @@ def standardized(
 
 def deviations(
     local: Tensor, spec: ShardSpec, dims: Sequence[int], sharded: Mapping[int, int]
-) -> tuple[Tensor, Tensor, Tensor, list[Group]]:
+) -> tuple[Tensor, Tensor, list[Group]]:
     """Return mean and sum of squared deviations over ``dims``, these kept, as replicated values. Collective.
 
     The mean is in two parts, as one number of the dtype would be too coarse to compare ranks' means where the mean is
@@ -109,8 +109,9 @@ def deviations(
 
     Returns
     -------
-    pivot, mean, squares, groups
-        The mean less the pivot, and the groups over which they were merged.
+    pivot, both, groups
+        ``both`` has the mean less the pivot and the squares, ``(2, ...)``; the groups are those that they were merged
+        over.
     """
     extents = {d: local.shape[d] for d in dims}
     count, x = max(math.prod(extents.values()), 1), local.detach()
@@ -132,9 +133,17 @@ def deviations(
         extents[dim] = sizes.total
         groups.append(group)
     pivot, total = found[0], max(math.prod(extents.values()), 1)
-    mean = weighted(local, found[1], lambda x: torch.full_like(x, 1 / total), dims, groups)
-    squares = weighted(local, found[2], lambda x, mean: 2 * (x - pivot - mean), dims, groups, mean)
-    return pivot, mean, squares, groups
+
+    def gradient(grad: Tensor, both: Tensor, x: Tensor) -> Tensor:
+        (by_mean, by_squares), (mean, _) = (replicate_to_shards(each, groups).unbind(0) for each in (grad, both))
+        return torch.addcmul(by_mean / total, by_squares * 2, x - pivot - mean)
+
+    def tangent(change: Tensor, both: Tensor, x: Tensor) -> Tensor:
+        mean, _ = replicate_to_shards(both, groups).unbind(0)
+        sums = torch.stack([change / total, 2 * (x - pivot - mean) * change]).sum([d + 1 for d in dims], keepdim=True)
+        return reduce(all_reduce_sum, groups, sums)
+
+    return pivot, known(local, found[1:], gradient, local, tangent=tangent, keeps_result=True), groups
 
 
 def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tensor:

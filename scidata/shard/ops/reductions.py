@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import (
@@ -23,6 +22,7 @@ from scidata.shard.comm.transport import (
     all_reduce_max,
     all_reduce_min,
     all_reduce_product,
+    gather,
     gathers_to_reduce,
     with_dim,
 )
@@ -30,7 +30,7 @@ from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dims, Dtype, dims_of, finish, numbered_alike
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import deviations, of_norm, of_prod, weighted, widened
-from scidata.shard.rows.ordered import LARGEST, least_over
+from scidata.shard.rows.ordered import LARGEST, least_over, sum_over
 from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -58,7 +58,7 @@ def _largest(dtype: torch.dtype) -> float:
 def _log_of_sum(logs: Tensor, group: Group) -> Tensor:
     top = all_reduce_max(logs, group)
     top = top.masked_fill(top.isinf(), 0)
-    return all_reduce_sum((logs - top).exp_(), group).log_().add_(top)
+    return sum_over((logs - top).exp_(), group).log_().add_(top)
 
 
 _MAX, _MIN = _Reduction(torch.amax, all_reduce_max, _least), _Reduction(torch.amin, all_reduce_min, _largest)
@@ -73,7 +73,7 @@ def _norm(order: float) -> _Reduction:
         return (_MAX if order > 0 else _MIN)._replace(along=along)
 
     def of_ranks(norms: Tensor, group: Group) -> Tensor:
-        return all_reduce_sum(norms.pow(order), group).pow(1 / order)
+        return sum_over(norms.pow(order), group).pow(1 / order)
 
     return _Reduction(along, of_ranks, lambda dtype: 0 if order > 0 else math.inf)
 
@@ -111,8 +111,10 @@ def _over_ranks(x: ShardTensor, local: Tensor, dim: int, over: _Reduction) -> Te
     if axis is None or not any(rows):
         return local
     group = x.spec.group(axis)
+    if len(rows) == 1:
+        return local
     if gathers_to_reduce(len(rows)) or local.is_complex():  # which backends do not multiply or compare
-        return over.along(all_gather_v(local, rows, dim, group), dim=dim, keepdim=True)
+        return over.along(gather(local, rows, dim, group), dim=dim, keepdim=True)
     own = local if has_rows else local.new_full(with_dim(local.shape, dim, 1), over.neutral(local.dtype))
     return over.ranks(own, group)
 
@@ -177,7 +179,8 @@ def _variance(x: ShardTensor, dims: Sequence[int], correction: float) -> tuple[T
     local, _ = _wide(x.local, None, integers=False)
     count = _count(x.spec, dims)
     if count > correction:
-        pivot, mean, squares, _ = deviations(local, x.spec, dims, x.spec.sharded)
+        pivot, both, _ = deviations(local, x.spec, dims, x.spec.sharded)
+        mean, squares = both.unbind(0)
         missing = squares.detach() - squares.detach()  # where the variance is NaN, so is torch's mean beside it
         return squares / (count - correction), pivot + mean + missing
     # torch's gradient treats the mean as fixed, which only shows (inf, not NaN) where no degree of freedom is left
@@ -269,7 +272,7 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: boo
     """
     spec, local = x.spec, x.local.detach()
     axis = spec.axis_of_dim(dim)
-    if axis is None:
+    if axis is None or spec.axes[axis].size == 1:
         return reduce(local, dim, keepdim=True)
     sizes = spec.sizes_of(axis)
     rows = facts_of(sizes).held
@@ -280,7 +283,7 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: boo
         value, index = local, local.to(torch.int64)
     group = spec.group(axis)
     if gathers_to_reduce(len(sizes)) or not any(rows):
-        values, indices = all_gather_v(value, rows, dim, group), all_gather_v(index, rows, dim, group)
+        values, indices = gather(value, rows, dim, group), gather(index, rows, dim, group)
         value, rank = reduce(values, dim, keepdim=True)  # torch gives the first, and ranks are in order of rows
         return value, indices.gather(dim, rank)
     over, one = _MIN if reduce is torch.min else _MAX, with_dim(local.shape, dim, 1)

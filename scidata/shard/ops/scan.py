@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.comm.collectives import all_gather_v, gathered_to_reduce
+from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import Group, all_reduce_max, with_dim
+from scidata.shard.comm.transport import Group, all_reduce_max, gathered_to_reduce, with_dim
 from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dtype, finish, refuse_out, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import there_and_back
+from scidata.shard.rows.ordered import sum_over
 from scidata.shard.sizes import facts_of, ones
 from scidata.shard.tensor import ShardTensor
 
@@ -58,7 +59,7 @@ def _totals(x: Tensor, dim: int, num_ranks: int, group: Group) -> Tensor:
     parts, rest = gathered_to_reduce(torch.stack([largest, sums]), ones(num_ranks), dim + 1, group)
     peaks, sums = parts.unbind(0)
     largest = all_reduce_max(peaks.amax(dim, keepdim=True), rest)
-    return torch.stack([largest, all_reduce_sum((sums * (peaks - largest).exp_()).sum(dim, keepdim=True), rest)])
+    return torch.stack([largest, sum_over((sums * (peaks - largest).exp_()).sum(dim, keepdim=True), rest)])
 
 
 def _from_totals(x: Tensor, totals: Tensor, dim: int, log: bool, group: Group) -> Tensor:

@@ -13,6 +13,9 @@ from scidata.core.types import Decoding, Segments
 from scidata.plan.array import PlanFamily
 from scidata.read import Job
 
+#: A job, with the chunk and the row inside it where it begins, along each dimension.
+First: TypeAlias = tuple[Job, tuple[int, ...], tuple[int, ...]]
+
 #: The reads of a sample by field, one for each file that holds a part of it.
 Jobs: TypeAlias = dict[str, list[Job]]
 
@@ -35,4 +38,4 @@ class Part:
     segments: Mapping[str, Segments]
     shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
     families: Mapping[str, PlanFamily]  # of each field
-    firsts: Mapping[str, Cache[tuple[Job, int, int]]]  # jobs that others are like, with chunk and row where they begin
+    firsts: Mapping[str, Cache[First]]  # jobs that others are like

@@ -22,7 +22,8 @@ from scidata.grids.parts import Field
 from scidata.grids.sample_rows import SampleRows
 from scidata.grids.series import Series
 from scidata.plan.array import plan_array
-from scidata.read import expecting, read_plan
+from scidata.read import read_plan
+from scidata.read.places import expecting
 from scidata.read.threads import ReaderThreads
 
 _SMALL_BYTES = 16 << 20  # blocks are put together up to it: each read has its cost

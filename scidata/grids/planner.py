@@ -4,21 +4,48 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from operator import sub
+from typing import NamedTuple
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, PlaceSource, Segment, Segments, Selection
+from scidata.core.types import ArrayLayout, BufferSpec, PlaceSource, Segments, Selection
 from scidata.core.urls import Url, is_url
 from scidata.grids.partition import GridPartition
-from scidata.grids.parts import Field, Jobs, Part
+from scidata.grids.parts import Field, First, Jobs, Part
 from scidata.grids.sample_rows import Places, Runs, SampleRows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
-from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan, PlanFamily
-from scidata.read import Job, expecting
+from scidata.plan.array import MAX_PLAN_BYTES, PlanFamily
+from scidata.read import Job
+from scidata.read.places import expecting
 from scidata.sources.access.fetches import run_each
 
 _MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in kinds of files
+
+
+class _Member(NamedTuple):
+    """A field in one member of a series.
+
+    Attributes
+    ----------
+    source
+        Of the member, if it finds single chunks.
+    kind
+        A number that members have in common whose arrays are cut, converted and decoded alike.
+    dim, size
+        That of samples, and how long chunks are along it.
+    chunks, inside
+        Of the other dimensions: the chunk where a read begins, and the row in it.
+    """
+
+    source: PlaceSource | None
+    layout: ArrayLayout
+    kind: int
+    dim: int
+    size: int
+    chunks: tuple[int, ...]
+    inside: tuple[int, ...]
 
 
 class Planner:
@@ -31,8 +58,8 @@ class Planner:
         self._series, self._fields, self._partition = series, fields, partition
         self._steps, self._sample_rows, self.allow_missing = steps, sample_rows, allow_missing
         self._parts: dict[tuple[int, ...], Part] = {}
-        self._kinds: dict[tuple[str, int], tuple[PlaceSource | None, int]] = {}  # of fields in members
-        self._numbers: dict[str, int] = {}  # of kinds
+        self._members: dict[tuple[str, int], _Member] = {}
+        self._kinds: dict[str, int] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
     @functools.cached_property
@@ -45,7 +72,7 @@ class Planner:
         self._jobs.clear()
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_parts": {}, "_kinds": {}}
+        return self.__dict__ | {"_parts": {}, "_members": {}}
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -74,7 +101,7 @@ class Planner:
             shapes[name] = tuple([sizes[d] for d in field.dims])
             shape = tuple([sizes.get(d, 1) for d in field.source_dims])
             families[name] = PlanFamily(self._series.moving(field.source_dims), shape)
-        firsts = {name: Cache[tuple[Job, int, int]](_MAX_FIRSTS) for name in self._fields}
+        firsts = {name: Cache[First](_MAX_FIRSTS) for name in self._fields}
         return Part(position=position, segments=segments, shapes=shapes, families=families, firsts=firsts)
 
     # -- a sample ------------------------------------------------------------------------------------------------
@@ -124,52 +151,50 @@ class Planner:
 
     def _plan_field(self, name: str, places: Places, part: Part) -> list[Job]:
         """Plan the reads of a field, or take the tables of reads whose chunks lie alike."""
-        series, dims = self._series, self._fields[name].source_dims
-        if series.sample_dim is None or series.sample_dim not in dims or series.outer:
+        if self._series.sample_dim not in self._fields[name].source_dims:
             selections = self.selections(name, places, part)
             return [self.job(name, i, part.families[name], layout, rows) for i, layout, rows in selections]
         # Of chunks of 4 steps, the samples 2, 6, 10, … take the same rows of other chunks: all that differs is where
         # these lie. Of raw chunks, 3 is like 2, too, a row further on.
-        jobs, firsts, dim = [], part.firsts[name], dims.index(series.sample_dim)
+        jobs, firsts = [], part.firsts[name]
         for i, rows in places.of(name):
-            layout, first = series.layout_in(i, name), rows[0]
-            source, kind = self._kinds.get((name, i)) or self._kind_of(name, i)
-            size = layout.chunks[dim]
-            chunk, row = divmod(first.start, size)
-            if len(rows) > 1:
-                key = kind, row, *[(s.start - first.start, s.count, s.offset) for s in rows]
-            else:
-                moves = not layout.codecs and row + first.count <= size
-                key = kind, None if moves else row, (0, first.count, first.offset)
-            like = firsts.get(key)
-            make = functools.partial(self._plan_rows, name, i, part, rows)
-            job = None
-            if like is not None and source is not None:
-                job = like[0].moved(source, layout, dim, chunk - like[1], row - like[2], make)
+            member = self._members.get((name, i)) or self._member(name, i)
+            first, layout, dim = rows[0], member.layout, member.dim
+            chunk, row = divmod(first.start, member.size)
+            moves = not layout.codecs and len(rows) == 1 and row + first.count <= member.size
+            runs = [(s.start - first.start, s.count, s.offset) for s in rows] if len(rows) > 1 else ()
+            key = member.kind, None if moves else row, first.count, first.offset, *runs
+            chunks = (*member.chunks[:dim], chunk, *member.chunks[dim:])
+            inside = (*member.inside[:dim], row, *member.inside[dim:])
+            like, job = firsts.get(key), None
+            if like is not None and member.source is not None:
+                by = tuple(map(sub, chunks, like[1]))
+                job = like[0].moved(member.source, layout, by, tuple(map(sub, inside, like[2])))
             if job is None:
-                decoding = self._fields[name].decodings[i]
-                job = Job(make(), series.sources[i], decoding, allow_missing=self.allow_missing)
-                firsts.put(key, (job, chunk, row))
+                space = self._series.space(i, part.segments)
+                selection = tuple([rows if k == dim else space[d] for k, d in enumerate(layout.dims)])
+                job = self.job(name, i, part.families[name], layout, selection)
+                firsts.put(key, (job, chunks, inside))
             jobs.append(job)
         return jobs
 
-    def _kind_of(self, name: str, i: int) -> tuple[PlaceSource | None, int]:
-        """Return the source of a member, if it has places, and a number that members have in common with equal arrays.
-
-        These are cut, converted and decoded alike.
-        """
+    def _member(self, name: str, i: int) -> _Member:
+        """Describe a field in the ``i``-th member of the series."""
         source, layout = self._series.sources[i], self._series.layout_in(i, name)
+        outer, dim = self._series.trajectory_of(i), layout.dims.index(str(self._series.sample_dim))
+        at = [
+            divmod(outer.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)
+            if d != self._series.sample_dim
+        ]  # fmt: skip
+        chunks, inside = tuple([a for a, _ in at]), tuple([b for _, b in at])
         facts = (
             name, layout.geometry, layout.dtype, layout.codecs, self._fields[name].decodings[i], is_url(source.path),
+            inside if layout.codecs else (),
         )  # fmt: skip
-        number = self._numbers.setdefault(repr(facts), len(self._numbers))
-        found = self._kinds[name, i] = source if isinstance(source, PlaceSource) else None, number
+        kind = self._kinds.setdefault(repr(facts), len(self._kinds))
+        finds = source if isinstance(source, PlaceSource) else None
+        found = self._members[name, i] = _Member(finds, layout, kind, dim, layout.chunks[dim], chunks, inside)
         return found
-
-    def _plan_rows(self, name: str, i: int, part: Part, rows: tuple[Segment, ...]) -> ArrayPlan:
-        dim, layout = self._series.sample_dim, self._series.layout_in(i, name)
-        selection = tuple([rows if d == dim else part.segments[d] for d in self._fields[name].source_dims])
-        return part.families[name].plan(layout, selection, expecting(self._series.sources[i]))
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:
         """Plan a read of a field in the file of the ``i``-th member."""

@@ -6,9 +6,10 @@ made for any rank of any world size without starting it, and is stored as those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -235,6 +236,21 @@ def exact_plan(plan: ArrayPlan, locate: Locate) -> ArrayPlan:
     if plan.refs is None or not plan.refs.unseen:
         return plan
     return plan_cut(plan.layout, plan.selection, plan.cut, plan.origin, locate, plan.out_shape)
+
+
+def moved_plan(
+    plan: ArrayPlan, layout: ArrayLayout, chunks: Sequence[int], rows: Sequence[int], locate: Locate
+) -> ArrayPlan:
+    """Plan a read that begins so many chunks, and rows inside them, further on along each dimension of ``plan``'s."""
+    by = [chunk * size + row for chunk, row, size in zip(chunks, rows, layout.chunks, strict=True)]
+    selection = tuple(
+        tuple(replace(s, start=s.start + n) for s in dim) if n else dim
+        for dim, n in zip(plan.selection, by, strict=True)
+    )
+    origin = Origin(
+        chunk=tuple(map(add, plan.origin.chunk, chunks)), row=tuple(map(add, plan.origin.row, rows)),
+    )  # fmt: skip
+    return plan_cut(layout, selection, plan.cut, origin, locate, plan.out_shape)
 
 
 class PlanFamily:

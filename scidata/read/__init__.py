@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import ArrayLayout, Decoding, PlaceSource, Source
-from scidata.core.urls import is_url
 from scidata.errors import ConfigError, CorruptDataError
-from scidata.plan.array import ArrayPlan, Locate, exact_plan, plan_cut
+from scidata.plan.array import ArrayPlan, exact_plan, plan_cut
 from scidata.read.context import NO_READ, ReadStats, Tally, Target
 from scidata.read.execute import Execution
 from scidata.read.pattern_tables import Task
+from scidata.read.places import Alike, Places, expecting
 from scidata.sources.access.fetches import Fetches
 from scidata.sources.access.kept_urls import Came
 
@@ -32,7 +32,7 @@ _MIN_AT_ONCE_RAW = 16 << 20
 _WAKE_NS = 300_000
 _BATCHES_PER_THREAD = 8
 #: About the memory that a job takes whose tables are another's, and its share for each chunk.
-_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 2 << 10, 256
+_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 512, 256
 
 
 def read_plan(
@@ -81,70 +81,83 @@ def read_plan(
     return read_plans([(job, out)], executor=executor)
 
 
-def expecting(source: Source) -> Locate:
-    """Return the function that finds chunks for a read: behind URLs the read itself may tell which are there."""
-    found: Locate = getattr(source, "expect", source.locate) if is_url(source.path) else source.locate
-    return found
+class _Kind:
+    """Jobs that are run by the same tables: their first plan, and how it is read."""
+
+    __slots__ = ("alike", "allow_missing", "decoding", "plan", "ready")
+
+    def __init__(self, plan: ArrayPlan, decoding: Decoding | None, allow_missing: bool) -> None:
+        self.plan, self.decoding, self.allow_missing = plan, decoding, allow_missing
+        self.ready: tuple[np.dtype[np.generic], Execution] | None = None
+        self.alike: Alike | None = None  # once the first was read
 
 
-class Job:
+class Job(Places):
     """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
 
-    __slots__ = ("_allow_missing", "_decoding", "_plan", "_ready", "_source", "bytes_wanted", "num_bytes", "out_shape")
+    __slots__ = ("_kind", "bytes_wanted", "out_shape")
 
     def __init__(
         self, plan: ArrayPlan, source: Source, decoding: Decoding | None = None, *, allow_missing: bool = False
     ) -> None:
-        self._plan: ArrayPlan | Callable[[], ArrayPlan] = plan
-        self._source, self._decoding, self._allow_missing = source, decoding, allow_missing
-        self._ready: tuple[np.dtype[np.generic], Execution] | None = None
-        self.out_shape, self.bytes_wanted, self.num_bytes = plan.out_shape, plan.bytes_wanted, plan.num_bytes
+        super().__init__(source, plan)
+        self._kind = _Kind(plan, decoding, allow_missing)
+        self.bytes_wanted, self.out_shape = plan.bytes_wanted, plan.out_shape
 
     @property
-    def plan(self) -> ArrayPlan:
-        """The plan; of chunks that lie like others' it is made where it is asked for."""
-        if not isinstance(self._plan, ArrayPlan):
-            self._plan = self._plan()
-        return self._plan
+    def num_bytes(self) -> int:
+        """About the memory that it takes."""
+        return self._plan.num_bytes if self._moves is None else _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * len(self.paths)
 
-    def moved(
-        self, source: PlaceSource, layout: ArrayLayout, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]
-    ) -> Job | None:
-        """Return the same job for other chunks: see :meth:`Execution.moved`; None also before the first read."""
-        execution = self._ready and self._ready[1].moved(source, layout, dim, by, rows, plan)
-        if self._ready is None or execution is None:
+    def moved(self, source: PlaceSource, layout: ArrayLayout, by: tuple[int, ...], rows: tuple[int, ...]) -> Job | None:
+        """Return the same job for chunks that lie alike; None where that is not plain, and before the first read.
+
+        Parameters
+        ----------
+        source, layout
+            Has those chunks: of equal geometry, codecs and decoding.
+        by
+            They are so many chunks further along each dimension than those of the first of the kind.
+        rows
+            And the rows of raw chunks so many further on inside them.
+        """
+        kind = self._kind
+        if kind.alike is None:
             return None
         job = object.__new__(Job)
-        job._plan, job._ready = plan, (self._ready[0], execution)
-        job._source, job._decoding, job._allow_missing = source, self._decoding, self._allow_missing
-        job.out_shape, job.bytes_wanted = self.out_shape, self.bytes_wanted
-        job.num_bytes = _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * len(execution.paths)
-        return job
+        job.source, job.layout, job._plan, job._kind, job._moves = source, layout, kind.plan, kind, (by, rows)
+        job.bytes_wanted, job.out_shape = self.bytes_wanted, self.out_shape
+        job.raw = job.offset = job.nbytes = job.begins = job.ends = ()
+        return job if kind.alike.fill(job, source, by, rows) else None
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The dtype of decoded values, in native byte order."""
-        return self.plan.layout.dtype.newbyteorder("=") if self._decoding is None else self._decoding.dtype
+        decoding = self._kind.decoding
+        return self.layout.dtype.newbyteorder("=") if decoding is None else decoding.dtype
 
     def exact_plan(self) -> ArrayPlan:
         """Return the plan, and keep it, with the place and size of each chunk, for which this asks where need be."""
-        found = exact_plan(self.plan, self._source.locate)
-        if found is not self.plan:
-            self._plan, self._ready = found, None
+        found = exact_plan(self.plan, self.source.locate)
+        if found is not self._plan:
+            self._plan, self._kind = found, _Kind(found, self._kind.decoding, self._kind.allow_missing)
         return found
 
     def execution(self, dtype: np.dtype[np.generic]) -> Execution:
         """Return the execution for buffers of ``dtype``; raises errors that the places of chunks show."""
-        ready = self._ready
+        kind = self._kind
+        ready = kind.ready
         if ready is None or ready[0] != dtype:
-            plan = self.plan
+            plan = kind.plan
             if plan.refs is None and not plan.layout.fallback:
                 cut = plan.cut, plan.origin
-                plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self._source), plan.out_shape)
-            ready = self._ready = (
-                dtype,
-                Execution(plan, dtype, source=self._source, decoding=self._decoding, allow_missing=self._allow_missing),
-            )
+                plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self.source), plan.out_shape)
+            if self._plan is kind.plan and self._moves is None:
+                self.take(plan)
+            kind.plan, decoding, allow_missing = plan, kind.decoding, kind.allow_missing
+            execution = Execution(plan, dtype, places=self, decoding=decoding, allow_missing=allow_missing)
+            ready = kind.ready = dtype, execution
+            kind.alike = Alike.of(plan)
         return ready[1]
 
 
@@ -166,7 +179,7 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
             )
         if job.bytes_wanted:
             execution = job.execution(out.dtype)
-            runs.append((execution, execution.begin(out)))
+            runs.append((execution, execution.begin(out, job)))
     try:
         stats = _run(runs, executor)
     except CorruptDataError:
@@ -179,8 +192,8 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
 def _check_unchanged(runs: Sequence[_Run]) -> None:
     """Raise SourceChangedError where files that were read are not those that were opened."""
     checked = set()
-    for execution, _ in runs:
-        source, paths, layout = execution.source, execution.paths, execution.layout
+    for execution, target in runs:
+        source, paths, layout = target.places.source, target.places.paths, target.places.layout
         key = id(source), paths or layout.name
         if not execution.is_remote and key not in checked:  # fields of one file look at it once
             checked.add(key)
@@ -293,7 +306,7 @@ class _Fetched:
 
     def __init__(self, tasks: list[tuple[_Run, Task]]) -> None:
         self._tasks = tasks
-        self._fetches = Fetches([execution.range_of(task) for (execution, _), task in tasks])
+        self._fetches = Fetches([execution.range_of(task, target.places) for (execution, target), task in tasks])
 
     def work(self, wake: Callable[[], None] | None) -> ReadStats:
         if wake is not None:

@@ -12,7 +12,8 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Decoding, Source
 from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
-from scidata.read import expecting, read_plan
+from scidata.read import read_plan
+from scidata.read.places import expecting
 
 
 def read_array(

@@ -1,11 +1,11 @@
-"""State that all parts of one running read share: plan, destination, conversion, names for messages, fetching."""
+"""State that all parts of one running read share: tables, destination, conversion, fetching."""
 
 from __future__ import annotations
 
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core import trace
-from scidata.core.types import ArrayLayout, ChunkRefs, Decoding, IntArray, Source
-from scidata.core.urls import Url, url_of
+from scidata.core.types import ChunkRefs, Decoding, IntArray
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
-from scidata.plan.spans import Reads, dest_strides, element_strides
+from scidata.plan.spans import dest_strides, element_strides
 from scidata.read.codecs import Scratch
 from scidata.read.convert import converter
 from scidata.read.copies import Copies, at_any_byte
-from scidata.read.pattern_tables import tables_of
+from scidata.read.pattern_tables import Task, tables_of
+from scidata.read.places import Places
 from scidata.sources.access.files import files, scatter
 
 READ, DECODE, COPY = range(3)  # stages
@@ -113,26 +113,29 @@ class Target:
     ----------
     out, out_bytes, out_view
         The destination, 1-D, as values, bytes and a memoryview.
+    places
+        Where the chunks lie.
     tracer
         Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     arrived
-        Of URLs: bytes fetched ahead for reads that are not run yet, or the error; by table of reads and row.
+        Of URLs: bytes fetched ahead for tasks that are not run yet, or the error.
     """
 
-    __slots__ = ("arrived", "out", "out_bytes", "out_view", "tracer")
+    __slots__ = ("arrived", "out", "out_bytes", "out_view", "places", "tracer")
 
-    def __init__(self, out: npt.NDArray[np.generic], name: str) -> None:
+    def __init__(self, out: npt.NDArray[np.generic], places: Places) -> None:
+        self.places = places
         self.out = out.reshape(-1)
         self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
         self.tracer: Tracer | None = None
         if trace.active is not None:
-            self.tracer = functools.partial(trace.active.add, field=name, sample=trace.get_sample())
-        self.arrived: dict[tuple[int, int], bytes | Exception] = {}
+            self.tracer = functools.partial(trace.active.add, field=places.layout.name, sample=trace.get_sample())
+        self.arrived: dict[Task, bytes | Exception] = {}
 
 
 class Context:
-    """One plan, and the kind of destination that it is run for. Any thread may use it.
+    """The tables of one plan, and the kind of destination that it is run for. Any thread may use it.
 
     Attributes
     ----------
@@ -140,41 +143,17 @@ class Context:
         Bytes of one stored and of one destination value.
     tables
         Tables derived from the plan's pattern.
-    paths
-        Files and URLs as they are opened: a plan's own say nothing of credentials.
     """
 
-    def __init__(self, plan: ArrayPlan, source: Source, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
-        self._plan: ArrayPlan | Callable[[], ArrayPlan] = plan
-        self.layout, self.source, self.is_remote = plan.layout, source, plan.remote
+    def __init__(self, plan: ArrayPlan, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
+        self.plan, self.layout, self.is_remote = plan, plan.layout, plan.remote
         self.convert = converter(plan.layout.dtype, decoding, dtype)
         self.item, self.out_item = plan.layout.dtype.itemsize, dtype.itemsize
         self.tables = tables_of(plan.pattern, self.out_item, self.convert.in_place)
-        self.paths: tuple[str, ...] = () if plan.refs is None else plan.refs.paths
-        if plan.remote:
-            own = source.path.bound if isinstance(source.path, Url) else url_of
-            bind = getattr(source, "bind", own)  # of a source whose chunks lie in places of other owners
-            self.paths = tuple(map(bind, self.paths))
-
-    def moved(
-        self, source: Source, layout: ArrayLayout, paths: tuple[str, ...], plan: Callable[[], ArrayPlan]
-    ) -> Context:
-        """Return the same for other chunks, in these files; ``plan`` makes their plan, for messages."""
-        context = object.__new__(Context)
-        context.__dict__.update(self.__dict__)
-        context.source, context.layout, context.paths, context._plan = source, layout, paths, plan
-        return context
-
-    @property
-    def plan(self) -> ArrayPlan:
-        """The plan; of chunks that lie like others' it is made where it is asked for."""
-        if not isinstance(self._plan, ArrayPlan):
-            self._plan = self._plan()
-        return self._plan
 
     @property
     def refs(self) -> ChunkRefs:
-        """Places of the chunks."""
+        """Places of the plan's chunks."""
         assert self.plan.refs is not None
         return self.plan.refs
 
@@ -192,35 +171,30 @@ class Context:
         to = dest_strides(plan.out_shape) * self.out_item
         return strides * plan.boxes.gather(plan.pieces, "step"), to * plan.boxes.gather(plan.pieces, "sign")
 
-    def where(self, chunk_row: int) -> str:
-        """Name a chunk for a message."""
-        chunk = tuple(self.plan.chunks[chunk_row].tolist())
-        return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
-
     def fetch(
         self,
-        reads: Reads,
-        row: int,
+        task: Task,
+        path: str,
+        offset: int,
         buffers: list[ByteBuffer],
-        chunk_of: Callable[[int], tuple[int, int]],
+        chunks: Callable[[Places], Iterable[tuple[int, int]]],
         target: Target,
-        *,
-        skip: int = 0,
     ) -> None:
-        """Read one range, from ``skip`` bytes on, into ``buffers``; unless it was fetched ahead for ``target``.
+        """Read one range into ``buffers``; unless it was fetched ahead for ``target``.
 
         Parameters
         ----------
-        chunk_of
-            Gives the chunk row of an item of the read and the end of its bytes in the file, for messages.
+        task
+            The read.
+        chunks
+            Gives the chunk row of each item of the read and the end of its bytes in the file, for messages.
 
         Raises
         ------
         MissingChunkError, ShortReadError
         """
-        path, offset = self.paths[reads.path_index[row]], int(reads.offset[row]) + skip
         try:
-            data = target.arrived.pop((id(reads), row), None)
+            data = target.arrived.pop(task, None)
             if isinstance(data, Exception):
                 raise data
             if data is not None:
@@ -228,15 +202,15 @@ class Context:
             else:
                 files().read_into(path, offset, buffers)
         except FileNotFoundError as e:
-            chunk, _ = chunk_of(int(reads.bounds[row]))
+            chunk, _ = next(iter(chunks(target.places)))
             raise MissingChunkError(
-                f"{self.where(chunk)}: {path} is not there; it was there when the store was opened: copy it again"
+                f"{target.places.where(chunk)}: {path} is not there; it was there when the store was opened: copy it "
+                "again"
             ) from e
         except ShortReadError as e:
-            size = files().size(path)
-            items = range(int(reads.bounds[row]), int(reads.bounds[row + 1]))
-            chunk = next((c for c, end in map(chunk_of, items) if end > size), chunk_of(items[0])[0])
-            raise ShortReadError(f"{self.where(chunk)}: {e}") from e
+            size, found = files().size(path), list(chunks(target.places))
+            chunk = next((c for c, end in found if end > size), found[0][0])
+            raise ShortReadError(f"{target.places.where(chunk)}: {e}") from e
 
     def copy(self, copies: Copies, read: int, buffer: npt.NDArray[np.uint8], target: Target, scratch: Scratch) -> None:
         """Do the copies of one read."""

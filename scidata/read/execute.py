@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
-from scidata.core.types import ArrayLayout, Decoding, IntArray, PlaceSource, Source
+from scidata.core.types import Decoding, IntArray, Source
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
 from scidata.plan.pieces import slice_of
-from scidata.plan.spans import Reads, element_strides
+from scidata.plan.spans import Reads
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.pattern_tables import Task
+from scidata.read.places import Places
 from scidata.read.run_encoded import EncodedRun
 from scidata.read.run_raw import RawRun
 from scidata.sources.access.fetches import Range
 
-_FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
 #: Bytes of a range; of a file of unknown size the bytes and that size; or the error in their place.
 Answer: TypeAlias = bytes | tuple[bytes, int] | Exception
 
@@ -34,8 +34,6 @@ class Execution:
     ----------
     tasks, costs, cost
         Units of work, and the bytes that each moves or decodes, and all of them.
-    paths
-        The files that it reads; none of an array that only its own library reads.
     is_raw
         Whether bytes are copied and no more.
 
@@ -50,25 +48,23 @@ class Execution:
         plan: ArrayPlan,
         dtype: np.dtype[np.generic],
         *,
-        source: Source,
+        places: Places,
         decoding: Decoding | None,
         allow_missing: bool,
     ) -> None:
-        self.source, self.layout, self.is_remote = source, plan.layout, plan.remote
-        self.paths = () if plan.refs is None else plan.refs.paths
-        self._context, self._has_absent = Context(plan, source, decoding, dtype), bool(len(plan.absent))
+        self._plan, self.is_remote, self.layout = plan, plan.remote, plan.layout
+        self._context, self._has_absent = Context(plan, decoding, dtype), bool(len(plan.absent))
         self._is_unseen = plan.refs is not None and plan.refs.unseen
         self._absent: list[int] = []  # chunks that reads have not found
-        self._alike: list[list[int]] | None = None  # chunks, once asked for
         self._allow_missing = allow_missing
         self.is_raw = not plan.layout.codecs and not plan.layout.fallback and self._context.convert.trivial
-        self._check_absent(plan.absent)
-        self._raw = None if plan.span_reads is None else RawRun(self._context, plan.span_reads)
+        self._check_absent(plan.absent, places)
+        self._raw = None if plan.span_reads is None else RawRun(self._context, plan.span_reads, places)
         self._encoded: EncodedRun | None = None
         encoded = plan.encoded
         if encoded is not None and plan.encoded_reads is not None:
-            self._check_encoded(encoded.chunk_row, encoded.nbytes)
-            self._encoded = EncodedRun(self._context, encoded, plan.encoded_reads)
+            self._check_encoded(encoded.chunk_row, encoded.nbytes, places)
+            self._encoded = EncodedRun(self._context, encoded, plan.encoded_reads, places)
         tables = self._context.tables
         if tables.tasks is None:
             tables.tasks = self._make_tasks()
@@ -76,98 +72,32 @@ class Execution:
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
-    def moved(
-        self, source: PlaceSource, layout: ArrayLayout, dim: int, by: int, rows: int, plan: Callable[[], ArrayPlan]
-    ) -> Execution | None:
-        """Return the same reads of other chunks, if they lie alike; None where that is not plain, or one has a fault.
-
-        Parameters
-        ----------
-        source, layout
-            Has those chunks: of equal geometry, codecs and decoding.
-        dim, by
-            The chunks are so many further along this dimension.
-        rows
-            And the rows of raw chunks so many further on inside them.
-        plan
-            Makes the plan of those chunks, for messages.
-        """
-        chunks = self._alike
-        if chunks is None:
-            chunks = self._alike = self._chunks_alike()
-        if not chunks:
-            return None
-        paths, offset, nbytes = list[str](), list[int](), list[int]()
-        for chunk in chunks:
-            found = source.place_of(layout, [*chunk[:dim], chunk[dim] + by, *chunk[dim + 1 :]])
-            if found is None:
-                return None
-            paths.append(found[0])
-            offset.append(found[1])
-            nbytes.append(found[2])
-        execution = object.__new__(Execution)
-        execution.__dict__.update(self.__dict__)
-        execution.source, execution.layout, execution.paths, execution._alike = source, layout, tuple(paths), []
-        execution._context = context = self._context.moved(source, layout, execution.paths, plan)
-        if self._encoded is not None:
-            if max(nbytes) > self._most:
-                return None
-            execution._encoded = self._encoded.moved(context, offset, nbytes)
-        elif self._raw is not None:
-            if nbytes != [self._most] * len(nbytes) or offset != [offset[0]] * len(offset):
-                return None
-            execution._raw = self._raw.moved(context, offset[0] - self._first_offset + rows * self._strides[dim])
-        return execution
-
-    def _chunks_alike(self) -> list[list[int]]:
-        """Return the chunks if those that lie alike are read by the same tables; none if that is not plain."""
-        plan, nothing = self._plan, list[list[int]]()
-        refs, num = plan.refs, plan.num_chunks
-        if refs is None or plan.remote or self._has_absent:
-            return nothing
-        if num > _FEW or refs.path_index.tolist() != list(range(num)):
-            return nothing
-        if self._encoded is not None:
-            if self._raw is not None or not self._encoded.are_alike:
-                return nothing
-            self._most = largest_encoded(plan.layout.chunk_nbytes)
-        else:
-            self._most, self._first_offset = plan.layout.chunk_nbytes, int(refs.offset[0])
-            self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
-            if (refs.offset != refs.offset[0]).any():
-                return nothing
-        found: list[list[int]] = plan.chunks.tolist()
-        return found
-
-    @property
-    def _plan(self) -> ArrayPlan:
-        return self._context.plan
-
-    def begin(self, out: npt.NDArray[np.generic]) -> Target:
-        """Begin a run into ``out``: fill absent chunks."""
-        target = Target(out, self.layout.name)
+    def begin(self, out: npt.NDArray[np.generic], places: Places) -> Target:
+        """Begin a run into ``out``, of the chunks in these places: fill absent ones."""
+        target = Target(out, places)
         if self._has_absent or self._absent:
             self._fill_absent(target, [*self._plan.absent.tolist(), *self._absent])
         if self.layout.fallback and not self._allow_missing:
             # the format's own library would read the fill value without a word
-            self._check_absent(np.flatnonzero(self.source.locate(self.layout, self._plan.chunks).path_index < 0))
+            found = places.source.locate(self.layout, self._plan.chunks)
+            self._check_absent(np.flatnonzero(found.path_index < 0), places)
         return target
 
-    def _check_absent(self, absent: IntArray) -> None:
+    def _check_absent(self, absent: IntArray, places: Places) -> None:
         if len(absent) and not self._allow_missing:
             more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
             raise MissingChunkError(
-                f"{self._context.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
+                f"{places.where(int(absent[0]))}: the store does not have it{more}; copy the store again, or "
                 "give allow_missing=True if absent chunks stand for the fill value"
             )
 
-    def _check_encoded(self, rows: IntArray, decoded: IntArray) -> None:
+    def _check_encoded(self, rows: IntArray, decoded: IntArray, places: Places) -> None:
         found = self._context.refs.nbytes[rows]
         bad = found > largest_encoded(decoded)
         if bad.any():
             i = int(bad.argmax())
             raise CorruptDataError(
-                f"{self._context.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
+                f"{places.where(int(rows[i]))}: {found[i]} encoded bytes for {decoded[i]} decoded ones make no "
                 "sense; the store's index is damaged: copy or write it again"
             )
 
@@ -186,10 +116,10 @@ class Execution:
             costs += np.add.reduceat(plan.encoded.nbytes, plan.encoded_reads.bounds[:-1]).tolist()
         return tasks, costs
 
-    def range_of(self, task: Task) -> Range:
+    def range_of(self, task: Task, places: Places) -> Range:
         """Return the range of a URL that a task fetches."""
         reads, (_, row) = self._reads_of(task), task
-        url = self._context.paths[reads.path_index[row]]
+        url = places.paths[reads.path_index[row]]
         assert isinstance(url, Url)
         nbytes = int(reads.nbytes[row])
         if nbytes:
@@ -202,12 +132,12 @@ class Execution:
         if data is None:
             return
         assert not isinstance(data, tuple)
-        target.arrived[id(self._reads_of(task)), task[1]] = data
+        target.arrived[task] = data
         self.run([task], target, tally)
 
     def _seen(self, task: Task, answer: Answer, target: Target) -> bytes | Exception | None:
         """Check the answer for a chunk for which nobody had looked; None where there is none, and it is filled."""
-        reads, row = self._reads_of(task), task[1]
+        reads, row, places = self._reads_of(task), task[1], target.places
         item = int(reads.bounds[row])
         if task[0] == "encoded":
             assert self._plan.encoded is not None
@@ -216,11 +146,11 @@ class Execution:
             assert self._plan.spans is not None
             chunk = int(self._plan.boxes.chunk_row[self._plan.spans.box[item]])
         if isinstance(answer, FileNotFoundError):
-            self._check_absent(np.array([chunk]))
+            self._check_absent(np.array([chunk]), places)
             self._fill_absent(target, [chunk])
-            self._note_absent(task, chunk)
+            self._note_absent(task, chunk, places.source)
             return None
-        url, expected = self._context.paths[reads.path_index[row]], int(self._context.refs.nbytes[chunk])
+        url, expected = places.paths[reads.path_index[row]], int(places.refs.nbytes[chunk])
         assert isinstance(url, Url)
         if isinstance(answer, Exception):
             return answer
@@ -228,7 +158,7 @@ class Execution:
             data, size = answer
             if size > len(data):
                 return CorruptDataError(
-                    f"{self._context.where(chunk)}: {size} encoded bytes for {self.layout.chunk_nbytes} decoded ones "
+                    f"{places.where(chunk)}: {size} encoded bytes for {self.layout.chunk_nbytes} decoded ones "
                     "make no sense; the file is damaged: copy or write it again"
                 )
         else:
@@ -238,16 +168,16 @@ class Execution:
         if size == 0 or size != (expected or size):
             error = ShortReadError if size < (expected or 1) else CorruptDataError
             return error(
-                f"{self._context.where(chunk)}: {url} has {size} bytes, but {expected or 'some'} were expected; "
+                f"{places.where(chunk)}: {url} has {size} bytes, but {expected or 'some'} were expected; "
                 "the file is truncated or damaged: copy or write it again"
             )
         return data
 
-    def _note_absent(self, task: Task, chunk: int) -> None:
+    def _note_absent(self, task: Task, chunk: int, source: Source) -> None:
         """Leave a task out of later runs: its chunk is filled as they begin."""
         self._absent.append(chunk)
         self.tasks = [each for each in self.tasks if each != task]
-        note_absent = getattr(self.source, "note_absent", None)
+        note_absent = getattr(source, "note_absent", None)
         if note_absent is not None:
             note_absent(self.layout, self._plan.chunks[chunk])
 
@@ -298,7 +228,7 @@ class Execution:
         raw = scratch.get("read", nbytes).view(layout.dtype).reshape(piece.shape)
         now = time.perf_counter_ns()
         try:
-            context.source.read_box(layout, tuple(place), raw)
+            target.places.source.read_box(layout, tuple(place), raw)
         except MissingChunkError:  # ``raw`` has all but that, and the fill value there
             if not self._allow_missing:
                 raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from scidata.read.codecs import Pipeline, Scratch, check_crc32c, pipeline_of
 from scidata.read.context import COPY, DECODE, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.read.pattern_tables import EncodedTables
+from scidata.read.places import Places
 from scidata.sources.access.files import files
 
 #: Blosc blocks are decoded alone where at most this part of a chunk is wanted, and the chunk is worth the bookkeeping.
@@ -37,40 +40,19 @@ def decodes_whole(wanted: int, nbytes: int) -> bool:
 class EncodedRun:
     """The reads of encoded chunks of one plan; :meth:`run` may be called from any thread, once per read."""
 
-    def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads) -> None:
-        self._context, self._chunks, self._path_index = context, chunks, reads.path_index.tolist()
+    def __init__(self, context: Context, chunks: EncodedChunks, reads: Reads, places: Places) -> None:
+        self._context, self._chunks, self._reads = context, chunks, reads
+        self._path_index, self._bounds = reads.path_index.tolist(), reads.bounds.tolist()
         self._pipelines = self._make_pipelines()
         kinds = set(self._pipelines)
         self._in_place = all(p.is_crc32c for p in kinds)  # decoding only checks: no decoded copy
         self._is_blosc = all(p.is_blosc for p in kinds)
-        refs, rows, bounds = context.refs, chunks.chunk_row, reads.bounds
-        self._bounds, self._offset, self._nbytes = bounds.tolist(), reads.offset.tolist(), reads.nbytes.tolist()
-        begin = refs.offset[rows] - reads.offset.repeat(bounds[1:] - bounds[:-1])
-        self._begin, self._end = begin.tolist(), (begin + refs.nbytes[rows]).tolist()
-        self._sums: list[int] | None = None if refs.checksums is None else refs.checksums[rows].tolist()
-        place = begin if self._in_place else None  # of each chunk in the bytes read, where it is copied from there
+        refs = context.refs
+        self._sums: list[int] | None = None if refs.checksums is None else refs.checksums[chunks.chunk_row].tolist()
+        # of each chunk in the bytes read, where it is copied from there
+        place = np.array(places.begins, np.int64) if self._in_place else None
         key = None if place is None else place.tobytes()
         self._tables = context.tables.encoded.get_or_make(key, lambda: self._make_tables(place))
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether chunks that lie elsewhere, each in a file of its own or one alone, are read by the same tables."""
-        num, refs = len(self._end), self._context.refs
-        is_plain = refs.skipped_codecs is None and refs.checksums is None and not any(self._begin)
-        return is_plain and self._bounds == list(range(num + 1)) and self._chunks.chunk_row.tolist() == list(range(num))
-
-    def moved(self, context: Context, offset: list[int], nbytes: list[int]) -> EncodedRun:
-        """Return the same reads of other chunks, which begin at these bytes of their files."""
-        run = object.__new__(EncodedRun)
-        run.__dict__.update(self.__dict__)
-        run._context, run._offset, run._nbytes, run._end = context, offset, nbytes, nbytes
-        return run
-
-    @property
-    def _reads(self) -> Reads:
-        reads = self._context.plan.encoded_reads
-        assert reads is not None
-        return reads
 
     def _make_tables(self, place: IntArray | None) -> EncodedTables:
         context, chunks, reads = self._context, self._chunks, self._reads
@@ -105,14 +87,15 @@ class EncodedRun:
         whole and lies in the destination as it is stored is decoded there (``direct``); the others are decoded into
         scratch, from where the wanted boxes are copied.
         """
-        context, tables, scratch = self._context, self._tables, thread_scratch()
-        first, stop, nbytes = self._bounds[row], self._bounds[row + 1], self._nbytes[row]
+        context, tables, places, scratch = self._context, self._tables, target.places, thread_scratch()
+        first, stop, nbytes = self._bounds[row], self._bounds[row + 1], places.nbytes[row]
         if not nbytes:  # all of a file, as large as it turned out to be
-            data = target.arrived[id(self._reads), row]
-            nbytes = self._end[first] = 0 if isinstance(data, Exception) else len(data)
+            data = target.arrived["encoded", row]
+            nbytes = 0 if isinstance(data, Exception) else len(data)
+            assert isinstance(places.ends, list)
+            places.ends[first] = nbytes
         items, few, direct = range(first, stop), tables.few[first:stop], tables.direct[first:stop]
-        path = context.paths[self._path_index[row]]
-        if all(few) and not context.is_remote and all(map(self._reads_blocks, items)):
+        if all(few) and not context.is_remote and all(self._reads_blocks(i, places) for i in items):
             self._run_blocks(row, items, target, scratch, tally)
             return
         tally.fetched += nbytes
@@ -122,14 +105,13 @@ class EncodedRun:
             return
         now = time.perf_counter_ns()
         buffer = scratch.get("read", nbytes)
-        if target.arrived or not files().read_at_once(path, self._offset[row], buffer.data):
-            context.fetch(self._reads, row, [buffer], self._chunk_of, target)
+        self._fetch(row, [buffer.data], target)
         now = tally.mark(READ, now, nbytes)
         values = scratch.get("values", tables.room[row])
         if self._is_blosc and not any(few) and not any(direct):
-            decoded = self._decode_blosc(items, buffer, values, tables.slot)
+            decoded = self._decode_blosc(items, buffer, values, tables.slot, places)
         elif self._is_blosc and all(direct) and context.convert.trivial:
-            decoded = self._decode_blosc(items, buffer, target.out_bytes, tables.dest)
+            decoded = self._decode_blosc(items, buffer, target.out_bytes, tables.dest, places)
         else:
             decoded = self._decode_each(items, buffer, values, target, scratch)
         now = tally.mark(DECODE, now, decoded)
@@ -138,26 +120,33 @@ class EncodedRun:
             context.copy(tables.copies, row, values, target, scratch)
             tally.mark(COPY, now, decoded)
 
-    def _decode_blosc(self, items: range, buffer: Bytes, into: Bytes, place: list[int]) -> int:
+    def _fetch(self, row: int, buffers: list[ByteBuffer], target: Target, skip: int = 0) -> None:
+        """Read the bytes of one read, from ``skip`` on."""
+        path, offset = target.places.paths[self._path_index[row]], target.places.offset[row] + skip
+        if target.arrived or not files().read_at_once(path, offset, *buffers):
+            chunks = functools.partial(self._chunks_of, row)
+            self._context.fetch(("encoded", row), path, offset, buffers, chunks, target)
+
+    def _decode_blosc(self, items: range, buffer: Bytes, into: Bytes, place: list[int], places: Places) -> int:
         """Decode whole chunks, in the fewest steps: they may be small."""
-        decoder, pipelines, begin, end = blosc.Decoder(buffer, into), self._pipelines, self._begin, self._end
+        decoder, pipelines, begin, end = blosc.Decoder(buffer, into), self._pipelines, places.begins, places.ends
         decoded = 0
         for i in items:
             nbytes = pipelines[i].nbytes
             try:
                 decoder.decode(begin[i], end[i], place[i], nbytes)
             except CorruptDataError as e:
-                raise self._named(i, e) from e
+                raise self._named(i, e, places) from e
             decoded += nbytes
         return decoded
 
     def _decode_each(self, items: range, buffer: Bytes, values: Bytes, target: Target, scratch: Scratch) -> int:
-        decoded = 0
+        decoded, places = 0, target.places
         for i in items:
             try:
-                decoded += self._decode(i, buffer[self._begin[i] : self._end[i]], values, target, scratch)
+                decoded += self._decode(i, buffer[places.begins[i] : places.ends[i]], values, target, scratch)
             except CorruptDataError as e:
-                raise self._named(i, e) from e
+                raise self._named(i, e, places) from e
         return decoded
 
     def _decode(self, i: int, data: Bytes, values: Bytes, target: Target, scratch: Scratch) -> int:
@@ -178,10 +167,10 @@ class EncodedRun:
 
     def _read_checked(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Read chunks that only carry a checksum, whole ones straight into place, and the checksums beside."""
-        context, tables, begins, ends = self._context, self._tables, self._begin, self._end
-        now = time.perf_counter_ns()
-        sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", self._nbytes[row])
-        out, aside, places = target.out_view, values.data, sums.data
+        context, tables, places = self._context, self._tables, target.places
+        begins, ends, now = places.begins, places.ends, time.perf_counter_ns()
+        sums, values = scratch.get("sums", 4 * len(items)), scratch.get("read", places.nbytes[row])
+        out, aside, beside = target.out_view, values.data, sums.data
         buffers: list[ByteBuffer] = []
         bodies: list[memoryview] = []
         at = 0
@@ -191,14 +180,13 @@ class EncodedRun:
                 buffers.append(scratch.get("gap", begin - at))
             at = ends[i]
             if at - begin != size + 4:
-                raise self._named(i, CorruptDataError(f"it has {at - begin} bytes, but {size + 4} were expected"))
+                error = CorruptDataError(f"it has {at - begin} bytes, but {size + 4} were expected")
+                raise self._named(i, error, places)
             start = tables.dest[i] if tables.direct[i] else begin
             body = (out if tables.direct[i] else aside)[start : start + size]
             bodies.append(body)
-            buffers += (body, places[4 * k : 4 * k + 4])
-        path = context.paths[self._path_index[row]]
-        if target.arrived or not files().read_at_once(path, self._offset[row], *buffers):
-            context.fetch(self._reads, row, buffers, self._chunk_of, target)
+            buffers += (body, beside[4 * k : 4 * k + 4])
+        self._fetch(row, buffers, target)
         now = tally.mark(READ, now, at)
         decoded = 0
         found = sums.view("<u4").tolist()
@@ -206,7 +194,7 @@ class EncodedRun:
             try:
                 check_crc32c(body, stored)
             except CorruptDataError as e:
-                raise self._named(i, e) from e
+                raise self._named(i, e, places) from e
             decoded += len(body)
             if tables.direct[i]:
                 context.finish(tables.dest[i], tables.dest[i] + len(body), target, scratch)
@@ -216,7 +204,7 @@ class EncodedRun:
                 f"carries the crc32c checksum {carried:#010x}, but {self._sums[i]:#010x} was recorded for it: the "
                 "bytes of another chunk, array or sample lie in its place"
             )
-            raise self._named(i, ChecksumError(message))
+            raise self._named(i, ChecksumError(message), places)
         now = tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
         if tables.copies is not None:
@@ -249,9 +237,9 @@ class EncodedRun:
             dest_strides=strides[box],
         )
 
-    def _reads_blocks(self, i: int) -> bool:
+    def _reads_blocks(self, i: int, places: Places) -> bool:
         """Say whether it pays to read no more of a chunk than the Blosc blocks that are wanted."""
-        return self._tables.few[i] and self._pipelines[i].is_blosc and self._end[i] - self._begin[i] >= _BLOCKWISE_MIN
+        return self._pipelines[i].is_blosc and places.ends[i] - places.begins[i] >= _BLOCKWISE_MIN
 
     def _run_blocks(self, row: int, items: range, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Do one read of chunks of which some blocks are read and decoded."""
@@ -261,7 +249,7 @@ class EncodedRun:
             try:
                 self._read_blocks(row, i, values[slot : slot + self._pipelines[i].nbytes], target, scratch, tally)
             except CorruptDataError as e:
-                raise self._named(i, e) from e
+                raise self._named(i, e, target.places) from e
         if self._tables.copies is not None:
             now = time.perf_counter_ns()
             self._context.copy(self._tables.copies, row, values, target, scratch)
@@ -270,12 +258,13 @@ class EncodedRun:
     def _read_blocks(self, row: int, i: int, dest: Bytes, target: Target, scratch: Scratch, tally: Tally) -> None:
         """Read the block table of one chunk, then the blocks wanted, each to its own place in a buffer for all."""
         now = time.perf_counter_ns()
-        begin, encoded = self._begin[i], self._end[i] - self._begin[i]
+        begin = target.places.begins[i]
+        encoded = target.places.ends[i] - begin
         data = scratch.get("read", encoded)
         ranges = [[0, _HEAD]]
 
         def fetch(start: int, stop: int) -> None:
-            self._context.fetch(self._reads, row, [data[start:stop]], self._chunk_of, target, skip=begin + start)
+            self._fetch(row, [data.data[start:stop]], target, skip=begin + start)
 
         fetch(0, _HEAD)
         header = blosc.read_header(data[:_HEAD], dest.size, encoded=encoded)
@@ -314,12 +303,13 @@ class EncodedRun:
         self._tables.blocks[i, header.blocksize] = needed
         return needed
 
-    def _chunk_of(self, item: int) -> tuple[int, int]:
-        row, refs = int(self._chunks.chunk_row[item]), self._context.refs
-        return row, int(refs.offset[row] + refs.nbytes[row])
+    def _chunks_of(self, row: int, places: Places) -> Iterator[tuple[int, int]]:
+        refs = places.refs
+        for chunk in self._chunks.chunk_row[self._bounds[row] : self._bounds[row + 1]].tolist():
+            yield chunk, int(refs.offset[chunk] + refs.nbytes[chunk])
 
-    def _named(self, item: int, error: CorruptDataError) -> CorruptDataError:
-        where = self._context.where(int(self._chunks.chunk_row[item]))
+    def _named(self, item: int, error: CorruptDataError, places: Places) -> CorruptDataError:
+        where = places.where(int(self._chunks.chunk_row[item]))
         return type(error)(f"{where}: {error}; the file is damaged: copy or write it again")
 
 

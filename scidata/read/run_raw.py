@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from scidata.read.codecs import Scratch
 from scidata.read.context import COPY, READ, ByteBuffer, Context, Tally, Target, thread_scratch
 from scidata.read.copies import Copies, merge_copies
 from scidata.read.pattern_tables import RawTables
+from scidata.read.places import Places
 from scidata.sources.access.files import files
 
 #: Pieces of a read, or reads, that are many enough for NumPy's calls to pay.
@@ -27,26 +28,13 @@ _MAX_GROUPED = 256 << 10
 class RawRun:
     """The raw reads of one plan; :meth:`run` may be called from any thread, once for each group of reads."""
 
-    def __init__(self, context: Context, reads: Reads) -> None:
-        self._context = context
+    def __init__(self, context: Context, reads: Reads, places: Places) -> None:
+        self._context, self._reads = context, reads
         tables = context.tables.raw
         if tables is None:
-            self._check_sizes()
+            self._check_sizes(places)
             tables = context.tables.raw = self._make_tables(reads)
         self._tables = tables
-        self._offset = reads.offset.tolist()
-
-    def moved(self, context: Context, by: int) -> RawRun:
-        """Return the same reads of other chunks, which begin so many bytes further on in their files."""
-        run = object.__new__(RawRun)
-        run._context, run._tables, run._offset = context, self._tables, [offset + by for offset in self._offset]
-        return run
-
-    @property
-    def _reads(self) -> Reads:
-        reads = self._context.plan.span_reads
-        assert reads is not None
-        return reads
 
     @property
     def costs(self) -> list[int]:
@@ -66,12 +54,12 @@ class RawRun:
             return
         began = time.perf_counter_ns()
         tally.num_reads += len(rows)
-        paths, path_index, out, single = self._context.paths, tables.path_index, target.out_view, tables.single
-        read_at_once = files().read_at_once
+        paths, offset, out, single = target.places.paths, target.places.raw, target.out_view, tables.single
+        path_index, read_at_once = tables.path_index, files().read_at_once
         for row in rows:
             # the common case without a layer between: Python's calls would cost a tenth of a read of 512 KiB
             whole = single[row]
-            if whole is None or not read_at_once(paths[path_index[row]], self._offset[row], out[whole]):
+            if whole is None or not read_at_once(paths[path_index[row]], offset[row], out[whole]):
                 self._read_direct(row, target, thread_scratch())
         tally.mark(READ, began, nbytes)
 
@@ -96,24 +84,28 @@ class RawRun:
         tally.mark(COPY, now, nbytes)
 
     def _read_group(self, first: int, stop: int, buffer: npt.NDArray[np.uint8], target: Target) -> None:
-        place, view = self._tables.place, buffer.data
+        place, view, places = self._tables.place, buffer.data, target.places
         if not target.arrived:
-            path = self._context.paths[self._tables.path_index[first]]
-            first += files().read_each(path, self._offset[first:stop], map(view.__getitem__, place[first:stop]))
+            path = places.paths[self._tables.path_index[first]]
+            first += files().read_each(path, places.raw[first:stop], map(view.__getitem__, place[first:stop]))
         for row in range(first, stop):  # a read that did not work at once fails here with the chunk's name
-            self._context.fetch(self._reads, row, [buffer[place[row]]], self._chunk_of, target)
+            self._fetch(row, [buffer[place[row]]], target)
 
-    @cached_property
+    def _fetch(self, row: int, buffers: list[ByteBuffer], target: Target) -> None:
+        path, offset = target.places.paths[self._tables.path_index[row]], target.places.raw[row]
+        self._context.fetch(("raw", row), path, offset, buffers, functools.partial(self._chunks_of, row), target)
+
+    @functools.cached_property
     def _spans(self) -> Spans:
         spans = self._context.plan.spans
         assert spans is not None
         return spans
 
-    @cached_property
+    @functools.cached_property
     def _chunk(self) -> IntArray:
         return self._context.plan.boxes.chunk_row[self._spans.box]
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, places: Places) -> None:
         """Check the sizes of raw chunks; once for a pattern, of which they are a part."""
         context, rows = self._context, np.unique(self._chunk)
         expected = context.layout.chunk_nbytes
@@ -121,7 +113,7 @@ class RawRun:
         for i in np.flatnonzero(found != expected)[:1].tolist():
             kind = ShortReadError if found[i] < expected else CorruptDataError
             raise kind(
-                f"{context.where(int(rows[i]))}: it has {found[i]} bytes, but {expected} were expected; "
+                f"{places.where(int(rows[i]))}: it has {found[i]} bytes, but {expected} were expected; "
                 "the file is damaged: copy or write it again"
             )
 
@@ -195,14 +187,17 @@ class RawRun:
         )
 
     def _read_direct(self, row: int, target: Target, scratch: Scratch) -> None:
-        tables, context = self._tables, self._context
+        tables = self._tables
         buffers: list[ByteBuffer] = []
         for i in range(tables.bounds[row], tables.bounds[row + 1]):
             if tables.skip[i]:
                 buffers.append(scratch.get("gap", tables.skip[i]))
             buffers.append(target.out_view[tables.begin[i] : tables.end[i]])
-        context.fetch(self._reads, row, buffers, self._chunk_of, target)
+        self._fetch(row, buffers, target)
 
-    def _chunk_of(self, item: int) -> tuple[int, int]:
-        chunk = int(self._chunk[item])
-        return chunk, int(self._context.refs.offset[chunk] + self._spans.offset[item] + self._spans.nbytes[item])
+    def _chunks_of(self, row: int, places: Places) -> Iterator[tuple[int, int]]:
+        spans = places.plan.spans
+        assert spans is not None
+        for item in range(int(self._reads.bounds[row]), int(self._reads.bounds[row + 1])):
+            chunk = int(self._chunk[item])
+            yield chunk, int(places.refs.offset[chunk] + spans.offset[item] + spans.nbytes[item])

@@ -17,8 +17,9 @@ from scidata.core.checks import allocate
 from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
 from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
-from scidata.read import Job, expecting, read_plans
+from scidata.read import Job, read_plans
 from scidata.read.context import NO_READ
+from scidata.read.places import expecting
 from scidata.store.format.manifest import SampleInfo
 
 #: Rows between two wanted ones that are read along: finer runs cost more than these rows.

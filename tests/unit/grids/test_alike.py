@@ -13,7 +13,7 @@ import zarr
 
 import scidata
 from scidata.errors import CorruptDataError, MissingChunkError, SourceChangedError
-from scidata.read.execute import Execution
+from scidata.read import Job
 
 NUM = 12
 DATA = {name: np.random.default_rng(k).normal(size=(NUM, 10, 14)).astype("f4") for k, name in enumerate("uv")}
@@ -92,14 +92,14 @@ def test_the_same_values_and_plans(store, steps, tmp_path):
 
 def moved(monkeypatch):
     """Count the reads whose tables were another's."""
-    found, own = [], Execution.moved
+    found, own = [], Job.moved
 
     def counted(self, *args):
-        execution = own(self, *args)
-        found.append(execution is not None)
-        return execution
+        job = own(self, *args)
+        found.append(job is not None)
+        return job
 
-    monkeypatch.setattr(Execution, "moved", counted)
+    monkeypatch.setattr(Job, "moved", counted)
     return found
 
 

@@ -1,0 +1,174 @@
+"""Where the chunks of one read lie: all in which reads differ that are planned and run by the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import add, mul
+
+import numpy as np
+
+from scidata.core.checks import largest_encoded
+from scidata.core.types import ChunkRefs, IntArray, PlaceSource, Source
+from scidata.core.urls import Url, is_url, url_of
+from scidata.plan.array import ArrayPlan, Locate, moved_plan
+from scidata.plan.chunk_tables import Tables
+from scidata.plan.spans import Reads, element_strides
+
+_FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
+
+
+def expecting(source: Source) -> Locate:
+    """Return the function that finds chunks for a read: behind URLs the read itself may tell which are there."""
+    found: Locate = getattr(source, "expect", source.locate) if is_url(source.path) else source.locate
+    return found
+
+
+class Places:
+    """Where the chunks of one read lie, and their plan, which names them in messages.
+
+    Those of many samples are kept: each is one object, of which the garbage collector takes note.
+
+    Attributes
+    ----------
+    source, layout
+        Of the array.
+    paths
+        Files and URLs as they are opened: a plan's own say nothing of credentials.
+    raw
+        First byte of each raw read.
+    offset, nbytes
+        First byte and bytes of each read of encoded chunks.
+    begins, ends
+        Of each encoded chunk, in the bytes of its read.
+    """
+
+    __slots__ = ("_moves", "_plan", "begins", "ends", "layout", "nbytes", "offset", "paths", "raw", "source")
+
+    def __init__(self, source: Source, plan: ArrayPlan) -> None:
+        self.source, self.layout, self._plan = source, plan.layout, plan
+        self._moves: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.paths: Sequence[str] = ()
+        self.raw: Sequence[int] = ()
+        self.offset: Sequence[int] = ()
+        self.nbytes: Sequence[int] = ()
+        self.begins: Sequence[int] = ()
+        self.ends: list[int] | tuple[int, ...] = ()
+
+    @property
+    def plan(self) -> ArrayPlan:
+        """The plan; of chunks that lie like others' it is made where it is asked for."""
+        if self._moves is not None:
+            self._plan = moved_plan(self._plan, self.layout, *self._moves, expecting(self.source))
+            self._moves = None
+        return self._plan
+
+    @property
+    def refs(self) -> ChunkRefs:
+        """Places of the chunks, as they were planned."""
+        assert self.plan.refs is not None
+        return self.plan.refs
+
+    def where(self, chunk_row: int) -> str:
+        """Name a chunk for a message."""
+        chunk = tuple(self.plan.chunks[chunk_row].tolist())
+        return f"{self.layout.store}: field {self.layout.name!r}, chunk {chunk}"
+
+    def take(self, plan: ArrayPlan) -> None:
+        """Take the places of a plan in which they are known."""
+        self._plan, refs = plan, plan.refs
+        if refs is None:
+            return
+        self.paths = refs.paths
+        if plan.remote:
+            own = self.source.path.bound if isinstance(self.source.path, Url) else url_of
+            bind = getattr(self.source, "bind", own)  # of a source whose chunks lie in places of other owners
+            self.paths = tuple(map(bind, refs.paths))
+        if plan.span_reads is not None:
+            self.raw = plan.span_reads.offset.tolist()
+        if plan.encoded is not None and plan.encoded_reads is not None:
+            self._take_encoded(plan.encoded.chunk_row, plan.encoded_reads, refs)
+
+    def _take_encoded(self, rows: IntArray, reads: Reads, refs: ChunkRefs) -> None:
+        begins = refs.offset[rows] - reads.offset.repeat(reads.bounds[1:] - reads.bounds[:-1])
+        self.offset, self.nbytes = reads.offset.tolist(), reads.nbytes.tolist()
+        self.begins, self.ends = begins.tolist(), (begins + refs.nbytes[rows]).tolist()
+
+
+class Alike:
+    """The chunks of a plan, whose tables serve reads of others that lie alike, each local and there.
+
+    Attributes
+    ----------
+    are_apart
+        Whether each chunk is a read of its own: the only one, or in a file of its own.
+    """
+
+    def __init__(self, plan: ArrayPlan, refs: ChunkRefs) -> None:
+        self._plan, self._chunks = plan, plan.chunks.tolist()
+        self._path_index, self._num_paths = refs.path_index.tolist(), len(refs.paths)
+        self._relative = [offset - int(refs.offset[0]) for offset in refs.offset.tolist()]
+        self._first = int(refs.offset[0])
+        self._raw: list[int] | None = None if plan.span_reads is None else plan.span_reads.offset.tolist()
+        self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
+        num = len(self._chunks)
+        self._most, self._zeros = largest_encoded(plan.layout.chunk_nbytes), (0,) * num
+        self._sizes = [plan.layout.chunk_nbytes] * num  # of raw chunks
+        self.are_apart = num == 1 or self._path_index == list(range(num))
+
+    @classmethod
+    def of(cls, plan: ArrayPlan) -> Alike | None:
+        """Describe the chunks of a plan; None where they are many, or of several kinds."""
+        refs = plan.refs
+        if refs is None or plan.remote or not 0 < plan.num_chunks <= _FEW or len(plan.absent):
+            return None
+        if refs.skipped_codecs is not None or refs.checksums is not None:
+            return None
+        found = cls(plan, refs)
+        # chunks that are read in place have tables by where they lie in the bytes read
+        is_in_place = bool(plan.layout.codecs) and all(codec.name == "crc32c" for codec in plan.layout.codecs)
+        return None if is_in_place and not found.are_apart else found
+
+    def fill(self, places: Places, source: PlaceSource, by: Sequence[int], rows: Sequence[int]) -> bool:
+        """Find the chunks that are ``by`` further on along each dimension; false where they do not lie alike.
+
+        Also where there is something to say of one. ``rows``: raw chunks are read so many rows further on inside.
+        """
+        found, paths, offset, nbytes = source.place_of, list[str](), list[int](), list[int]()
+        for chunk in self._chunks:
+            place = found(places.layout, list(map(add, chunk, by)))
+            if place is None:
+                return False
+            paths.append(place[0])
+            offset.append(place[1])
+            nbytes.append(place[2])
+        names = tuple(dict.fromkeys(paths))
+        if len(names) != self._num_paths or not (self.are_apart or [*map(names.index, paths)] == self._path_index):
+            return False
+        places.paths = names
+        if self._raw is not None:
+            return self._fill_raw(places, offset, nbytes, rows)
+        return max(nbytes) <= self._most and self._fill_encoded(places, offset, nbytes)
+
+    def _fill_raw(self, places: Places, offset: list[int], nbytes: list[int], rows: Sequence[int]) -> bool:
+        first = offset[0]
+        if nbytes != self._sizes or list(map((-first).__add__, offset)) != self._relative:
+            return False
+        by = first - self._first + sum(map(mul, rows, self._strides))
+        places.raw = tuple(map(by.__add__, self._raw or ()))
+        return True
+
+    def _fill_encoded(self, places: Places, offset: list[int], nbytes: list[int]) -> bool:
+        if self.are_apart:
+            places.offset, places.nbytes, places.begins = tuple(offset), tuple(nbytes), self._zeros
+            places.ends = places.nbytes
+            return True
+        plan, index = self._plan, np.array(self._path_index, np.int64)
+        refs = ChunkRefs(paths=tuple(places.paths), path_index=index, offset=np.array(offset), nbytes=np.array(nbytes))
+        tables: Tables | None = plan.cut.tables.get((plan.out_shape, False))
+        if tables is None or tables.encoded is None:
+            return False
+        pattern, reads = tables.order(plan.layout, refs)
+        if pattern is not plan.pattern or pattern.encoded is None or reads is None:
+            return False
+        places._take_encoded(pattern.encoded.chunk_row, reads, refs)
+        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -180,14 +181,14 @@ def create(
     owner = Owner(place, ranks.run)
     try:
         said = f"{kind} {'zlib, a file for each chunk,' if codec == 'zlib' else codec} {layout.digest()}"
-        if len(set(ranks.share(said))) > 1:
+        if ranks.share(said, lambda each: len(set(each))) > 1:
             raise OutputError(
                 f"{place.path}: ranks were asked to write different things there; give all of them the same"
             )
         is_finished = ranks.run_on_first(
             lambda: _begin(place, output, said, owner, resume=resume, overwrite=overwrite, takeover=takeover)
         )
-        is_finished, place.suffix = ranks.share([is_finished, place.suffix])[0]
+        is_finished, place.suffix = ranks.share([is_finished, place.suffix], itemgetter(0))
         if not is_finished:
             output.open(ranks.run)
         written = None if is_finished else written_steps(place)

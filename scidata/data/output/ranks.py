@@ -15,6 +15,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,9 +120,8 @@ class Ranks:
         self.part = self._members.index(self._rank)
         self.is_first = self._rank == self._all[0]
         self._name = self._board.name_for("writer", self._all)
-        said = self.share(self.run)
+        self.run = self.share(self.run, itemgetter(0))
         self._group = _group_of(self._all)
-        self.run = said[0]
         self._tag = int(self.run, 16) % _TAGS  # the rows of two outputs that are written at once
         domains = _domains_of(mesh, axes)
         self.group, self.num_groups = domains.index(tuple(self._members)), len(domains)
@@ -136,24 +136,29 @@ class Ranks:
         """The messages of the ranks; not kept in an attribute, as a reference keeps the store's server alive."""
         return None if self._board is None or not self._name else self._board.base.below(self._name)
 
-    def share(self, value: object) -> list[Any]:
-        """Return the value of each rank, in the order of the ranks. Collective; JSON."""
+    def share(self, value: object, combine: Callable[[list[Any]], T]) -> T:
+        """Return what the first rank makes of the values of all, in the order of the ranks. Collective; JSON.
+
+        All ranks read the result from one store: it should not grow with their number.
+        """
         if self._posts is None:
-            return [value]
+            return combine([value])
         self._num_shared += 1
         posts, whole = self._posts, f"said/{self._num_shared}"
-        posts.post(f"{whole}/{self._rank}", value)
+        own = f"{whole}/{self._rank}"
+        posts.post(own, value)
         if not self.is_first:
             self._await(posts, [whole])
-            found = posts.read(whole)
+            found: T = posts.read(whole)
             posts.count(f"{whole}/read")
         else:
             keys = [f"{whole}/{rank}" for rank in self._all]
             self._await(posts, keys)
-            found = [posts.read(key) for key in keys]
+            found = combine(posts.read_all(keys))
             self._forget(posts, self._num_shared - 1)  # all have read it, since they have posted more
             posts.post(whole, found)
-        return list(found)
+        posts.remove(own)
+        return found
 
     def _await(self, posts: Postings, keys: Iterable[str]) -> None:
         """Wait until others have posted, as long as they live. Raises as :meth:`check`."""
@@ -170,7 +175,7 @@ class Ranks:
 
     def _forget(self, posts: Postings, number: int) -> None:
         if number > 0:
-            posts.remove(*(f"said/{number}/{rank}" for rank in self._all), f"said/{number}", f"said/{number}/read")
+            posts.remove(f"said/{number}", f"said/{number}/read")
 
     def check(self) -> None:
         """Raise where another rank that writes here has failed, died, left or stopped.
@@ -193,7 +198,7 @@ class Ranks:
         if error is not None:
             self.tell(error)
             raise error
-        self.share(None)
+        self.share(None, itemgetter(0))
 
     def run_on_first(self, run: Callable[[], T]) -> T | None:
         """Run something on the first rank, while the others wait; return its result there. Collective.
@@ -223,13 +228,16 @@ class Ranks:
 
     def exchange_rows(self, rows: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
         """Send an array to each part of the domain, and return the arrays received. Collective over the domain."""
-        said = self.share([len(each) for each in rows])
-        by_rank = dict(zip(self._all, said, strict=True))
-        coming = [np.empty(by_rank[rank][self.part], np.int64) for rank in self._members]
+        self.agree(None)  # all come to the exchange, or hear of the failure of one
+        sent, held = torch.zeros(2, len(self._all), dtype=torch.int64)
+        places = torch.from_numpy(np.searchsorted(self._all, self._members))
+        sent[places] = torch.tensor([len(each) for each in rows])
+        self.wait(dist.all_to_all_single(held, sent, group=self._group, async_op=True) if self._group else None)
+        coming = [np.empty(num, np.int64) for num in (held if self._group else sent)[places].tolist()]
         works = [self.receive(each, part) for part, each in enumerate(coming) if part != self.part and len(each)]
-        sent = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
+        sends = [self.send(each, part) for part, each in enumerate(rows) if part != self.part and len(each)]
         coming[self.part] = np.asarray(rows[self.part], np.int64)
-        for work in [*works, *(work for work, _ in sent)]:
+        for work in [*works, *(work for work, _ in sends)]:
             self.wait(work)
         return coming
 

@@ -22,7 +22,7 @@ import datetime
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -70,6 +70,10 @@ class Postings:
         # one message, where torch's get() is two, and would wait for a value that is not there
         return json.loads(self._store.compare_set(key, _ABSENT, _ABSENT))
 
+    def read_all(self, keys: Sequence[str]) -> list[Any]:
+        """Return values that are known to be there; one message to the store."""
+        return [json.loads(value) for value in self._store.multi_get(list(keys))]
+
     def find(self, key: str) -> Any:
         """Return a value, or None where nothing was posted; one message to the store."""
         found = self._store.compare_set(key, _ABSENT, _ABSENT)
@@ -114,7 +118,7 @@ class Postings:
         """Yield the values of a row, from a number on; a value whose rank has its number only ends them for now."""
         keys = [f"{row}/{number}" for number in range(first, self.count(row, 0))]
         if len(keys) > 1 and self.has(*keys):  # all at once: when a job ends, every rank posts something
-            yield from map(json.loads, self._store.multi_get(keys))
+            yield from self.read_all(keys)
             return
         for key in keys:
             if (value := self.find(key)) is None:

@@ -198,12 +198,12 @@ class _Talk(threading.Thread):
             raise self._missing(whose)
 
     def _missing(self, whose: Sequence[int]) -> RankFailedError:
-        missing = self.comparison.missing(whose)
+        missing = self.comparison.first_missing(whose)
         text = (
-            f"rank {missing[0]} has not come to {self._where} iteration {self._iteration} of the loader, which all "
+            f"rank {missing} has not come to {self._where} iteration {self._iteration} of the loader, which all "
             f"ranks iterate alike; see its own output, or pass watch=False where rank {self._watch.rank} iterates alone"
         )
-        return RankFailedError(text, missing[0])
+        return RankFailedError(text, missing)
 
 
 _alone: list[weakref.ref[_Talk]] = []  # the latest that its loop has not waited for

@@ -6,7 +6,8 @@ out, and raised on all ranks, that the next one would not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeAlias, TypedDict, TypeVar
 
 from scidata.device_mesh.board import Postings
@@ -100,9 +101,14 @@ class Comparison(Generic[ValueT]):
         """Remove this rank's values, which others could take for those of a later comparison."""
         self._posts.remove(f"{self._key}/{self._rank}")
 
-    def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of some ranks that have not come; all, if that cannot be told."""
-        return [rank for rank in ranks if not self._posts.has(f"{self._key}/{rank}")] or list(ranks)
+    def first_missing(self, ranks: Sequence[int]) -> int:
+        """Return the first of some ranks that has not come, or the first of all, if that cannot be told.
+
+        Asks the store ``log2(ranks)`` times.
+        """
+        keys = [f"{self._key}/{rank}" for rank in ranks]
+        place = bisect_left(range(1, len(keys) + 1), True, key=lambda count: not self._posts.has(*keys[:count]))
+        return ranks[place % len(ranks)]
 
     def _vote(self, report: Report) -> None:
         """Vote with this rank's finding; the last voter posts the result."""

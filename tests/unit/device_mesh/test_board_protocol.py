@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import pytest
 import torch.distributed as dist
@@ -135,10 +136,24 @@ def test_ranks_that_differ_are_known_to_all(posts):
 
 def test_a_rank_that_passes_by_is_not_waited_for(posts):
     first, second = (Comparison(posts, "start/1", rank, range(2), differing) for rank in range(2))
-    assert first.missing(range(2)) == [0, 1]
+    assert first.first_missing(range(2)) == 0
     first.pass_by()
-    assert second.missing(range(2)) == [1]
+    assert second.first_missing(range(2)) == 1
     assert second.run({"all": {"a": "1"}}, {"all": 0}, lambda key, _: posts.wait([key])) == []
+
+
+def test_the_first_rank_that_is_missing_is_found_by_few_messages(posts):
+    ranks = range(100, 612)
+    last = Comparison(posts, "start/1", 611, ranks, differing)
+    asked: list[int] = []
+    last._posts = types.SimpleNamespace(has=lambda *keys: asked.append(len(keys)) or posts.has(*keys))
+    for rank in ranks[:-1]:
+        if rank in (100, 101, 300, 610):
+            asked.clear()
+            assert last.first_missing(ranks) == rank
+            assert len(asked) <= 10
+        Comparison(posts, "start/1", rank, ranks, differing).blank()
+    assert last.first_missing([100, 101]) == 100  # which have all come
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

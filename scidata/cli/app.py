@@ -188,6 +188,19 @@ def stage(
 
 
 @app.command()
+def index(paths: opt.IndexPaths, out: opt.IndexOut = None, as_json: opt.Json = False, debug: opt.Debug = False) -> None:
+    """Read the metadata of many HDF5 and NetCDF files once, so that each rank opens them at the price of one.
+
+    \b
+    scidata index 'era5/*.nc'
+    scidata index 'era5/*.nc' --out /local/cache    # training names cache_dir="/local/cache"
+    """
+    from scidata.cli.commands.index import run_index
+
+    run_index(paths, out=out, as_json=as_json)
+
+
+@app.command()
 def partition(
     paths: opt.PartitionPaths,
     kind: opt.PartitionKind = None,

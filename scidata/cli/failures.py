@@ -17,7 +17,7 @@ from scidata.errors import ConfigError, OutputError, SciDataError, UnknownNameEr
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 #: What the library calls an argument that has another name in a command.
-_ARGUMENTS = {"stage": {"cache_dir": "CACHE"}}
+_ARGUMENTS = {"stage": {"cache_dir": "CACHE"}, "index": {"cache_dir": "--out"}}
 
 
 class Group(typer.core.TyperGroup):

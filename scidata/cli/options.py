@@ -259,6 +259,16 @@ StageJobs = Annotated[
     int, _option("N", "Blocks of a grid, or parts of a store, that are fetched at once.", _RUN, parser=_whole(1))
 ]
 
+# -- index -------------------------------------------------------------------------------------------------------------
+
+IndexPaths = Annotated[
+    list[str], _argument("PATH...", "Files, or globs in quotes: HDF5, NetCDF-4 and NetCDF-3 of local file systems.")
+]
+IndexOut = Annotated[
+    str | None,
+    _option("CACHE", "Write it to this folder, which training names as cache_dir; default beside the files.", _RUN),
+]
+
 # -- stats -------------------------------------------------------------------------------------------------------------
 
 By = Annotated[

@@ -144,6 +144,17 @@ class ArrayLayout:
         order, item = self.axis_order, self.dtype.itemsize
         return self.shape, self.chunks, order, item, bool(self.codecs), self.fallback
 
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """Facts that were found out from it, by question: those of its twins (:meth:`in_store`), too."""
+        return {}
+
+    def in_store(self, store: str) -> ArrayLayout:
+        """Return its twin in another store: all but the store is the same, down to ``derived``."""
+        made = object.__new__(ArrayLayout)
+        made.__dict__.update(self.__dict__, derived=self.derived, store=store)
+        return made
+
     @property
     def chunk_nbytes(self) -> int:
         """Bytes of one full decoded chunk."""

@@ -130,7 +130,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def reads_alone(self) -> bool:
         """Whether all files lie on disks of this machine, and no other rank decodes chunks for this one."""
         reader = self.reader
-        return not reader.pool.worth.by_node and all(is_local(source.path) for source in reader.sources)
+        return not reader.pool.worth.by_node and all(map(is_local, reader.paths))
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {self.reader.global_shape(name)}" for name in self.fields)

@@ -119,7 +119,15 @@ def times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
     dim = series.sample_dim
     if dim is None:
         return None
-    found = [stored_times(source, dim) for source in series.files_along(dim)]
+    files, whole = series.files_along(dim), None
+    if (
+        series.is_uniform(dim)
+        and (first := stored_times(files[0], dim))
+        and (whole := series.coordinate(dim)) is not None
+    ):
+        found: list[tuple[npt.NDArray[Any], str] | None] = [(whole, first[1])]
+    else:
+        found = [stored_times(source, dim) for source in files]
     known = [each for each in found if each is not None]
     if len(known) < len(found) or not known:
         return None
@@ -143,7 +151,8 @@ def without_missing(
     dim = series.sample_dim
     if dim is None or gaps == "allow":
         return dict(crop), ""
-    named = [date for source in series.files_along(dim) for date in _missing_dates(source)]
+    some = any("missing_dates" in source.attributes for source in series.examples)
+    named = [date for source in series.files_along(dim) for date in _missing_dates(source)] if some else []
     labels = labels_of(series, dim) if named else None
     if labels is None or labels.dtype.kind != "M":
         return dict(crop), ""
@@ -175,7 +184,7 @@ def rows_of_samples(
 ) -> tuple[SampleRows, str]:
     """Return the rows of each sample, without samples whose windows cross a gap; and a message."""
     where, dim = series.files[0].path, str(series.sample_dim)
-    crosses = not any(hasattr(source, "group") for source in series.files)  # no group goes on from another
+    crosses = not any(hasattr(source, "group") for source in series.examples)  # no group goes on from another
     found = None
     if gaps != "allow" and max(0, *steps.every) > min(0, *steps.every):
         found = find_gaps(series, selected[dim], crosses=crosses)

@@ -83,7 +83,10 @@ def labels_of(series: Series, dim: str) -> npt.NDArray[Any] | None:
     cftime where the calendar or the year is none of theirs; so is text, unless it has days that the calendar
     lacks (30 February): then labels are the text. Files may count from different dates.
     """
-    found = [_labels_in(source, dim) for source in series.files_along(dim)]
+    files = series.files_along(dim)
+    if series.is_uniform(dim) and (values := series.coordinate(dim)) is not None:
+        return _decoded(files[0], dim, files[0].arrays[dim].attributes, values)
+    found = [_labels_in(source, dim) for source in files]
     known = [labels for labels in found if labels is not None]
     return np.concatenate(known) if len(known) == len(found) else None
 

@@ -38,11 +38,13 @@ from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
 from scidata.grids.steps import checked_steps
 from scidata.plan.totals import ReadPlan
+from scidata.read.arrays import read_array
 from scidata.read.context import ReadStats
 from scidata.read.disk_cache import DiskCache, make_cache
 from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
+from scidata.sources.indexed import IndexedFiles
 from scidata.sources.paths import expand_paths
 from scidata.sources.unfinished import check_finished
 
@@ -90,19 +92,19 @@ class GridReader:
         _check(options)
         self.options, self.paths = options, expand_paths(path)
         disk = _disk_of(options, self.paths)
-        opened = functools.partial(_opened, options=options, first=first)
-        head = opened(self.paths[0])
-        self.choice = choose(head, options)
+        opened, plain = functools.partial(_opened, options=options, first=first), not options.destagger
+        files = IndexedFiles(self.paths, options.cache_dir, opened, look=plain and not options.allow_external)
+        self.choice = choose(files[0], options)
         self.fields, self.sample_dims = self.choice.fields, self.choice.sample_dims
         self.sample_dim = self.choice.sample_dim
-        files = (head, *map(opened, self.paths[1:]))
         self.series = Series(files, self.fields, self.sample_dim, outer=self.sample_dims[:-1])
+        files.keep(read_array)
         layouts = {name: self.series.combined(name) for name in self.fields}
         sizes = sizes_of(layouts.values())
         crop = chosen_rows(self.series, options.isel or {}, options.sel or {}, sizes)
         crop, missing = without_missing(self.series, crop, sizes, options.gaps)
         self.field_steps = checked_steps(options.steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
-        self.partition = self._cut(head, sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
+        self.partition = self._cut(files[0], sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
         self.sample_rows, gaps = rows_of_samples(self.series, self.partition.selected, self.field_steps, options.gaps)
         self.gap_texts = tuple(filter(None, (missing, gaps)))
         self.labels = Labels(self.series, self.partition)
@@ -149,7 +151,7 @@ class GridReader:
         return self.sample_rows.num
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> Sequence[Source]:
         """The opened stores, in order; of several trajectories in a file, once for each."""
         return self.series.sources
 
@@ -191,7 +193,7 @@ class GridReader:
         Not of where the data lie, so that they may move; nor of their values, which would have to be read. Of sources
         that have revisions (Icechunk) also those, since ranks that open at different times could see different ones.
         """
-        revisions = [found for x in self.series.files if (found := getattr(x, "revision", None)) is not None]
+        revisions = [found for x in self.series.examples if (found := getattr(x, "revision", None)) is not None]
         labels, selected = self.coordinate(self.sample_dim) if self.sample_dim else None, self.partition.selected
         content: dict[str, object] = {
             "fields": {name: (self.global_shape(name), str(self.dtype(name))) for name in self.fields},
@@ -244,10 +246,9 @@ class GridReader:
     def _field(self, name: str) -> Field:
         layout = self.series.combined(name)
         dtype = None if self.options.dtype is None else np.dtype(self.options.dtype)
-        found = [
-            decoding_of(self.series.layout_in(i, name), dtype) if self.options.decodes else None
-            for i in self.series.firsts
-        ]
+        found = self.series.of_files(
+            lambda f: decoding_of(self.series.layouts(f)[name], dtype) if self.options.decodes else None
+        )
         dtypes = {d.dtype if d is not None else layout.dtype.newbyteorder("=") for d in found}
         if len(dtypes) > 1:
             raise FieldMismatchError(

@@ -19,10 +19,12 @@ import numpy.typing as npt
 from scidata.core.bounds import bounds_of
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
-from scidata.read.arrays import array_of, read_array
+from scidata.read.arrays import array_of, decoded, read_array
 from scidata.sources.cf import decoding_of
+from scidata.sources.indexed import IndexedFiles
 
 T = TypeVar("T")
+_MOST_KINDS = 64  # of files that are looked at once
 
 
 class Series:
@@ -45,12 +47,13 @@ class Series:
 
     Attributes
     ----------
-    sources
-        The store of each member; the members of a file are one after the other, the last of ``outer`` fastest.
-    files
-        The stores, in order.
+    files, sources
+        The stores, in order, and that of each member.
     firsts
-        The first member of each.
+        The first member of each; the members of a file are one after the other, the last of ``outer`` fastest.
+    kinds, examples
+        The first file of each kind, and its store: all others are like one of them, as an index shows, but for their
+        samples' coordinates and where their bytes lie.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Series:
         *,
         outer: Sequence[str] = (),
     ) -> None:
-        self.files = tuple(files)
+        self.files = files if isinstance(files, IndexedFiles) else tuple(files)
         self.sample_dim, self.outer = sample_dim, tuple(outer)
         self._along = self.outer[0] if outer else sample_dim
         self.fields = tuple(fields)
@@ -69,26 +72,55 @@ class Series:
             raise FieldMismatchError(
                 f"{len(files)} files have no dimension to follow each other along; name it with sample_dim"
             )
-        self._layouts = [{name: array_of(source, name) for name in self.fields} for source in self.files]
+        self._layouts: dict[int, dict[str, ArrayLayout]] = {0: {name: array_of(files[0], name) for name in self.fields}}
+        dims = {dim for layout in self._layouts[0].values() for dim in layout.dims}
+        self._kinds = list(range(len(files)))
+        if isinstance(files, IndexedFiles):
+            along = {self._along, sample_dim}
+            self._kinds = files.kinds([*self.fields, *sorted(dims & along)], sorted(dims - along))
+        self.kinds = sorted(set(self._kinds))
         of_first = functools.cache(functools.partial(self._coordinate, 0))
-        for f in range(1, len(self.files)):
+        for f in self.kinds[1:]:
+            self._layouts[f] = {name: array_of(self.files[f], name) for name in self.fields}
             self._check(f, of_first)
+        self.examples = [self.files[f] for f in self.kinds]
         num_files = len(self.files)
-        self.lengths = bounds_of([self.num_rows(self._along, f) for f in range(num_files)])  # of files along it
-        counts = [[self.num_rows(dim, f) for dim in self.outer] for f in range(num_files)]
+        self.lengths = bounds_of(self.of_files(lambda f: self.num_rows(self._along, f)))  # of files along it
+        counts = self.of_files(lambda f: [self.num_rows(dim, f) for dim in self.outer])
         self.firsts: list[int] = bounds_of([math.prod(each) for each in counts])[:-1].tolist()
         self._members = [(f, at) for f in range(num_files) for at in itertools.product(*map(range, counts[f]))]
-        self.sources: tuple[Source, ...] = tuple(self.files[f] for f, _ in self._members)
-        num_rows = [self.num_rows(sample_dim, f) for f in range(num_files)]
+        self.sources: Sequence[Source] = self.by_file(self.files) if outer else self.files
+        num_rows = self.of_files(lambda f: self.num_rows(sample_dim, f))
         self.row_bounds: IntArray = bounds_of([num_rows[f] for f, _ in self._members])
         self._row_bounds: list[int] = self.row_bounds.tolist()  # looked up one by one, where a list is faster
         self._check_order()
+
+    def of_files(self, make: Callable[[int], T]) -> list[T]:
+        """Return for each file what its number gives, which is asked for one file of each kind."""
+        found = {f: make(f) for f in self.kinds}
+        return [found[f] for f in self._kinds]
+
+    def layouts(self, f: int) -> dict[str, ArrayLayout]:
+        """Return the layouts of fields in the ``f``-th file."""
+        found = self._layouts.get(f)
+        if found is None:
+            alike, path = self._layouts[self._kinds[f]], self._path(f)
+            found = self._layouts[f] = {name: layout.in_store(path) for name, layout in alike.items()}
+        return found
+
+    def _path(self, f: int) -> str:
+        return self.files.path(f) if isinstance(self.files, IndexedFiles) else self.files[f].path
+
+    @property
+    def paths(self) -> list[str]:
+        """The path of each file."""
+        return list(map(self._path, range(len(self.files))))
 
     def num_rows(self, dim: str | None, f: int = 0) -> int:
         """Return the rows of a dimension in the ``f``-th file, 1 where no field has it."""
         rows = {
             layout.shape[layout.dims.index(dim)]
-            for layout in self._layouts[f].values()
+            for layout in self.layouts(f).values()
             if dim is not None and dim in layout.dims
         }
         if len(rows) > 1:
@@ -100,8 +132,8 @@ class Series:
 
     def _check(self, f: int, of_first: Callable[[str], npt.NDArray[Any] | None]) -> None:
         """Compare file ``f`` with the first, whose coordinates ``of_first`` gives."""
-        here, path, first = self._layouts[f], self.files[f].path, self.files[0].path
-        for name, wanted in self._layouts[0].items():
+        here, path, first = self.layouts(f), self.files[f].path, self.files[0].path
+        for name, wanted in self.layouts(0).items():
             found = here[name]
             for fact, a, b in (
                 ("dims", wanted.dims, found.dims),
@@ -133,19 +165,47 @@ class Series:
         dim = self.sample_dim
         if len(self.files) == 1 or dim is None or self.outer:
             return
-        units = {str(s.arrays[dim].attributes.get("units")) for s in self.files if dim in s.arrays}
-        values = [self._coordinate(f, dim) for f in range(len(self.files))]
-        if len(units) != 1 or any(v is None or not np.issubdtype(v.dtype, np.number) for v in values):
+        units = {str(s.arrays[dim].attributes.get("units")) for s in self.examples if dim in s.arrays}
+        if len(units) != 1 or (found := self._values(dim)) is None or not np.issubdtype(found[0].dtype, np.number):
             return
-        known = [v for v in values if v is not None]
-        if not all(np.all(np.diff(v) > 0) for v in known):
+        values, bounds = found
+        is_later = values[1:] > values[:-1]
+        starts = bounds[1:-1][(np.diff(bounds)[1:] > 0) & (np.diff(bounds)[:-1] > 0)]  # of files after others with rows
+        within = np.ones(len(is_later), np.bool_)
+        within[bounds[1:-1][(bounds[1:-1] > 0) & (bounds[1:-1] < len(values))] - 1] = False
+        if not is_later[within].all() or is_later[starts - 1].all():
             return
-        for i in range(1, len(known)):
-            if len(known[i]) and len(known[i - 1]) and known[i][0] <= known[i - 1][-1]:
-                raise FieldMismatchError(
-                    f"{self.files[i].path}: {dim!r} begins at {known[i][0]}, not after the end "
-                    f"{known[i - 1][-1]} of {self.files[i - 1].path}; list the files in order, without overlap"
-                )
+        start = int(starts[~is_later[starts - 1]][0])
+        i = int(np.flatnonzero(bounds == start)[-1])
+        raise FieldMismatchError(
+            f"{self._path(i)}: {dim!r} begins at {values[start]}, not after the end {values[start - 1]} of "
+            f"{self._path(i - 1)}; list the files in order, without overlap"
+        )
+
+    def _values(self, dim: str) -> tuple[npt.NDArray[Any], IntArray] | None:
+        """Return the values along a dimension over all files, and their bounds; None where a file has none."""
+        files = self.files_along(dim)
+        if self.is_uniform(dim) and isinstance(files, IndexedFiles) and (stored := files.joined(dim)) is not None:
+            layout = self.examples[0].arrays[dim]
+            return decoded(stored, decoding_of(layout, None)), self.lengths
+        found = [self._coordinate(f, dim) for f in range(len(files))]
+        known = [values for values in found if values is not None]
+        return (np.concatenate(known), bounds_of(list(map(len, known)))) if len(known) == len(found) else None
+
+    def is_uniform(self, dim: str) -> bool:
+        """Say whether a coordinate along which files follow each other is stored alike in all, and has all rows."""
+        if dim != self._along or len(self.examples) > _MOST_KINDS:
+            return False
+        found = [source.arrays.get(dim) for source in self.examples]
+        said = {(x.dims, x.dtype, repr(sorted(x.attributes.items()))) for x in found if x is not None}
+        rows = [self.num_rows(dim, f) for f in self.kinds]
+        return (
+            None not in found
+            and len(said) == 1
+            and [x.shape for x in found if x is not None] == [(num,) for num in rows]
+            and found[0] is not None
+            and found[0].dims == (dim,)
+        )
 
     def place_of(self, row: int) -> tuple[int, int]:
         """Return the member that holds row ``row`` of all members', and the row that it begins with."""
@@ -169,7 +229,7 @@ class Series:
 
     def layout_in(self, i: int, name: str) -> ArrayLayout:
         """Return a field's layout in the file of the ``i``-th member."""
-        return self._layouts[self._members[i][0]][name]
+        return self.layouts(self._members[i][0])[name]
 
     def space(self, i: int, segments: Mapping[str, Segments]) -> Mapping[str, Segments]:
         """Return rows by dimension together with those that name the ``i``-th member."""
@@ -211,23 +271,22 @@ class Series:
 
     def combined(self, name: str) -> ArrayLayout:
         """Return a field's layout with the samples of all files."""
-        layout = self._layouts[0][name]
+        layout = self.layouts(0)[name]
         if self._along not in layout.dims or len(self.files) == 1:
             return layout
         axis = layout.dims.index(str(self._along))
         return replace(layout, shape=(*layout.shape[:axis], int(self.lengths[-1]), *layout.shape[axis + 1 :]))
 
-    def files_along(self, dim: str) -> tuple[Source, ...]:
+    def files_along(self, dim: str) -> Sequence[Source]:
         """Return the files that hold rows of a dimension: all of them of the one along which they follow each other."""
         return self.files if dim == self._along else self.files[:1]
 
     def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
         """Return the values along a dimension over all files, or None where one has no coordinate variable."""
-        found = [self._coordinate(f, dim) for f in range(len(self.files_along(dim)))]
-        known = [values for values in found if values is not None]
-        return np.concatenate(known) if len(known) == len(found) else None
+        found = self._values(dim)
+        return None if found is None else found[0]
 
     def close(self) -> None:
         """Close every store; the next read opens it again."""
-        for source in self.files:
+        for source in self.files.opened if isinstance(self.files, IndexedFiles) else self.files:
             source.close()

@@ -32,6 +32,8 @@ class CentredSource:
         As in :func:`scidata.open_dataset`.
     """
 
+    kept = None  # an index keeps values as they are in the file
+
     def __init__(self, source: Source, *, allow_missing: bool) -> None:
         self._source, self._allow_missing = source, allow_missing
 

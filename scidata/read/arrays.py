@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, segments_of_slice
@@ -13,7 +14,10 @@ from scidata.core.types import ArrayLayout, Decoding, Source
 from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
 from scidata.read import read_plan
+from scidata.read.context import thread_scratch
+from scidata.read.convert import converter
 from scidata.read.places import expecting
+from scidata.sources.index import KeptFile
 
 
 def read_array(
@@ -33,9 +37,19 @@ def read_array(
     selection = tuple(segments_of_slice(s, n) for s, n in zip(slices, layout.shape, strict=True))
     dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
     out = allocate(f"{layout.store}: field {layout.name!r}", tuple(map(num_rows_of, selection)), dtype)
-    if out.size:
+    kept: KeptFile | None = getattr(source, "kept", None) if box is None else None
+    if kept is not None and (values := kept.values_of(layout.name)) is not None:
+        out[...] = decoded(values, decoding).reshape(out.shape)
+    elif out.size:
         plan = plan_array(layout, selection, expecting(source), out_shape=out.shape)
         read_plan(plan, out, source=source, decoding=decoding, allow_missing=allow_missing)
+    return out
+
+
+def decoded(values: npt.NDArray[Any], decoding: Decoding | None) -> npt.NDArray[Any]:
+    """Return flat stored values, in native byte order, decoded into memory of their own."""
+    out = np.empty(len(values), values.dtype if decoding is None else decoding.dtype)
+    converter(values.dtype, decoding, out.dtype).copy(out, values, thread_scratch())
     return out
 
 

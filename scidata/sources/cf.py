@@ -66,6 +66,14 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) 
     UnsupportedFormatError
         ``scale_factor`` or ``add_offset`` is not one number.
     """
+    key = "decoding", dtype
+    if key not in layout.derived:
+        layout.derived[key] = _decoding_of(layout, dtype)
+    found: Decoding | None = layout.derived[key]
+    return found
+
+
+def _decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None) -> Decoding | None:
     raw = layout.dtype.newbyteorder("=")
     if raw.kind not in "iuf":
         return None

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 from scidata.core.types import ArrayLayout, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import UnknownNameError, near_matches
-from scidata.sources.access.files import Versions
+from scidata.sources.access.files import Version, Versions
+from scidata.sources.index import FileFacts, KeptFile
 
 _Contents = TypeVar("_Contents")
 _Item = TypeVar("_Item")
@@ -28,6 +29,20 @@ class FileSource(Generic[_Contents]):
         self.path = url_of(os.fspath(path))
         self._versions = Versions()
         self._contents: _Contents | None = None
+        self.kept: KeptFile | None = None
+
+    def restore(self, kept: KeptFile, version: Version) -> None:
+        """Take the description from an index, as long as the file has this version."""
+        self.kept = kept
+        self._versions.note(self.path, version)
+
+    def facts(self) -> FileFacts:
+        """Return the description as an index keeps it."""
+        raise NotImplementedError
+
+    def version(self) -> Version | None:
+        """Return the version of the file that was described; None where it is not described yet, or has a URL."""
+        return self._versions.of(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_contents": None}
@@ -38,8 +53,13 @@ class FileSource(Generic[_Contents]):
     def _parse(self) -> _Contents:
         raise NotImplementedError
 
+    def _restored(self, kept: KeptFile) -> _Contents:
+        raise NotImplementedError
+
     def _read(self) -> _Contents:
         contents = self._contents
+        if contents is None and self.kept is not None:
+            contents = self._contents = self._restored(self.kept)
         if contents is None:  # two threads may both read it: they get the same
             contents = self._parse()
             if not is_url(self.path):

@@ -19,6 +19,7 @@ from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, number_of
 from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, plain_value, scale_paths, walk
+from scidata.sources.index import FileFacts, KeptFile, OnDemand
 from scidata.sources.netcdf3 import Header, Variable, read_header
 
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
@@ -103,7 +104,7 @@ class NetCDF4Source(HDF5Source):
 
 
 #: Of a NetCDF-3 file: its header, the layouts of its arrays, and all variables.
-_Contents: TypeAlias = tuple[Header, dict[str, ArrayLayout], dict[str, Variable]]
+_Contents: TypeAlias = tuple[Header, Mapping[str, ArrayLayout], Mapping[str, Variable]]
 
 
 class NetCDF3Source(FileSource[_Contents]):
@@ -197,6 +198,34 @@ class NetCDF3Source(FileSource[_Contents]):
         header = read_header(self.path)
         numeric = {v.name: self._layout(header, v) for v in header.variables if v.dtype.kind != "S"}
         return header, numeric, {v.name: v for v in header.variables}
+
+    def facts(self) -> FileFacts:
+        """Return the description as an index keeps it; variables of text are among its arrays."""
+        header, _, variables = self._read()
+        arrays = [(self._layout(header, v), {"is_record": v.is_record}, [v.begin]) for v in variables.values()]
+        return FileFacts(
+            format=self.format, skipped=self.skipped, attributes=header.attributes, arrays=arrays,
+            numbers=[header.version, header.num_records, header.record_nbytes, header.file_size],
+        )  # fmt: skip
+
+    def _restored(self, kept: KeptFile) -> _Contents:
+        skipped, names = kept.head.skipped, kept.head.places
+        version, num_records, record_nbytes, file_size = kept.numbers
+
+        def variable(name: str) -> Variable:
+            layout, more = kept.layout(name)
+            return Variable(
+                name=name, dims=layout.dims, shape=layout.shape, dtype=layout.dtype, is_record=more["is_record"],
+                begin=int(kept.numbers_of(name)[0]), attributes=dict(layout.attributes),
+            )  # fmt: skip
+
+        header = Header(
+            version=version, num_records=num_records, record_nbytes=record_nbytes, attributes=kept.attributes,
+            variables=(), file_size=file_size,
+        )  # fmt: skip
+        numeric = [name for name in names if name not in skipped]
+        arrays = OnDemand(dict.fromkeys(numeric), lambda name: kept.layout(name)[0].in_store(self.path))
+        return header, arrays, OnDemand(names, variable)
 
     def _layout(self, header: Header, variable: Variable) -> ArrayLayout:
         shape = variable.shape

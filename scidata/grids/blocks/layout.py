@@ -74,10 +74,10 @@ class BlockLayout:
     @functools.cached_property
     def steps_per_block(self) -> dict[str, int]:
         """Steps of a block of each field; 1 where chunks share no decoding."""
-        return {name: max(self._steps_in(i, name) for i in self.series.firsts) for name in self.fields}
+        return {name: max(self.series.of_files(functools.partial(self._steps_in, name))) for name in self.fields}
 
-    def _steps_in(self, i: int, name: str) -> int:
-        layout, axis = self.series.layout_in(i, name), self.axes[name]
+    def _steps_in(self, name: str, f: int) -> int:
+        layout, axis = self.series.layouts(f)[name], self.axes[name]
         return 1 if axis is None or not must_decode(layout) else min(layout.chunks[axis], layout.shape[axis])
 
     def rows_first(self, name: str, values: Rows) -> Rows:
@@ -108,8 +108,8 @@ class BlockLayout:
     def most(self, name: str) -> int:
         """Return how many trajectories a chunk of a field holds that is decoded for any of them, at most."""
         found = 1
-        for i in self.series.firsts:
-            layout = self.series.layout_in(i, name)
+        for f in self.series.kinds:
+            layout = self.series.layouts(f)[name]
             here = [(layout.chunks[k], layout.shape[k], dim) for k, dim in enumerate(layout.dims) if dim in self._runs]
             if must_decode(layout):
                 found = max(found, math.prod(min(chunk, n, len(self._runs[dim])) for chunk, n, dim in here))

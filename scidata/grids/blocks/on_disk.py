@@ -72,7 +72,7 @@ class DiskBlocks:
         self._entries: Cache[_Entry] = Cache(_MAX_ENTRIES, "lru")
         self._always: Cache[bytes] = Cache(1 << 10)
         self._filling: Cache[dict[int, Rows]] = Cache(0, "lru")
-        self._validators = self._series.by_file([Validators(source.path) for source in self._series.files])
+        self._validators = self._series.by_file(list(map(Validators, self._series.paths)))
         self._warned = False
 
     def __getstate__(self) -> dict[str, object]:

@@ -130,12 +130,12 @@ class BlockWorth:
         return must_decode(self._series.layout_in(0, name)) or isinstance(self._series.sources[0].path, Url)
 
     def _gains_by_disk(self, name: str) -> bool:
-        for i in self._series.firsts:
-            layout = self._series.layout_in(i, name)
+        for f in self._series.kinds:
+            layout = self._series.layouts(f)[name]
             first = np.zeros((min(1, math.prod(layout.shape)), len(layout.shape)), np.int64)
             if must_decode(layout) or _is_far(layout.store):
                 return True
-            files = self._series.sources[i].files_of(layout, first)  # others lie where those of the first chunk do
+            files = self._series.files[f].files_of(layout, first)  # others lie where those of the first chunk do
             if files is not None and any(map(_is_far, files.paths)):
                 return True
         return False

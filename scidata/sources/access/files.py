@@ -272,6 +272,13 @@ class FileCache:
             for known in [k for k in self._handles if k in names or k.startswith(folders)]:
                 del self._handles[known]
 
+    def forget_each(self, paths: Iterable[str]) -> None:
+        """Forget the descriptors of many files, named as they were opened."""
+        names = frozenset(paths)
+        with self._lock:
+            for known in [name for name in self._handles if name in names]:
+                del self._handles[known]
+
     def close(self) -> None:
         """Forget every open descriptor; readers in progress keep theirs until they end."""
         with self._lock:
@@ -290,6 +297,10 @@ class Versions:
 
     def __getstate__(self) -> dict[str, object]:
         return {"_seen": self._seen.copy()}  # other threads add to it
+
+    def of(self, path: str) -> Version | None:
+        """Return the version of a file as it was first seen; None where it was not."""
+        return self._seen.get(path)
 
     def note(self, path: str, found: Version) -> None:
         """Take in the version of a file that is about to be read.

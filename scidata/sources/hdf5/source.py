@@ -7,6 +7,7 @@ and none of them reads values except ``read_box``.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,16 +48,18 @@ from scidata.sources.hdf5.walk import (
     open_h5,
     walk,
 )
+from scidata.sources.index import FileFacts, KeptFile, OnDemand
 
+_MOST_CHUNKS = 256  # of an array, whose places an index keeps
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
     attributes: Mapping[str, Any]
-    arrays: dict[str, ArrayLayout]
-    storage: dict[str, Storage]
-    skipped: dict[str, str]
+    arrays: Mapping[str, ArrayLayout]
+    storage: Mapping[str, Storage]
+    skipped: Mapping[str, str]
     file_size: int
 
 
@@ -95,7 +98,8 @@ class HDF5Source(FileSource[_Contents]):
         self._contiguous: dict[str, ChunkRefs] = {}  # of arrays in one piece: asked for at each sample
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "allow_external": self.allow_external, "_versions": self._versions}
+        names = ("path", "allow_external", "_versions", "kept")
+        return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -229,6 +233,8 @@ class HDF5Source(FileSource[_Contents]):
         return session.h5
 
     def _read(self) -> _Contents:
+        if self._contents is None and self.kept is not None:
+            self._contents = self._restored(self.kept)
         if self._contents is None:
             session = self._session()
             with session.lock:
@@ -239,6 +245,45 @@ class HDF5Source(FileSource[_Contents]):
                     else:
                         self._contents = retried(self.path, lambda: self._describe_guarded(label))
         return self._contents
+
+    def facts(self) -> FileFacts:
+        """Return the description as an index keeps it, with the places of chunks where there are few."""
+        contents = self._read()
+        arrays: list[tuple[ArrayLayout, dict[str, object], list[int]]] = []
+        for name, layout in contents.arrays.items():
+            storage = contents.storage[name]
+            more: dict[str, object] = {"path": storage.path, "shape": storage.shape, "chunked": storage.chunked}
+            numbers = [-1 if storage.offset is None else storage.offset]
+            if storage.chunked:
+                index = None
+                if not layout.fallback and math.prod(layout.num_chunks) <= _MOST_CHUNKS:
+                    index = self._index(layout, storage)
+                numbers = [] if index is None else [*index.numbers.tolist(), *index.places.ravel().tolist()]
+                more["placed"] = index is not None
+            arrays.append((layout, more, numbers))
+        return FileFacts(
+            format=self.format, skipped=contents.skipped, attributes=contents.attributes, arrays=arrays,
+            numbers=[contents.file_size],
+        )  # fmt: skip
+
+    def _restored(self, kept: KeptFile) -> _Contents:
+        skipped, names = kept.head.skipped, kept.head.places
+
+        def storage(name: str) -> Storage:
+            more = kept.layout(name)[1]
+            offset = -1 if more["chunked"] else int(kept.numbers_of(name)[0])
+            shape = tuple(more["shape"])
+            return Storage(
+                path=more["path"], shape=shape, chunked=more["chunked"], offset=None if offset < 0 else offset
+            )
+
+        return _Contents(
+            attributes=kept.attributes,
+            arrays=OnDemand(names, lambda name: kept.layout(name)[0].in_store(self.path)),
+            storage=OnDemand(names, storage),
+            skipped=skipped,
+            file_size=kept.numbers[0],
+        )
 
     def _retried(self, session: Session, call: Callable[[h5py.File], _T], label: str) -> _T:
         """Call with the open file; where that fails for a passing reason, again with the file opened anew."""
@@ -318,6 +363,9 @@ class HDF5Source(FileSource[_Contents]):
 
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)
+        if index is None and self.kept is not None and self.kept.layout(layout.name)[1]["placed"]:
+            table = self.kept.numbers_of(layout.name).reshape(4, -1)
+            index = self._indices[layout.name] = ChunkIndex(table[0], table[1:])
         if index is None:
             session, label = self._session(), f"{self.path}: field {layout.name!r}: the index of its chunks"
             with session.lock:

@@ -62,15 +62,13 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
         first = next((x for x in first if isinstance(x, ShardBase) and not x.spec.is_replicated), None)
-    direct: Callable[..., object] | None = None
     if handler is None or not isinstance(first, ShardBase) or first.spec.is_replicated:
         run: _Run = partial(_call_unusual, handler)
-    elif (bound := None if kwargs else BOUND.get(func)) is None:
-        run = handler
+        direct = None
     else:  # torch's own parameters, all by position: without the handler's binding of names
-        direct, run = bound, partial(_call_bound, bound)
+        run, direct = handler, None if kwargs else BOUND.get(func)
     if func in _NEEDS_INPUT and torch.is_grad_enabled():
-        direct, run = None, partial(_call_watched, run)
+        run, direct = partial(_call_watched, run, direct), None
     try:
         found = _look((*args, *kwargs.values()) if kwargs else args)
         disorder = found & _DISORDER and handler is not None
@@ -80,6 +78,8 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
             return run(func, types, args, kwargs) if direct is None else direct(*args)
         if handler is not None and handler in OF_THE_WHOLE:
             return handler(func, types, args, kwargs)
+        if not found & _NOTED:  # so that no copy is to be brought up to date, and no strides are unknown
+            return note(func, args, kwargs, run(func, types, args, dict(kwargs)) if direct is None else direct(*args))
         return _call_noted(run, func, types, args, kwargs)
     except UnsupportedShardOp as error:
         if not FALLBACKS:
@@ -90,21 +90,20 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
         raise
 
 
-def _call_bound(
-    bound: Callable[..., object], func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
-    return bound(*args)
-
-
 def _call_watched(
-    run: _Run, func: TorchFunction, types: Types, args: tuple[object, ...], kwargs: dict[str, object]
+    run: _Run,
+    direct: Callable[..., object] | None,
+    func: TorchFunction,
+    types: Types,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
     """Handle a function; have backward raise, as torch's would, where an input was written to since."""
     kept = []
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, ShardBase):  # a tensor that is gone was not written to
             kept.append((weakref.ref(x.local), version_of(x.local)))
-    result = run(func, types, args, kwargs)
+    result = run(func, types, args, kwargs) if direct is None else direct(*args)
     local = result.local if isinstance(result, ShardBase) else result
 
     def check(grad: Tensor) -> None:
@@ -135,8 +134,9 @@ def _look(values: Iterable[object]) -> int:
         kind = type(x)
         if kind in _NO_TENSORS:  # asking for an instance of Tensor takes longer
             continue
-        if kind is tuple or kind is list:
-            found |= _look(x)  # type: ignore[arg-type]
+        if isinstance(x, tuple | list):
+            if not _NO_TENSORS.issuperset(map(type, x)):
+                found |= _look(x)
         elif isinstance(x, Tensor):
             if x.layout is torch.strided and not x.is_contiguous():
                 found |= _NOTED

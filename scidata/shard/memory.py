@@ -129,7 +129,8 @@ def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> o
             result.global_strides = found[0] if found else UNKNOWN
         return result
     results = list(result) if isinstance(result, tuple | list) else [result]
-    new = [i for i, x in enumerate(results) if isinstance(x, Tensor) and not any(x is given for given in args)]
+    given = set(map(id, args))
+    new = [i for i, x in enumerate(results) if isinstance(x, Tensor) and id(x) not in given]
     if not new:
         return result
     found = infer_strides(func, args, kwargs)

@@ -32,6 +32,7 @@ from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
 from scidata.shard.torch_internals import keep_out_of_graphs, tree_flatten
 from scidata.shard.views import gradient_of, refuse_no_gradient
@@ -345,8 +346,10 @@ class ShardTensor(ShardBase):
             )
         self.refresh()
         wanted = self.placements if placements is None else tuple(placements)
+        # the target has the sizes, so that their ids stay theirs
+        parts = [(axis, None if each is None else id(facts_of(each).sizes)) for axis, each in (sizes or {}).items()]
         make = partial(layouts.target_spec, self.spec, wanted, sizes)
-        target = make() if sizes else self.spec.plans.get_or_make(("redistribute", wanted), make)
+        target = self.spec.plans.get_or_make(("redistribute", wanted, *parts), make)
         if (target.dims, target.sizes) == (self.spec.dims, self.spec.sizes):
             return self
         local = change_layout(in_one_order(ShardTensor.redistribute, self.local, self.spec)[0], self.spec, target)

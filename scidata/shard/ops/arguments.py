@@ -88,7 +88,10 @@ def _renamed(
 
 def integers(*given: int | Sequence[int]) -> tuple[int, ...]:
     """Return integers that were given one by one or as one sequence."""
-    return tuple(operator.index(n) for each in given for n in ((each,) if isinstance(each, int) else each))
+    found: list[int] = []
+    for each in given:
+        found += map(operator.index, (each,) if isinstance(each, int) else each)
+    return tuple(found)
 
 
 def several(tensors: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:

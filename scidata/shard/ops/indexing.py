@@ -33,6 +33,7 @@ from scidata.shard.views import Copy, refuse_repeated, written
 _WHOLE = slice(None)
 _MASKS = (torch.bool, torch.uint8)
 _INDEX_DTYPES = (*_MASKS, torch.int64, torch.int32)
+_INTEGERS = frozenset({int, type(None)})
 _NO_NUMBERS = (Tensor, Sequence, np.ndarray, slice)
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ def _planned(spec: ShardSpec, items: Sequence[Basic]) -> _Take:
     key: list[object] = ["take"]
     for item in items:
         ends = (item.start, item.stop, item.step) if type(item) is slice else (item,)
-        if not all(end is None or type(end) is int for end in ends):
+        if not _INTEGERS.issuperset(map(type, ends)):
             return _plan(spec, items)
         key.append(ends if isinstance(item, slice) else item)
     found: _Take | None = spec.plans.get(tuple(key))
@@ -179,10 +180,10 @@ def _parsed(func: TorchFunction, x: ShardTensor, items: tuple[object, ...]) -> _
     tensors: dict[int, Tensor] = {}
     tensor_of = [None if isinstance(i, int | slice) else _as_tensor(i, x.device) for i in items]
     width = [t.ndim if t is not None and t.dtype == torch.bool else 1 for t in tensor_of]
-    consumed = sum(w for w, item in zip(width, items, strict=True) if item is not None and item is not Ellipsis)
+    consumed = sum([w for w, item in zip(width, items, strict=True) if item is not None and item is not Ellipsis])
     if consumed > spec.ndim:
         raise IndexError(f"too many indices: {consumed} for a tensor of {spec.ndim} dims")
-    if sum(item is Ellipsis for item in items) > 1:
+    if len([item for item in items if item is Ellipsis]) > 1:
         raise IndexError("an index can only have a single Ellipsis ('...')")
     left = 0  # dims of the result so far
     for item, tensor, dims in zip(items, tensor_of, width, strict=True):
@@ -202,7 +203,7 @@ def _parsed(func: TorchFunction, x: ShardTensor, items: tuple[object, ...]) -> _
             left += item is None or isinstance(item, slice)
         else:
             raise TypeError(f"an index holds numbers, slices, None, Ellipsis and tensors, not {type(item).__name__}")
-    old = sum(item is not None for item in basic)
+    old = sum([item is not None for item in basic])
     basic.extend([_WHOLE] * (spec.ndim - old))
     return _Index(basic, tensors)
 
@@ -236,7 +237,7 @@ def getitem(func: TensorFunction, x: Tensor, index: object) -> Tensor:
 def _as_view(spec: ShardSpec, items: Sequence[Basic], value: T) -> tuple[list[Basic], T | Tensor]:
     """Take single rows of sharded dims as slices of one, so that the target of a write is a view."""
     basic: list[Basic] = []
-    old, behind = 0, sum(item is None or isinstance(item, slice) for item in items)
+    old, behind = 0, sum([item is None or isinstance(item, slice) for item in items])
     new: T | Tensor = without_ones(value, behind)
     for item in items:
         if item is None or isinstance(item, slice):

@@ -62,12 +62,15 @@ _IN_PLACE = """
 
 
 ELEMENTWISE.update(find(_BINARY))
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_PLAIN = _NUMBERS | {str}  # of options
 
 
 @register_op(*find(_ALL), any_order=True)
 def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """Handle any function that acts elementwise over all its tensor arguments, with broadcasting."""
-    if not kwargs and len(args) < 3 and (quick := _same_layout(func, *args)) is not None:
+    is_plain = not kwargs or (not kwargs.get("inplace") and _PLAIN.issuperset(map(type, kwargs.values())))
+    if args and is_plain and (quick := _same_layout(func, kwargs, *args)) is not None:
         return quick
     operands, rebuild = operands_of(args, kwargs)
     specs = specs_of(operands)
@@ -92,24 +95,24 @@ def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwa
     return finish(result, spec, halo=_common_halo(operands, spec))
 
 
-def _same_layout(func: TensorFunction, x: object, *other: object) -> Tensor | None:
-    """Fast path: one ShardTensor, alone or with a number, a tensor of equal layout or a plain row; no halos."""
+def _same_layout(func: TensorFunction, options: Mapping[str, object], x: object, *other: object) -> Tensor | None:
+    """Fast path: one ShardTensor, with numbers alone, or with a tensor of equal layout or a plain row; no halos."""
     if not isinstance(x, ShardTensor) or x.padded is not None or x.halo:
         return None
-    if not other:
-        return ShardTensor(func(x.local), x.spec)
+    spec = x.spec
+    if _NUMBERS.issuperset(map(type, other)):
+        result = func(x.local, *other, **options)
+        return ShardTensor(result, spec) if isinstance(result, Tensor) else result  # of x == None
+    if len(other) > 1:
+        return None
     (y,) = other
-    if y is None:  # x == None
-        return func(x.local, y)
-    if isinstance(y, int | float):
-        return ShardTensor(func(x.local, y), x.spec)
     if isinstance(y, ShardTensor):
-        if y.padded is None and not y.halo and y.spec == x.spec:
-            return ShardTensor(func(x.local, y.local), x.spec)
-    elif isinstance(y, Tensor) and _lies_inside(y.shape, x.spec):
+        if y.padded is None and not y.halo and (y.spec is spec or y.spec == spec):
+            return ShardTensor(func(x.local, y.local, **options), spec)
+    elif isinstance(y, Tensor) and _lies_inside(y.shape, spec):
         if y.requires_grad:
-            y = replicate_to_shards(y, x.spec.shard_groups)
-        return ShardTensor(func(x.local, y), x.spec)
+            y = replicate_to_shards(y, spec.shard_groups)
+        return ShardTensor(func(x.local, y, **options), spec)
     return None
 
 

@@ -44,8 +44,11 @@ def keep_dims(x: ShardTensor, part: Tensor) -> Tensor:
 
 def _permute(x: ShardTensor, order: Sequence[int]) -> Tensor:
     spec = x.spec
-    new = spec.move_dims([spec.global_shape[d] for d in order], {d: i for i, d in enumerate(order)})
-    return derived(x, x.local.permute(*order), new)
+
+    def make() -> ShardSpec:
+        return spec.move_dims([spec.global_shape[d] for d in order], {d: i for i, d in enumerate(order)})
+
+    return derived(x, x.local.permute(*order), spec.plans.get_or_make(("permute", *order), make))
 
 
 @handles(*find("permute"), any_order=True)

@@ -116,6 +116,14 @@ class ShardBase(Tensor):
         if self.copied is not None:
             self.copied.refresh()
 
+    def facts(self) -> Tensor:
+        """Return a tensor of the dtype and device of the part, and that requires grad as it does."""
+        return self.local
+
+    def version(self) -> int:
+        """Return a number that differs after each write to the part."""
+        return version_of(self.local)
+
     def held_halo(self) -> Tensor | None:
         """Return the padded part while its ghosts are good: not after a write to the owned part alone."""
         padded = self.padded

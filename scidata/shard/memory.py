@@ -260,7 +260,7 @@ def _keyed(values: Iterable[object]) -> tuple[object, ...]:
         if kind is int or kind is str or value is None:
             found.append(value)
         elif isinstance(value, ShardBase):
-            spec, local = value.spec, value.local
+            spec, local = value.spec, value.facts()
             found.append((spec.global_shape, local.dtype, local.device, local.requires_grad, value.global_strides))
         elif isinstance(value, tuple | list):
             found.append(_keyed(value))

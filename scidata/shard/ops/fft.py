@@ -13,6 +13,7 @@ from scidata.shard.ops.align import Dims, refuse_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import cut_to, moved_off, there_and_back, to_layout, without_empty
 from scidata.shard.ops.shapes import derived
+from scidata.shard.ops.spectra import Blank, Spectrum, spectrum
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import Copy
@@ -46,6 +47,9 @@ def fourier(
         dim = (-2, -1) if func.__name__.endswith("2") else None if func.__name__.endswith("n") else -1
     refuse_plain(func, x)
     dims = _dims(x.spec, size, dim)
+    found = _of_columns(func, x, size, dims, norm)
+    if found is not None:
+        return found
     if any(d in x.spec.sharded for d in dims):
         return there_and_back(x, dims, lambda moved: func(moved, size, dim, norm))
     result = func(without_empty(x.local, x.spec), size, dim, norm)
@@ -54,10 +58,32 @@ def fourier(
     return ShardTensor(cut_to(result, spec), spec)
 
 
+def _of_columns(
+    func: TensorFunction, x: ShardTensor, size: int | Sequence[int] | None, dims: Sequence[int], norm: str | None
+) -> Tensor | None:
+    """Transform several dims so that only the columns are sent that are wanted; None where that is not to be known."""
+    kind = func.__name__.removeprefix("fft_").removesuffix("2").removesuffix("n")
+    if len(dims) < 2 or len({*dims}) < len(dims) or kind not in ("fft", "rfft", "ifft", "irfft"):
+        return None
+    given = [None] * len(dims) if size is None else list(size) if isinstance(size, Sequence) else []
+    if len(given) != len(dims) or any(n is not None and n < 1 for n in given):
+        return None
+    sizes = dict(zip(dims, given, strict=True))
+    if kind in ("fft", "rfft"):
+        return spectrum(x, kind, sizes, norm)
+    if not isinstance(x, Blank):
+        return None
+    full = 2 * (x.shape[dims[-1]] - 1) if kind == "irfft" else x.shape[dims[-1]]
+    lengths = {d: n or (full if d == dims[-1] else x.shape[d]) for d, n in sizes.items()}
+    return x.transformed(kind, lengths, norm)
+
+
 @handles(torch.fft.fftshift, torch.fft.ifftshift)
 def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
     """Bring the zero frequency to the middle, or back: rolls by half. Collective along sharded dims."""
     dims, sign = _dims(x.spec, None, dim), -1 if func is torch.fft.ifftshift else 1
+    if isinstance(x, Spectrum | Blank) and x.computed is None:
+        return x.shifted(func, dims)
     return torch.roll(x, [sign * (x.spec.global_shape[d] // 2) for d in dims], dims)
 
 

@@ -24,6 +24,7 @@ from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import lies_beside, only_index, set_rows, set_where, take_rows, take_where
 from scidata.shard.ops.moving import as_sharded
 from scidata.shard.ops.shapes import derived, keep_dims
+from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.ops.writing import fill_where, overwrite, without_ones, write_through
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
@@ -74,6 +75,8 @@ class _Take(NamedTuple):
 
 def take_basic(x: ShardTensor, items: Sequence[Basic]) -> Tensor:
     """Take slices, rows and new dims, one item for each dim and None. Collective where a row is of a sharded dim."""
+    if isinstance(x, Spectrum) and (columns := x.sliced(items)) is not None:
+        return columns
     plan = _planned(x.spec, items)
     part = x.local[plan.local]
     if not plan.rows:
@@ -277,10 +280,14 @@ def setitem(func: Callable[..., None], x: Tensor, index: object, value: float | 
 
 def _target(x: ShardTensor, items: Sequence[Basic]) -> ShardTensor:
     """Return the view that is written to, wrapped even where it is replicated."""
+    if isinstance(x, Later):
+        x.settle()
     return as_sharded(take_basic(x, items), x.spec)
 
 
 def _put_basic(x: ShardTensor, items: Sequence[Basic], value: float | Tensor) -> None:
+    if isinstance(x, Blank) and x.write(items, value):
+        return
     refuse_repeated(Tensor.__setitem__, x, tuple(items))
     basic, value = _as_view(x.spec, items, value)
     target = _target(x, basic)

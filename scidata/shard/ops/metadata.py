@@ -15,6 +15,7 @@ from scidata.shard.op_table import OF_THE_WHOLE, TensorFunction, TorchFunction, 
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
+from scidata.shard.ops.spectra import Blank, Spectrum
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
@@ -139,6 +140,8 @@ def contiguous(
 @handles(_LIKE, keeps_replicated=True, any_order=True)
 def like(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
+    if isinstance(x, Spectrum) and func is torch.zeros_like and not args and not kwargs:
+        return Blank(x.spec, x.sample.detach())
     part = x.local
     if x.spec.is_replicated and x.global_strides is not None and x.global_strides is not UNKNOWN:
         part = laid_out(part, x.global_strides)  # rows that were moved lie as they came

@@ -1,0 +1,286 @@
+"""Spectra of which few columns are wanted: the other ranks' rows are asked for once it is known which.
+
+A Fourier layer transforms a field, keeps a few modes, and puts what it makes of them among zeros. Of a field that is
+cut along its rows, each rank transforms its own rows along the other dims at once. The columns that are then taken go
+to other ranks, to be transformed along the rows, and no others. Back, each rank has all the modes, and computes its own
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from scidata.core.bounds import even_sizes
+from scidata.shard.comm.collectives import all_gather_v
+from scidata.shard.comm.sums import replicate_to_shards
+from scidata.shard.op_table import TensorFunction
+from scidata.shard.ops.moving import as_sharded, moved_off, there_and_back, to_layout
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import has_dual_level, is_transforming, version_of
+from scidata.shard.views import Copy
+
+_WHOLE = slice(None)
+_MOST = 4  # times a mean part of the spectrum, what each rank holds of its columns on the way back
+
+
+class Later(ShardTensor):
+    """A tensor whose part is computed when it is first asked for: Collective then.
+
+    Attributes
+    ----------
+    sample
+        A tensor of the same dtype and device, which requires grad where this does.
+    computed
+        This rank's part, None until then.
+    """
+
+    sample: Tensor
+    computed: Tensor | None
+
+    def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
+        self.sample, self.computed = sample, None
+        self.seen, self.with_graph = 0, torch.is_grad_enabled()
+
+    @staticmethod
+    def __new__(cls, spec: ShardSpec, sample: Tensor, *others: object) -> Later:
+        """Wrap a part that is one element for now."""
+        return ShardTensor.__new__(cls, sample.new_empty(()).expand(spec.local_shape), spec)
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's part. Collective when it is first asked for."""
+        self.settle()
+        assert self.computed is not None
+        return self.computed
+
+    @local.setter
+    def local(self, part: Tensor) -> None:
+        self.computed = part
+
+    def compute(self) -> Tensor:
+        """Compute this rank's part."""
+        raise NotImplementedError
+
+    def facts(self) -> Tensor:
+        """Return the sample; in place of a part that is not there yet."""
+        return self.sample
+
+    def version(self) -> int:
+        """Return a number that differs after each write; computing it is none."""
+        return 0 if self.computed is None else version_of(self.computed) - self.seen
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The dtype of all parts."""
+        return self.sample.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where this rank's part lies."""
+        return self.sample.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the part has a graph."""
+        return super().requires_grad if self.computed is not None else self.facts().requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def settle(self) -> None:
+        """Compute the part, before it is written to. Collective where it is not there."""
+        if self.computed is None:
+            with torch.set_grad_enabled(self.with_graph):
+                self.computed = self.compute()
+            self.seen = version_of(self.computed)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        return (
+            super().__repr__() if self.computed is not None else f"ShardTensor({self.spec}, computed when it is used)"
+        )
+
+
+class Spectrum(Later):
+    """A field that was transformed along dims that are not sharded, and is to be along others.
+
+    Parameters
+    ----------
+    source
+        The field, transformed along all dims but these.
+    dims
+        Of the transform that is left.
+    transform
+        That takes a tensor whose ``dims`` are not sharded.
+    """
+
+    def __init__(
+        self,
+        spec: ShardSpec,
+        sample: Tensor,
+        source: ShardTensor,
+        dims: Sequence[int],
+        transform: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__(spec, sample)
+        self.source, self.dims, self.transform = source, tuple(dims), transform
+        self.columns: dict[object, Tensor] = {}  # transformed, by the slices of other dims
+
+    def compute(self) -> Tensor:
+        """Transform all of it, and bring it back."""
+        self.columns.clear()
+        return there_and_back(self.source, self.dims, self.transform).local
+
+    def sliced(self, items: Sequence[object]) -> ShardTensor | None:
+        """Return slices, for which no other columns are sent; None where all are wanted. Collective."""
+        slices = tuple(item for item in items if isinstance(item, slice))
+        if self.computed is not None or not len(slices) == len(items) == self.ndim:
+            return None
+        ends = [item.indices(n) for item, n in zip(slices, self.shape, strict=True)]
+        if any(start >= stop or step < 1 for start, stop, step in ends):
+            return None
+        outer = tuple(_WHOLE if d in self.dims else slice(*each) for d, each in enumerate(ends))
+        inner = tuple(slice(*each) if d in self.dims else _WHOLE for d, each in enumerate(ends))
+        key = tuple(each for d, each in enumerate(ends) if d not in self.dims)
+        if key not in self.columns:
+            if self.columns or all(each == (0, n, 1) for each, n in zip(ends, self.shape, strict=True)):
+                return None  # of others, too: from now on as any tensor
+            with torch.set_grad_enabled(self.with_graph):
+                kept = as_sharded(self.source[outer], self.source.spec)
+                self.columns[key] = self.transform(moved_off(kept, self.dims))
+        part = as_sharded(self.columns[key][inner], self.spec)
+
+        def take() -> Tensor:
+            return to_layout(as_sharded(self[slices], self.spec), part.spec).local
+
+        def put() -> None:
+            self[slices] = ShardTensor(part.local, part.spec)
+
+        return ShardTensor(part.local, part.spec, copied=Copy(self, part.local, take, put))
+
+    def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Spectrum:
+        """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        now, later = [d for d in dims if d not in self.dims], [d for d in dims if d in self.dims]
+        source = shift(self.source, now) if now else self.source
+        transform = self.transform
+        after = (lambda x: shift(transform(x), later)) if later else transform
+        assert isinstance(source, ShardTensor)
+        return Spectrum(self.spec, self.sample, source, self.dims, after)
+
+
+class Blank(Later):
+    """Zeros in the layout of a spectrum, and what is written to slices of them."""
+
+    def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
+        super().__init__(spec, sample)
+        self.written: list[tuple[tuple[slice, ...], Tensor]] = []
+        self.shifts: list[tuple[TensorFunction, tuple[int, ...]]] = []
+
+    def compute(self) -> Tensor:
+        """Write to zeros of the whole layout."""
+        whole: Tensor = ShardTensor(self.sample.new_zeros(self.spec.local_shape), self.spec)
+        for items, value in self.written:
+            whole[items] = value
+        for shift, dims in self.shifts:
+            whole = shift(whole, dims)
+        return as_sharded(whole, self.spec).local
+
+    def facts(self) -> Tensor:
+        """Return what was written that has a graph, or the sample."""
+        return next((value for _, value in self.written if value.requires_grad), self.sample)
+
+    def write(self, items: Sequence[object], value: object) -> bool:
+        """Note what is written to slices; return whether that is so."""
+        slices = tuple(item for item in items if isinstance(item, slice))
+        if self.computed is not None or self.shifts or not isinstance(value, Tensor):
+            return False
+        if not len(slices) == len(items) == self.ndim:
+            return False
+        ends = [item.indices(n) for item, n in zip(slices, self.shape, strict=True)]
+        if any(step != 1 for _, _, step in ends) or tuple(value.shape) != tuple(b - a for a, b, _ in ends):
+            return False
+        self.written.append((tuple(slice(*each) for each in ends), value.to(self.dtype, copy=True)))
+        return True
+
+    def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Blank:
+        """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        new = Blank(self.spec, self.sample)
+        new.written, new.shifts = [*self.written], [*self.shifts, (shift, tuple(dims))]
+        return new
+
+    def transformed(self, kind: str, sizes: Mapping[int, int], norm: str | None) -> Tensor | None:
+        """Transform back along dims, the last one with ``torch.fft.<kind>``; None where another way is better.
+
+        Collective in backward: gradients of what was written are added up.
+        """
+        *others, last = sizes
+        spec, shape = self.spec, list(self.shape)
+        stops = [items[last].stop for items, _ in self.written]
+        if self.computed is not None or not stops or any(last in dims for _, dims in self.shifts):
+            return None
+        if last in spec.sharded or not {*spec.sharded} <= {*others} or is_transforming() or has_dual_level():
+            return None
+        shape[last] = max(stops)
+        num_parts = math.prod(spec.axes[axis].size for axis in spec.sharded.values())
+        if math.prod(shape) * num_parts > _MOST * math.prod(spec.global_shape):
+            return None
+        columns = self.sample.new_zeros(shape)
+        for items, value in self.written:
+            columns[items] = _whole(value, spec)
+        for shift, dims in self.shifts:
+            columns = shift(columns, dims)
+        target = resized(spec, {d: sizes[d] for d in others}).with_rows(last, shape[last])
+        for d in sorted(others, key=lambda d: d not in spec.sharded):  # the cut ones first, which leaves fewer rows
+            columns = torch.fft.ifft(columns, sizes[d], d, norm)
+            if d in spec.sharded:
+                columns = columns.narrow(d, target.offsets[d], target.local_shape[d])
+        transform = getattr(torch.fft, kind)
+        result: Tensor = transform(ShardTensor(columns, target), sizes[last], last, norm)
+        return result
+
+
+def _whole(value: Tensor, spec: ShardSpec) -> Tensor:
+    """Return a value as each rank has it whole, to use it for its own rows. Collective where it is sharded."""
+    own = as_sharded(value, spec)
+    local = own.local
+    for axis, dim in enumerate(own.spec.dims):
+        if dim is not None:
+            grad: Literal["own", "sum"] = "own" if spec.dims[axis] is None else "sum"
+            local = all_gather_v(local, own.spec.sizes_of(axis), dim, spec.group(axis), grad=grad)
+        elif spec.dims[axis] is not None:
+            local = replicate_to_shards(local, [spec.group(axis)])
+    return local
+
+
+def resized(spec: ShardSpec, extents: Mapping[int, int]) -> ShardSpec:
+    """Give dims new extents; those that are sharded are cut evenly where these are other ones."""
+    for d, n in extents.items():
+        if n != spec.global_shape[d]:
+            axis = spec.sharded.get(d)
+            spec = spec.with_rows(d, n if axis is None else even_sizes(n, spec.axes[axis].size))
+    return spec
+
+
+def spectrum(x: ShardTensor, kind: str, sizes: Mapping[int, int | None], norm: str | None) -> Spectrum | None:
+    """Transform dims, the last one with ``torch.fft.<kind>``, those that are sharded later; None where all are.
+
+    Also where derivatives are taken that end before the result is used.
+    """
+    *others, last = sizes
+    dims = [d for d in sizes if d in x.spec.sharded]
+    if last in dims or not dims or is_transforming() or has_dual_level():
+        return None
+    source = getattr(torch.fft, kind)(x, sizes[last], last, norm)
+    for d in others:
+        if d not in dims:
+            source = torch.fft.fft(source, sizes[d], d, norm)
+    lengths = {d: sizes[d] or x.shape[d] for d in dims}
+    transform = partial(torch.fft.fftn, s=[*lengths.values()], dim=dims, norm=norm)
+    return Spectrum(resized(source.spec, lengths), source.local, source, dims, transform)

@@ -1,0 +1,177 @@
+"""Fourier layers that keep few modes: what one process computes, whatever is done to their spectra between."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+
+from scidata.shard import ShardSpec
+from scidata.testing import run_ranks
+from scidata.testing.oracle import assert_like_one_process, shard_of
+from tests._collectives import Collectives
+
+SHAPE, CUBE, MODES = (2, 3, 23, 9), (1, 2, 11, 6, 8), 4
+SIZES = {1: [(23,)], 2: [(12, 11), (0, 23)], 3: [(20, 0, 3), (8, 8, 7)]}
+
+
+def normal(*shape, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+def mixed(spectrum, weight):
+    return torch.einsum("bixy,ioxy->boxy", spectrum, weight)
+
+
+def corners(x, weight, out, m=MODES):
+    out[:, :, :m, :m] = mixed(x[:, :, :m, :m], weight[0])
+    out[:, :, -m:, :m] = mixed(x[:, :, -m:, :m], weight[1])
+    return out
+
+
+def by_zeros_like(x, weight):
+    spectrum = torch.fft.rfft2(x)
+    return torch.fft.irfft2(corners(spectrum, weight, torch.zeros_like(spectrum)), s=x.shape[-2:])
+
+
+def by_plain_zeros(x, weight):
+    """As the layers of the first FNO, and of PhysicsNeMo."""
+    zeros = torch.zeros(*x.shape[:-1], x.shape[-1] // 2 + 1, dtype=torch.complex128)
+    return torch.fft.irfft2(corners(torch.fft.rfft2(x), weight, zeros), s=(x.size(-2), x.size(-1)))
+
+
+def by_shifts(x, weight, like=True):
+    """As neuraloperator's layers, finer, and with another norm."""
+    spectrum = torch.fft.fftshift(torch.fft.rfftn(x, norm="ortho", dim=[-2, -1]), dim=[-2])
+    middle = (slice(None), slice(None), slice(11 - MODES, 11 + MODES), slice(MODES))
+    out = torch.zeros_like(spectrum) if like else torch.zeros(spectrum.shape, dtype=spectrum.dtype)
+    out[middle] = mixed(spectrum[middle], torch.cat([*weight], 2))
+    return torch.fft.irfftn(torch.fft.ifftshift(out, dim=[-2]), s=[30, 14], dim=[-2, -1], norm="ortho")
+
+
+def by_complex(x, weight):
+    spectrum = torch.fft.fft2(torch.complex(x, x.flip(3)))
+    return torch.fft.ifft2(corners(spectrum, weight, torch.zeros_like(spectrum))).real
+
+
+def in_place(x, weight):
+    """Slices are views: writes to them, and to the spectrum after, show in both."""
+    spectrum = torch.fft.rfft2(x)
+    low, row = spectrum[:, :, :MODES, :MODES], spectrum[:, :, 2:5, :2]
+    low *= weight[0][0, 0]
+    spectrum[:, :, 3] = 0
+    return torch.view_as_real(low.sum((2, 3))), torch.view_as_real(row), torch.fft.irfft2(spectrum, s=x.shape[-2:])
+
+
+def used_otherwise(x, weight):
+    """Other columns, all of it, single rows, and zeros that are read or written to otherwise."""
+    spectrum = torch.fft.rfft2(x)
+    found = [spectrum[..., :2], spectrum[:, :, ::3, 3:], spectrum[:, :, 5], spectrum[0, :, None, 2:4], spectrum * 2]
+    zeros = torch.zeros_like(spectrum)
+    zeros[:, :, 1:3, :2] = found[0][:, :, 1:3]
+    zeros[:, :, 2:4, :2] = found[0][:, :, 5:7]
+    zeros[:, :, 0] = 1
+    other = torch.zeros_like(torch.fft.rfft2(x))
+    other[:, 1:, :3, :3] = mixed(spectrum[:, :, :3, :3], weight[0][:, :, :3, :3])[:, 1:]
+    return [*(torch.view_as_real(y) for y in found), torch.fft.irfft2(zeros), torch.fft.irfft2(other.clone())]
+
+
+def first_without_graph(x, weight):
+    spectrum = torch.fft.rfft2(x)
+    with torch.no_grad():
+        size = spectrum[:, :, :2, :2].abs().sum() + 0 * spectrum.abs().sum()
+    return by_zeros_like(x, weight) + (spectrum[:, :, :2, :2].abs() / (1 + size)).sum()
+
+
+CASES = {
+    "zeros_like": by_zeros_like,
+    "plain zeros": by_plain_zeros,
+    "shifts": by_shifts,
+    "shifts, plain zeros": lambda x, w: by_shifts(x, w, like=False),
+    "complex": by_complex,
+    "in place": in_place,
+    "used otherwise": used_otherwise,
+    "first without graph": first_without_graph,
+    "checkpointed": lambda x, w: checkpoint(by_zeros_like, x, w, use_reentrant=False),
+}
+
+
+def in_space(x, weight):
+    spectrum = torch.fft.rfftn(x, dim=(-3, -2, -1))
+    out = torch.zeros_like(spectrum)
+    for rows in (slice(3), slice(-3, None)):
+        for lines in (slice(2), slice(-2, None)):
+            where = (slice(None), slice(None), rows, lines, slice(3))
+            out[where] = torch.einsum("bixyz,ioxyz->boxyz", spectrum[where], weight)
+    return torch.fft.irfftn(out, s=x.shape[-3:], dim=(-3, -2, -1))
+
+
+def check_layers(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    torch.manual_seed(0)
+    x, weight = normal(*SHAPE), normal(2, 3, 3, MODES, MODES, dtype=torch.complex128)
+    for sizes in SIZES[num_ranks]:
+        for name, function in CASES.items():
+            try:
+                spec = ShardSpec.even(mesh, [Shard(2)], SHAPE, {0: sizes})
+                assert_like_one_process(function, [x, weight], [spec, None], rtol=1e-10, atol=1e-11)
+            except Exception as error:
+                raise AssertionError(f"{name} at {sizes}") from error
+    for dim in (1, 3):
+        spec = ShardSpec.even(mesh, [Shard(dim)], SHAPE)
+        assert_like_one_process(by_zeros_like, [x, weight], [spec, None], rtol=1e-10, atol=1e-11)
+    cube, weight = normal(*CUBE), normal(2, 2, 3, 2, 3, dtype=torch.complex128)
+    for dim in (2, 3):
+        spec = ShardSpec.even(mesh, [Shard(dim)], CUBE)
+        assert_like_one_process(in_space, [cube, weight], [spec, None], rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_layers_that_keep_few_modes(num_ranks):
+    run_ranks(check_layers, num_ranks, timeout=120)
+
+
+def check_two_axes(rank, num_ranks):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
+    torch.manual_seed(1)
+    x, weight = normal(*SHAPE), normal(2, 3, 3, MODES, MODES, dtype=torch.complex128)
+    for placements in ([Shard(2), Shard(3)], [Shard(2), Replicate()], [Shard(0), Shard(2)], [Shard(2), Shard(1)]):
+        spec = ShardSpec.even(mesh, placements, SHAPE)
+        assert_like_one_process(by_zeros_like, [x, weight], [spec, None], rtol=1e-10, atol=1e-11)
+    cube, weight = normal(*CUBE), normal(2, 2, 3, 2, 3, dtype=torch.complex128)
+    for placements in ([Shard(2), Shard(3)], [Shard(3), Shard(2)]):
+        spec = ShardSpec.even(mesh, placements, CUBE)
+        assert_like_one_process(in_space, [cube, weight], [spec, None], rtol=1e-10, atol=1e-11)
+
+
+def test_two_axes():
+    run_ranks(check_two_axes, 4, timeout=120)
+
+
+def check_questions(rank, num_ranks):
+    """What is asked on one rank alone sends nothing."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = shard_of(torch.randn(SHAPE), ShardSpec.even(mesh, [Shard(2)], SHAPE)).requires_grad_()
+    spectrum = torch.fft.rfft2(x)
+    zeros = torch.zeros_like(spectrum)
+    with Collectives() as seen:
+        if rank == 0:
+            for each in (spectrum, zeros):
+                text = f"{each} {each!r}"
+                assert "computed when it is used" in text
+                assert (each.shape, each.dtype, each.device) == ((2, 3, 23, 5), torch.complex64, x.device)
+                assert (each.ndim, each.size(1), each.numel(), len(each)) == (4, 3, 690, 2)
+                assert each.is_complex()
+                assert each.requires_grad == (each is spectrum)
+    assert seen.names == []
+    dist.barrier()
+    before = seen.num_bytes
+    with Collectives() as seen:
+        spectrum[:, :, :2, :2].abs().sum().backward()
+    assert 0 < seen.num_bytes - before < 3000
+    assert x.grad.abs().sum() > 0
+
+
+def test_questions_send_nothing():
+    run_ranks(check_questions, 2)

@@ -1,12 +1,16 @@
 """Fourier layers that keep few modes: what one process computes, whatever is done to their spectra between."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
+import scidata
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
@@ -37,8 +41,9 @@ def by_zeros_like(x, weight):
 
 def by_plain_zeros(x, weight):
     """As the layers of the first FNO, and of PhysicsNeMo."""
+    spectrum = torch.fft.rfft2(x)
     zeros = torch.zeros(*x.shape[:-1], x.shape[-1] // 2 + 1, dtype=torch.complex128)
-    return torch.fft.irfft2(corners(torch.fft.rfft2(x), weight, zeros), s=(x.size(-2), x.size(-1)))
+    return torch.fft.irfft2(corners(spectrum, weight, zeros), s=(x.size(-2), x.size(-1)))
 
 
 def by_shifts(x, weight, like=True):
@@ -147,6 +152,49 @@ def check_two_axes(rank, num_ranks):
 
 def test_two_axes():
     run_ranks(check_two_axes, 4, timeout=120)
+
+
+class SpectralConv2d(nn.Module):
+    """Its zeros are plain, as in PhysicsNeMo."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(2, 3, 3, MODES, MODES, 2, dtype=torch.float64))
+
+    def forward(self, x):
+        if x is None:
+            raise ValueError("nothing")
+        return self.function(x, torch.view_as_complex(self.weight))
+
+
+def check_parallelized(rank, num_ranks, strategy):
+    mesh = scidata.init_mesh(domain=2)
+    part = ShardSpec.even(mesh["domain"], [Shard(2)], SHAPE)
+    for function in (by_plain_zeros, lambda x, w: by_shifts(x, w, like=False)):
+        torch.manual_seed(0)
+        alone = nn.Sequential(nn.Conv2d(3, 3, 1), SpectralConv2d(function), nn.Tanh(), SpectralConv2d(function))
+        x = normal(*SHAPE)
+        dist.broadcast(x.detach(), 0)
+        model = scidata.parallelize(copy.deepcopy(alone.double()), mesh, strategy=strategy)
+        with pytest.raises(ValueError, match="nothing"):
+            model[1](None)
+        model(shard_of(x, part)).square().mean().backward()  # the buckets' order
+        model.zero_grad()
+        y = model(shard_of(x, part))
+        assert isinstance(y, scidata.ShardTensor)  # a plain one would be computed by each rank, and whole
+        y.square().mean().backward()
+        wanted = alone(x)
+        wanted.square().mean().backward()
+        torch.testing.assert_close(y.full_tensor(), wanted, rtol=1e-11, atol=1e-11)
+        for got, want in zip(model.parameters(), alone.parameters(), strict=True):
+            grad = got.grad.full_tensor() if isinstance(got.grad, DTensor) else got.grad
+            torch.testing.assert_close(grad, want.grad, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_layers_with_plain_zeros_of_a_parallelized_model(strategy):
+    run_ranks(check_parallelized, 4 if strategy == "fsdp" else 2, strategy)
 
 
 def check_questions(rank, num_ranks):

@@ -28,6 +28,7 @@ from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import broadcast
 from scidata.shard.parallel.buckets import GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
+from scidata.shard.parallel.spectral import cut_zeros
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -58,6 +59,9 @@ def parallelize(
     :func:`no_sync`. Buffers that a training step changes are afterwards those of the first rank.
 
     Gradients taken by ``torch.autograd.grad`` are those of this dp rank's own samples.
+
+    Layers of the name ``SpectralConv…``, as PhysicsNeMo and neuraloperator have them, cut the zeros that they put their
+    modes among like the spectrum, so that each rank computes its own rows.
 
     For tensor parallelism on another axis of the mesh, call torch's ``parallelize_module`` first: its DTensors stay
     split along that axis, as do their gradients, and plain parameters are made the same along it.
@@ -136,6 +140,8 @@ def parallelize(
         is_split = isinstance(tensor, DTensor)
         for group in (*groups, *(() if is_split else map(mesh.get_group, beside))):
             broadcast(part_of(tensor), 0, group)
+    if any(axis_size(mesh, axis) > 1 for axis in domain_axes):
+        cut_zeros(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     if strategy == "fsdp":
         _fsdp(model, mesh, dp_axis, domain_axes, units, fsdp_options or {}, ChangingBuffers(model, groups))

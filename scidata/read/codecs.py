@@ -21,6 +21,7 @@ from numcodecs.fletcher32 import Fletcher32
 
 from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
+from scidata.core.memory import ArrayPool
 from scidata.core.types import Codec
 from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
 from scidata.read import blosc, inflate, zstd
@@ -28,6 +29,9 @@ from scidata.read.blosc import Bytes
 from scidata.read.inflate import Decompressor
 
 _CHECKSUM_NBYTES = 4
+
+#: Of threads that have ended, for the next ones: the C library's heap would keep them, and not use them again.
+_memory = ArrayPool(64 << 20)
 
 
 class Scratch:
@@ -43,11 +47,13 @@ class Scratch:
         """Return ``nbytes`` bytes, as last written under ``name``, or uninitialised."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < nbytes:
-            buffer = allocate("chunks and the bytes read beside them", (max(nbytes, 4096),), np.uint8)
+            del buffer  # before a larger one is made, which may lie in its place
+            self._buffers.pop(name, None)
+            # larger, for chunks that take a little more; untouched, it costs nothing
+            shape = (max(nbytes + nbytes // 8, 4096),)
+            buffer = allocate("chunks and the bytes read beside them", shape, np.uint8, _memory.empty)
             if buffer.size <= self.max_kept:
                 self._buffers[name] = buffer
-            else:
-                self._buffers.pop(name, None)
         return buffer[:nbytes]
 
 

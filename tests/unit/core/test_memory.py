@@ -1,6 +1,7 @@
 """Memory of samples that differ in size: used again, never while somebody sees it, and not more than is wanted."""
 
 import gc
+import os
 import pickle
 import queue
 import threading
@@ -12,7 +13,9 @@ import torch
 import zarr
 
 import scidata
-from scidata.core.memory import ArrayPool, empty, host_memory
+from scidata.core import memory
+from scidata.core.memory import ArrayPool, empty
+from scidata.read.codecs import Scratch
 
 MIB = 1 << 20
 
@@ -114,6 +117,70 @@ def test_threads_share_a_pool():
     assert pool.num_allocated <= 8  # the next is made before the last is let go
 
 
+def resident(begin, nbytes):
+    """Bytes of ``[begin, begin + nbytes)`` that the system has given memory for."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+        entries = np.frombuffer(os.pread(pages.fileno(), -(-nbytes // 4096) * 8, begin // 4096 * 8), "<u8")
+    return int((entries >> np.uint64(63)).sum()) * 4096
+
+
+def test_blocks_are_cut_from_slabs_and_their_pages_go_back_one_by_one(monkeypatch):
+    made, real = [], memory._map
+    monkeypatch.setattr(memory, "_map", lambda nbytes: made.append(nbytes) or real(nbytes))
+    pool = ArrayPool()
+    blocks = [pool.empty((MIB - 100,), "u1") for _ in range(48)]
+    assert made == [32 * MIB] * 2
+    for number, block in enumerate(blocks):
+        block[:] = number
+    begins = [block.ctypes.data for block in blocks]
+    assert len({begin // MIB for begin in begins}) == 48
+    assert {begin % 4096 for begin in begins} == {0}
+    begin = min(begins[:32])
+    assert resident(begin, 32 * MIB) == 32 * MIB
+    del block, blocks[1:32:2]  # every other one of the first slab
+    assert resident(begin, 32 * MIB) == 16 * MIB
+    assert all(
+        (block == number).all() for number, block in zip([*range(0, 32, 2), *range(32, 48)], blocks, strict=True)
+    )
+    del blocks[:16]
+    assert len(pool._slabs) == 1  # the second
+    large = pool.empty((9 * MIB,), "u1")
+    assert made[2:] == [9 * MIB]
+    large[:] = 1
+    begin = large.ctypes.data
+    assert resident(begin, 9 * MIB) == 9 * MIB
+    del large, blocks
+    pool.clear()
+    assert len(pool._slabs) == 0
+
+
+def test_the_heap_is_trimmed_while_slabs_become_more(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "_trim", lambda: calls.append(None))
+    pool = ArrayPool()
+    for _ in range(200):  # each is let go before the next
+        pool.empty((MIB,), "u1")
+    assert not calls
+    kept = [pool.empty((MIB,), "u1") for _ in range(100)]
+    assert 2 <= len(calls) <= 3
+    del kept
+
+
+def test_the_next_thread_has_the_memory_of_one_that_ended():
+    places = []
+
+    def use():
+        scratch = Scratch()
+        for nbytes in (3 * MIB, 3 * MIB + 1000):  # in the same block
+            places.append(scratch.get("read", nbytes).ctypes.data)
+
+    for _ in range(3):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert len(set(places)) == 1
+
+
 @pytest.fixture(scope="module")
 def clouds(tmp_path_factory):
     """Clouds of 0.8 to 2.4 MB, each full of its number."""
@@ -167,7 +234,7 @@ def test_batches_of_clouds_are_whole(clouds):
 def test_memory_that_files_are_read_into_begins_at_a_cache_line(tmp_path, nbytes):
     kept = [empty((nbytes // 8,), "f8") for _ in range(4)]  # at several places
     assert {x.ctypes.data % 64 for x in kept} == {0}
-    assert host_memory(nbytes).ctypes.data % 64 == 0
+    assert ArrayPool().lend(nbytes).ctypes.data % 64 == 0
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     x = group.create_array("u", shape=(8, nbytes // 4), dtype="f4", chunks=(1, nbytes // 4), compressors=None)
     x[:] = 1

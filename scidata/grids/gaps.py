@@ -119,15 +119,10 @@ def times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
     dim = series.sample_dim
     if dim is None:
         return None
-    files, whole = series.files_along(dim), None
-    if (
-        series.is_uniform(dim)
-        and (first := stored_times(files[0], dim))
-        and (whole := series.coordinate(dim)) is not None
-    ):
-        found: list[tuple[npt.NDArray[Any], str] | None] = [(whole, first[1])]
+    if series.is_uniform(dim):
+        found = [stored_times(series.files[0], dim, series.coordinate(dim))]
     else:
-        found = [stored_times(source, dim) for source in files]
+        found = [stored_times(source, dim) for source in series.files_along(dim)]
     known = [each for each in found if each is not None]
     if len(known) < len(found) or not known:
         return None

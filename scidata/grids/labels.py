@@ -112,10 +112,13 @@ def label_text(label: object) -> str:
     return str(label).removesuffix(".000000000")
 
 
-def stored_times(source: Source, dim: str) -> tuple[npt.NDArray[Any], str] | None:
+def stored_times(
+    source: Source, dim: str, known: npt.NDArray[Any] | None = None
+) -> tuple[npt.NDArray[Any], str] | None:
     """Return the times of rows along a dimension as they are stored, and their units and calendar.
 
-    ``datetime64``, or numbers since a date; None where nothing tells times.
+    ``datetime64``, or numbers since a date; None where nothing tells times. ``known``: its coordinate, where it was
+    read before.
     """
     layout = _labelling(source, dim)
     if layout is None:
@@ -123,7 +126,9 @@ def stored_times(source: Source, dim: str) -> tuple[npt.NDArray[Any], str] | Non
         return None if written is None or written.dtype.kind != "M" else (written, "")
     if not _tells_time(layout):
         return None
-    values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
+    values = known
+    if values is None:
+        values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
     said = (layout.attributes.get("units", ""), layout.attributes.get("calendar", ""))
     return values, "" if values.dtype.kind == "M" else " ".join(map(str, said))
 

@@ -24,7 +24,6 @@ from scidata.sources.cf import decoding_of
 from scidata.sources.indexed import IndexedFiles
 
 T = TypeVar("T")
-_MOST_KINDS = 64  # of files that are looked at once
 
 
 class Series:
@@ -80,9 +79,12 @@ class Series:
             self._kinds = files.kinds([*self.fields, *sorted(dims & along)], sorted(dims - along))
         self.kinds = sorted(set(self._kinds))
         of_first = functools.cache(functools.partial(self._coordinate, 0))
+        self._times: dict[int, npt.NDArray[Any] | None] = {}  # read once, while the file is open
         for f in self.kinds[1:]:
             self._layouts[f] = {name: array_of(self.files[f], name) for name in self.fields}
             self._check(f, of_first)
+            if sample_dim is not None and not outer:
+                self._times |= {each: self._coordinate(each, sample_dim) for each in {f, 0} - self._times.keys()}
         self.examples = [self.files[f] for f in self.kinds]
         num_files = len(self.files)
         self.lengths = bounds_of(self.of_files(lambda f: self.num_rows(self._along, f)))  # of files along it
@@ -188,14 +190,18 @@ class Series:
         if self.is_uniform(dim) and isinstance(files, IndexedFiles) and (stored := files.joined(dim)) is not None:
             layout = self.examples[0].arrays[dim]
             return decoded(stored, decoding_of(layout, None)), self.lengths
-        found = [self._coordinate(f, dim) for f in range(len(files))]
+        times = self._times if dim == self._along else {}
+        found = [times[f] if f in times else self._coordinate(f, dim) for f in range(len(files))]
         known = [values for values in found if values is not None]
         return (np.concatenate(known), bounds_of(list(map(len, known)))) if len(known) == len(found) else None
 
     def is_uniform(self, dim: str) -> bool:
         """Say whether a coordinate along which files follow each other is stored alike in all, and has all rows."""
-        if dim != self._along or len(self.examples) > _MOST_KINDS:
-            return False
+        return dim == self._along and self._is_uniform
+
+    @functools.cached_property
+    def _is_uniform(self) -> bool:
+        dim = str(self._along)
         found = [source.arrays.get(dim) for source in self.examples]
         said = {(x.dims, x.dtype, repr(sorted(x.attributes.items()))) for x in found if x is not None}
         rows = [self.num_rows(dim, f) for f in self.kinds]

@@ -15,6 +15,7 @@ import zarr
 import scidata
 from scidata.errors import UnknownNameError
 from scidata.sources import open_source
+from scidata.sources.access.files import files
 
 netCDF4 = pytest.importorskip("netCDF4", reason="writes the files")  # noqa: N816
 NUM_FILES = 6
@@ -58,16 +59,18 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_64BIT_OFFSET"])
-def test_a_file_of_a_series_takes_one_stat_and_one_open(tmp_path, calls, format):
+@pytest.mark.parametrize("max_open", [256, 2])
+def test_a_file_of_a_series_takes_one_stat_and_one_open(tmp_path, calls, monkeypatch, format, max_open):
+    monkeypatch.setattr(files(), "_max_open", max_open)  # of very many files, the first are closed again meanwhile
     names = [f"{day}.nc" for day in range(NUM_FILES)]
     for day, name in enumerate(names):
         write_day(tmp_path / name, day, format)
     calls.clear()
-    ds = scidata.open_dataset([str(tmp_path / name) for name in names], fields=["t2m"])
+    ds = scidata.open_dataset([str(tmp_path / name) for name in names], fields=["t2m"], steps=(0, 1))
     assert {name: (calls["stat", name], calls["open", name]) for name in names} == dict.fromkeys(names, (1, 1))
     assert not any(label == "HDF5" for label, _ in calls)  # which reads through the descriptor that is open
-    assert len(ds) == 3 * NUM_FILES
-    assert float(ds[3 * NUM_FILES - 1]["t2m"].mean()) == NUM_FILES - 1
+    assert len(ds) == 3 * NUM_FILES - 1
+    assert float(ds[3 * NUM_FILES - 2]["t2m"].mean()) == NUM_FILES - 1
 
 
 def test_a_file_behind_a_pattern_is_not_looked_up_twice(tmp_path, calls):

@@ -151,12 +151,16 @@ def part_and_spec(
 def chunked_spec(mesh: DeviceMesh, placements: Sequence[Placement], global_shape: Sequence[int]) -> ShardSpec:
     """Split as ``torch.chunk`` and DTensors do."""
     shape = tuple(global_shape)
-    sizes: dict[int | str, Sequence[int]] = {
-        i: chunk_sizes(shape[dim], axis.size)
-        for i, (axis, placement) in enumerate(zip(mesh_axes(mesh), placements, strict=False))
-        if (dim := dim_of(placement, len(shape))) is not None
-    }
-    return ShardSpec.even(mesh, placements, shape, sizes)
+
+    def make() -> ShardSpec:
+        sizes: dict[int | str, Sequence[int]] = {
+            i: chunk_sizes(shape[dim], axis.size)
+            for i, (axis, placement) in enumerate(zip(mesh_axes(mesh), placements, strict=False))
+            if (dim := dim_of(placement, len(shape))) is not None
+        }
+        return ShardSpec.even(mesh, placements, shape, sizes)
+
+    return kept_spec(mesh, ("chunks", shape, tuple(placements)), make)
 
 
 def spec_of_dtensor(tensor: DTensor) -> ShardSpec:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.errors import ConfigError
-from scidata.shard.comm.transport import Group, gather, group_size
+from scidata.shard.comm.transport import Group, all_reduce_max, gather, group_size
 
 _MAX_SHOWN = 3
 
@@ -19,7 +20,7 @@ _MAX_SHOWN = 3
 def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh, axes: Sequence[str | int]) -> None:
     """Raise on every rank when the ranks along ``axes`` do not hold the same values. Collective.
 
-    Costs one exchange of 32 bytes where they do.
+    Costs a reduction of 64 bytes along each axis where they do.
 
     Parameters
     ----------
@@ -31,8 +32,9 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     texts = {name: str(value) for name, value in values.items()}
     encoded = json.dumps(texts, sort_keys=True).encode()
     groups = [mesh.get_group(axis) for axis in axes]
-    digest = hashlib.sha256(encoded).digest()
-    if len(set(gather_bytes(digest, groups, mesh.device_type, fixed=True))) == 1:
+    digest = torch.frombuffer(bytearray(hashlib.sha256(encoded).digest()), dtype=torch.int64).to(mesh.device_type)
+    highest = reduce(all_reduce_max, groups, torch.stack([digest, ~digest]))  # ~x is the greater, the less x is
+    if torch.equal(highest[0], ~highest[1]):
         return
     mine = json.dumps([dist.get_rank(), texts]).encode()
     everyone = dict(json.loads(each) for each in gather_bytes(mine, groups, mesh.device_type))
@@ -41,20 +43,18 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
     raise ConfigError(f"ranks disagree about {subject}: {differences(everyone)}; give every rank the same")
 
 
-def gather_bytes(mine: bytes, groups: Sequence[Group], device: str, fixed: bool = False) -> list[bytes]:
+def gather_bytes(mine: bytes, groups: Sequence[Group], device: str) -> list[bytes]:
     """Collect every rank's bytes, axis by axis: after the last axis each rank has those of the whole mesh. Collective.
 
-    In order of the ranks along the last axis, then along the one before it. ``fixed``: all have as many.
+    In order of the ranks along the last axis, then along the one before it.
     """
     held = [mine]
     for group in groups:
         num_ranks = group_size(group)
         if num_ranks == 1:
             continue
-        lengths = [len(mine)] * (len(held) * num_ranks)
-        if not fixed:
-            own = torch.tensor([len(each) for each in held], device=device)
-            lengths = gather(own, (len(held),) * num_ranks, 0, group).tolist()
+        own = torch.tensor([len(each) for each in held], device=device)
+        lengths = gather(own, (len(held),) * num_ranks, 0, group).tolist()
         sizes = tuple(sum(lengths[i : i + len(held)]) for i in range(0, len(lengths), len(held)))
         packed = torch.frombuffer(bytearray(b"".join(held)), dtype=torch.uint8).to(device)
         everything = gather(packed, sizes, 0, group).cpu().numpy().tobytes()

@@ -21,9 +21,11 @@ ranks inside the group. Values that are only moved travel as bytes, so every dty
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -195,9 +197,11 @@ def swap_counts(counts: Tensor, group: Group) -> tuple[Tensor, int]:
     return swapped, int(pairs.sum())
 
 
-def nonzero_counts(sizes: Iterable[int]) -> Counts:
+def nonzero_counts(sizes: npt.ArrayLike) -> Counts:
     """Return the ranks that have any rows, and how many."""
-    return [(rank, num) for rank, num in enumerate(sizes) if num]
+    counts = np.asarray(sizes)
+    ranks = np.flatnonzero(counts)
+    return list(zip(ranks.tolist(), counts[ranks].tolist(), strict=True))
 
 
 @checked_keywords
@@ -244,4 +248,4 @@ def indexed_all_to_all_v(x: Tensor, send_indices: Sequence[Tensor], recv_counts:
         raise ShardLayoutError(
             f"rank {rank} sends {len(indices[rank])} rows to itself, but expects {counts[rank]} from itself"
         )
-    return send_rows(x, Route(torch.cat(indices), nonzero_counts(map(len, indices)), nonzero_counts(counts)), group)
+    return send_rows(x, Route(torch.cat(indices), nonzero_counts([*map(len, indices)]), nonzero_counts(counts)), group)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -297,19 +298,19 @@ def route_relations(
     named = zlib.crc32(repr([name for name, _ in faults]).encode())
     counts = [relations[each].shape[-1] if relations[each].ndim else 0 for each in ordered]
     row = torch.tensor([named, place, fault, *counts], device=device_of(axis.group))
-    table = gather_rows(row, axis.group).tolist()
-    if len({given for given, *_ in table}) > 1:
+    table = gather_rows(row, axis.group).cpu().numpy()
+    if (table[:, 0] != table[0, 0]).any():
         raise ShardLayoutError("the ranks give different relations or fields; give all of them on each rank")
-    for rank, (_, at, code, *_) in enumerate(table):
+    for rank in np.flatnonzero(table[:, 2])[:1].tolist():
+        at, code = table[rank, 1:3].tolist()
         if code == _UNFIT:
             raise ShardLayoutError(f"rank {rank}: {faults[at][0]}: {_FAULTS[code]}")
-        if code:
-            raise ShardLayoutError(
-                f"rank {rank}: {_FAULTS[code]} ({faults[at][0]}); pass sample.edge_index, which is numbered so"
-            )
+        raise ShardLayoutError(
+            f"rank {rank}: {_FAULTS[code]} ({faults[at][0]}); pass sample.edge_index, which is numbered so"
+        )
     edges = {}
     for number, relation in enumerate(ordered, 3):
-        sizes, pair = tuple(row[number] for row in table), (exchanges[relation[0]], exchanges[relation[2]])
+        sizes, pair = tuple(table[:, number].tolist()), (exchanges[relation[0]], exchanges[relation[2]])
         spec = ShardSpec(
             device_mesh=device_mesh,
             placements=(Shard(1),),

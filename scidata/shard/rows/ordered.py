@@ -56,7 +56,7 @@ def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor
     cuts = [0, *[_first_not_before(keys, ids, key, number) for key, number in splitters.tolist()], len(pairs)]
     counts = torch.tensor([b - a for a, b in itertools.pairwise(cuts)], device=keys.device)
     held, num_pairs = swap_counts(counts, group)
-    received = exchange_rows(pairs, nonzero_counts(counts.tolist()), nonzero_counts(held.tolist()), group, num_pairs)
+    received = exchange_rows(pairs, nonzero_counts(counts.cpu()), nonzero_counts(held.cpu()), group, num_pairs)
     # in rank order, so in the order of the global numbers where keys are equal
     ids = received[torch.sort(received[:, 0], stable=True).indices, 1]
     return ids, counts_of(len(ids), group, ids.device)

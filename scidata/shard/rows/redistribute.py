@@ -159,7 +159,7 @@ def fetch_rows(local: Tensor, ids: Tensor, sizes: Sequence[int], dim: int, group
     if bool((asked < 0).any()):
         raise IndexError(f"an index is out of range for dim {dim} of extent {extent}")
     order = torch.argsort(owners, stable=True)
-    received, sent = nonzero_counts(counts.tolist()), nonzero_counts(asked.tolist())
+    received, sent = nonzero_counts(counts.cpu()), nonzero_counts(asked.cpu())
     index = exchange_rows(ids[order], received, sent, group, pairs) - bounds[group_rank(group)]
     rows = send_rows(local.movedim(dim, 0), Route(index, sent, received, pairs), group)
     place = torch.empty_like(order)

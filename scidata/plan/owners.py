@@ -8,7 +8,9 @@ bounds lie on edges. The rows that a rank writes are contiguous along each dimen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,15 +36,21 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
     >>> writer_bounds(np.array([0, 5, 8, 20]), 4).tolist()
     [0, 4, 8, 20]
     """
-    num_rows, found = int(bounds[-1]), bounds.copy()
-    for part in range(1, len(bounds) - 1):
-        start = int(bounds[part]) // unit * unit
-        if start == bounds[part]:
-            continue
-        stop = min(start + unit, num_rows)
-        first, last = np.searchsorted(bounds, start, "right") - 1, np.searchsorted(bounds, stop)  # parts that hold any
-        held = np.minimum(bounds[first + 1 : last + 1], stop) - np.maximum(bounds[first:last], start)
-        found[part] = start if first + int(held.argmax()) >= part else stop
+    found, inner = bounds.copy(), np.flatnonzero(bounds[1:-1] % unit) + 1
+    if not len(inner):
+        return found
+    at = bounds[inner]
+    start = at // unit * unit
+    stop = np.minimum(start + unit, bounds[-1])
+    firsts = np.flatnonzero(np.diff(start, prepend=-1))  # of the bounds in one unit
+    group = np.cumsum(np.diff(start, prepend=-1) > 0) - 1
+    before = at - np.maximum(bounds[inner - 1], start)  # rows of the unit that the part that ends here has
+    most, lasts = np.maximum.reduceat(before, firsts), np.append(firsts[1:], len(inner)) - 1
+    winners = inner[lasts]  # the part that begins at the last bound, unless one before it has as many rows
+    which = np.flatnonzero(before == most[group])
+    which = which[np.unique(group[which], return_index=True)[1]]
+    winners = np.where(most >= (stop - at)[lasts], inner[which] - 1, winners)
+    found[inner] = np.where(winners[group] >= inner, start, stop)
     return found
 
 
@@ -88,29 +96,35 @@ def exchange_of(
     part
         Number of the part, the last axis varying fastest.
     """
-    ends = [[(0, size)] for size in shape]
-    writes = [[(0, size)] for size in shape]
-    for split in splits:
-        if split is not None:
-            dim, bounds = split
-            ends[dim] = _ranges(bounds)
-            writes[dim] = _ranges(writer_bounds(bounds, units[dim]))
-    places = list(itertools.product(*map(range, parts)))
+    holds = [None if split is None else split[1] for split in splits]
+    writes = [None if split is None else writer_bounds(split[1], units[split[0]]) for split in splits]
+    strides = [math.prod(parts[axis + 1 :]) for axis in range(len(parts))]
+    place = [part // stride % num for stride, num in zip(strides, parts, strict=True)]
 
-    def box(place: tuple[int, ...], ranges: list[list[tuple[int, int]]]) -> Box | None:
-        at = [0] * len(shape)
-        for index, split in zip(place, splits, strict=True):
-            if split is not None:
-                at[split[0]] = index
+    def box(place: Sequence[int], cuts: Sequence[IntArray | None]) -> Box | None:
+        found = [slice(0, size) for size in shape]
+        for index, split, each in zip(place, splits, cuts, strict=True):
+            if split is not None and each is not None:
+                found[split[0]] = slice(int(each[index]), int(each[index + 1]))
             elif index:
                 return None
-        return tuple(slice(*each[i]) for each, i in zip(ranges, at, strict=True))
+        return tuple(found)
 
-    own, others = places[part], list(enumerate(places))
-    held, written = box(own, ends), box(own, writes)
-    sends = [(i, common) for i, at in others if (common := common_box(held, box(at, writes))) is not None]
-    receives = [(i, common) for i, at in others if (common := common_box(box(at, ends), written)) is not None]
-    return Exchange(part=part, held=held, written=written, sends=tuple(sends), receives=tuple(receives))
+    def near(own: Box | None, cuts: Sequence[IntArray | None]) -> Iterator[tuple[int, Box]]:
+        """Yield the parts that share rows with a box, and these."""
+        ranges = [range(1)] * len(parts)
+        for axis, (split, each) in enumerate(zip(splits, cuts, strict=True)):
+            if split is not None and each is not None and own is not None:
+                rows = own[split[0]]
+                ranges[axis] = range(*np.searchsorted(each, [rows.start + 1, rows.stop]) - [1, 0])
+        for other in itertools.product(*ranges):
+            if (common := common_box(own, box(other, cuts))) is not None:
+                yield sum(map(operator.mul, other, strides)), common
+
+    held, written = box(place, holds), box(place, writes)
+    return Exchange(
+        part=part, held=held, written=written, sends=tuple(near(held, writes)), receives=tuple(near(written, holds))
+    )
 
 
 def whole_units(own: Box | None, written: Box, units: Sequence[int]) -> tuple[Box | None, tuple[Box, ...]]:
@@ -159,7 +173,3 @@ def common_box(first: Box | None, second: Box | None) -> Box | None:
 def within(box: Box, outer: Box) -> Box:
     """Return a global box in the numbering of one that contains it."""
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(box, outer, strict=True))
-
-
-def _ranges(bounds: IntArray) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(bounds.tolist()))

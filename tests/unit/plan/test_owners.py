@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scidata.core.types import IntArray
 from scidata.plan.owners import common_box, exchange_of, whole_units, within, writer_bounds
+from tests.unit.shard.test_many_ranks import counted
 
 
 @st.composite
@@ -97,3 +98,13 @@ def test_a_single_value_is_written_by_the_first(part: int, is_held: bool) -> Non
     exchange = exchange_of((), (), (2,), [None], part)
     assert (exchange.held is not None) == is_held
     assert exchange.receives == (((0, ()),) if is_held else ())
+
+
+def test_a_part_looks_at_its_neighbours_only() -> None:
+    calls = []
+    for num_parts in (2, 64, 2048):
+        bounds = np.arange(num_parts + 1) * 10
+        arguments = (8, 10 * num_parts), (1, 7), (num_parts,), [(1, bounds)], 1
+        calls.append(counted(lambda arguments=arguments: exchange_of(*arguments)))
+        assert len(exchange_of(*arguments).sends) <= 3
+    assert max(calls) <= 1.3 * calls[0]

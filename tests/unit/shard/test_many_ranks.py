@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from scidata.core.index_map import IndexMap
 from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard.comm import transport
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.transport import gather
 from scidata.shard.graphs import ghosts, routed
@@ -152,3 +154,20 @@ def test_calls_do_not_grow_with_ranks(count: Callable[[], dict[str, list[tuple[i
             # beyond four ranks, neighbours send and receive by themselves; of many, statistics take two rounds; and
             # ranks without rows are asked about
             assert more <= 1.3 * few + 20, calls
+
+
+def test_small_reductions_of_gloo_take_the_logarithm_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def exchange(rows: torch.Tensor, to: Any, held: Any, *rest: Any) -> torch.Tensor:
+        sent.append(len(to))
+        return rows.new_zeros(len(held), *rows.shape[1:])
+
+    monkeypatch.setattr(transport, "exchange_rows", exchange)
+    monkeypatch.setattr(transport, "_is_gloo", lambda group: True)
+    for num_ranks, rounds in ((64, 6), (512, 9), (2048, 11), (2049, 13)):
+        with fake_group(num_ranks):
+            sent.clear()
+            transport.reduce(torch.ones(3), dist.ReduceOp.SUM, dist.group.WORLD)
+            assert len(sent) == rounds
+            assert sum(sent) <= 12

@@ -42,9 +42,9 @@ MAX_DIMS = 14
 # Bytes that a rank of a group on CPUs receives at once: up to so many, gathers and reductions are one exchange.
 # Those of gloo are rings, whose steps cost 3 ranks 5 to 10 times as much (80 us of CPU for 700, on a busy machine).
 _AT_ONCE = 1 << 16
-# Ranks that gather a value of each to reduce it. More, and larger values, go by pairs of ranks, or as the backend does.
-# CPU us a rank of 128 bytes, two busy cores, 8 / 16 / 32 ranks (tests/bench/small_reductions.py): one exchange 506 /
-# 987 / 1,723, gloo's ring 2,611 / 3,851 / 3,461, pairs 1,093 / 1,003 / 1,365.
+# Ranks that gather a value of each to reduce it. More reduce by pairs, or as the backend does. CPU us a rank of 128
+# bytes on two busy cores, 8 / 16 / 32 ranks (tests/bench/small_reductions.py): one exchange 506 / 987 / 1,723, gloo's
+# ring 2,611 / 3,851 / 3,461, pairs 1,093 / 1,003 / 1,365.
 _FEW = 16
 _REDUCTIONS: dict[dist.ReduceOp.RedOpType, Callable[..., Tensor]] = {
     dist.ReduceOp.SUM: torch.sum,
@@ -336,7 +336,7 @@ def reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
         return wide.to(x.dtype)
     if gathers_to_reduce(num_ranks) and _is_small(wide, num_ranks):
         wide = _REDUCTIONS[op](_gather(wide, (num_ranks, *wide.shape), num_ranks, group), 0)
-    elif num_ranks > 2 and wide.nbytes <= _AT_ONCE and wide.is_cpu and _is_gloo(group):
+    elif not gathers_to_reduce(num_ranks) and wide.nbytes <= _AT_ONCE and wide.is_cpu and _is_gloo(group):
         wide = _reduce_by_pairs(wide, op, group)
     else:
         count_sent(2 * wide.nbytes * (num_ranks - 1) // num_ranks)

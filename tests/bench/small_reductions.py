@@ -1,7 +1,8 @@
 """What a sum of a small tensor costs a real rank of gloo as ranks are added: three ways, CPU and wall microseconds.
 
 One exchange of all with all, whose values each rank adds up; gloo's own ring; and pairs of ranks, ``log2(ranks)``
-messages. ``scidata.shard.comm.transport`` takes the first up to 16 ranks and 64 KiB of all, pairs beyond 16 ranks. Medians of five turns.
+messages. ``scidata.shard.comm.transport`` takes the first up to 16 ranks and 64 KiB of all, pairs beyond 16 ranks.
+Medians of five turns.
 
     PYTHONPATH=. python tests/bench/small_reductions.py --ranks 4 8 16 32
 """

@@ -249,6 +249,11 @@ class Files(NamedTuple):
     places: bytes = b""
 
 
+#: Finds one chunk by its coordinates, faster than ``Source.locate`` finds several in arrays: its file, first byte and
+#: bytes. None where ``locate`` has more to say of it, or an error. A source's ``finder(layout)`` makes it for an array.
+FindChunk: TypeAlias = Callable[[Sequence[int]], tuple[str, int, int] | None]
+
+
 @runtime_checkable
 class Source(Protocol):
     """One opened store of one format: finds its arrays and the places of their bytes, and reads nothing else.
@@ -288,11 +293,3 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close all files; the next use opens them again."""
-
-
-@runtime_checkable
-class PlaceSource(Source, Protocol):
-    """A source that finds one chunk in plain numbers, faster than ``locate`` finds several in arrays."""
-
-    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes; None where ``locate`` has more to say of it, or an error."""

@@ -38,4 +38,4 @@ class Part:
     segments: Mapping[str, Segments]
     shapes: Mapping[str, tuple[int, ...]]  # of each field's buffer
     families: Mapping[str, PlanFamily]  # of each field
-    firsts: Mapping[str, Cache[First]]  # jobs that others are like
+    firsts: Cache[list[First]]  # jobs that others are like, of fields that are planned together

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, BufferSpec, PlaceSource, Segments, Selection
+from scidata.core.types import ArrayLayout, BufferSpec, FindChunk, Segment, Segments, Selection
 from scidata.core.urls import Url, is_url
 from scidata.grids.partition import GridPartition
 from scidata.grids.parts import Field, First, Jobs, Part
@@ -21,16 +21,16 @@ from scidata.read import Job
 from scidata.read.places import expecting
 from scidata.sources.access.fetches import run_each
 
-_MAX_FIRSTS = 256  # of one field: places of a sample's rows in their chunks, in kinds of files
+_MAX_FIRSTS = 256  # of fields planned together: places of a sample's rows in their chunks, in kinds of files
 
 
-class _Member(NamedTuple):
-    """A field in one member of a series.
+class _Lie(NamedTuple):
+    """Fields in one member of a series whose chunks of a sample begin alike.
 
     Attributes
     ----------
-    source
-        Of the member, if it finds single chunks.
+    fields
+        Their layouts, and the functions that find single chunks, by name.
     kind
         A number that members have in common whose arrays are cut, converted and decoded alike.
     dim, size
@@ -39,9 +39,9 @@ class _Member(NamedTuple):
         Of the other dimensions: the chunk where a read begins, and the row in it.
     """
 
-    source: PlaceSource | None
-    layout: ArrayLayout
+    fields: dict[str, tuple[ArrayLayout, FindChunk | None]]
     kind: int
+    is_raw: bool
     dim: int
     size: int
     chunks: tuple[int, ...]
@@ -58,7 +58,8 @@ class Planner:
         self._series, self._fields, self._partition = series, fields, partition
         self._steps, self._sample_rows, self.allow_missing = steps, sample_rows, allow_missing
         self._parts: dict[tuple[int, ...], Part] = {}
-        self._members: dict[tuple[str, int], _Member] = {}
+        self._groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # of fields that are asked for
+        self._lies: dict[tuple[int, tuple[str, ...]], list[_Lie]] = {}  # by member and group
         self._kinds: dict[str, int] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
@@ -70,9 +71,10 @@ class Planner:
     def forget(self) -> None:
         """Drop all plans: the files may be others when they are opened again."""
         self._jobs.clear()
+        self._lies.clear()
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_parts": {}, "_members": {}}
+        return self.__dict__ | {"_parts": {}, "_lies": {}}
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class Planner:
             shapes[name] = tuple([sizes[d] for d in field.dims])
             shape = tuple([sizes.get(d, 1) for d in field.source_dims])
             families[name] = PlanFamily(self._series.moving(field.source_dims), shape)
-        firsts = {name: Cache[First](_MAX_FIRSTS) for name in self._fields}
+        firsts = Cache[list[First]](_MAX_FIRSTS)
         return Part(position=position, segments=segments, shapes=shapes, families=families, firsts=firsts)
 
     # -- a sample ------------------------------------------------------------------------------------------------
@@ -141,59 +143,81 @@ class Planner:
         return jobs
 
     def plan_fields(self, index: int, part: Part, names: Sequence[str]) -> Jobs:
-        """Plan fields: where they lie behind URLs side by side, because finding their chunks takes round trips."""
-        places = self.places_of(index)
+        """Plan fields, those of the same steps together; behind URLs side by side: finding chunks takes round trips."""
+        places, found = self.places_of(index), Jobs()
+        groups = self._groups.get(tuple(names)) or self._group(tuple(names))
+        for group in groups:
+            for i, rows in places.of(group[0]):
+                for lie in self._lies.get((i, group)) or self._find_lies(i, group):
+                    self._plan_alike(lie, i, rows, part, found)
+        if len(found) < len(names):
+            others = [name for name in names if name not in found]
+            plans = [functools.partial(self._plan_field, name, places, part) for name in others]
+            found |= zip(others, run_each(plans) if self.is_remote else [plan() for plan in plans], strict=True)
+        return found
 
-        if self.is_remote:
-            calls = [functools.partial(self._plan_field, name, places, part) for name in names]
-            return dict(zip(names, run_each(calls), strict=True))
-        return {name: self._plan_field(name, places, part) for name in names}
+    def _group(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the fields that are planned together: those that have the same steps, in local files."""
+        by_steps, dim = dict[tuple[int, ...], tuple[str, ...]](), self._series.sample_dim
+        for name in names:
+            if dim in self._fields[name].source_dims and not self.is_remote:
+                by_steps[self._steps.of(name)] = (*by_steps.get(self._steps.of(name), ()), name)
+        groups = self._groups[names] = list(by_steps.values())
+        return groups
 
     def _plan_field(self, name: str, places: Places, part: Part) -> list[Job]:
-        """Plan the reads of a field, or take the tables of reads whose chunks lie alike."""
-        if self._series.sample_dim not in self._fields[name].source_dims:
-            selections = self.selections(name, places, part)
-            return [self.job(name, i, part.families[name], layout, rows) for i, layout, rows in selections]
+        selections = self.selections(name, places, part)
+        return [self.job(name, i, part.families[name], layout, rows) for i, layout, rows in selections]
+
+    def _plan_alike(self, lie: _Lie, i: int, rows: tuple[Segment, ...], part: Part, found: Jobs) -> None:
+        """Plan reads of fields in the ``i``-th member; where their chunks lie alike, by the tables of other reads."""
         # Of chunks of 4 steps, the samples 2, 6, 10, … take the same rows of other chunks: all that differs is where
         # these lie. Of raw chunks, 3 is like 2, too, a row further on.
-        jobs, firsts = [], part.firsts[name]
-        for i, rows in places.of(name):
-            member = self._members.get((name, i)) or self._member(name, i)
-            first, layout, dim = rows[0], member.layout, member.dim
-            chunk, row = divmod(first.start, member.size)
-            moves = not layout.codecs and len(rows) == 1 and row + first.count <= member.size
-            runs = [(s.start - first.start, s.count, s.offset) for s in rows] if len(rows) > 1 else ()
-            key = member.kind, None if moves else row, first.count, first.offset, *runs
-            chunks = (*member.chunks[:dim], chunk, *member.chunks[dim:])
-            inside = (*member.inside[:dim], row, *member.inside[dim:])
-            like, job = firsts.get(key), None
-            if like is not None and member.source is not None:
-                by = tuple(map(sub, chunks, like[1]))
-                job = like[0].moved(member.source, layout, by, tuple(map(sub, inside, like[2])))
+        first, dim, source = rows[0], lie.dim, self._series.sources[i]
+        chunk, row = divmod(first.start, lie.size)
+        moves = lie.is_raw and len(rows) == 1 and row + first.count <= lie.size
+        runs = [(s.start - first.start, s.count, s.offset) for s in rows] if len(rows) > 1 else ()
+        key = lie.kind, None if moves else row, first.count, first.offset, *runs
+        chunks = (*lie.chunks[:dim], chunk, *lie.chunks[dim:])
+        inside = (*lie.inside[:dim], row, *lie.inside[dim:])
+        firsts = part.firsts.get(key) or part.firsts.put(key, [])
+        begins: tuple[int, ...] | None = None
+        for k, (name, (layout, find)) in enumerate(lie.fields.items()):
+            job = None
+            if find is not None and k < len(firsts):
+                like = firsts[k]
+                if like[1] is not begins:  # of most fields it is the same
+                    begins, by, inner = like[1], tuple(map(sub, chunks, like[1])), tuple(map(sub, inside, like[2]))
+                job = like[0].moved(source, layout, find, by, inner)
             if job is None:
                 space = self._series.space(i, part.segments)
-                selection = tuple([rows if k == dim else space[d] for k, d in enumerate(layout.dims)])
+                selection = tuple([rows if j == dim else space[d] for j, d in enumerate(layout.dims)])
                 job = self.job(name, i, part.families[name], layout, selection)
-                firsts.put(key, (job, chunks, inside))
-            jobs.append(job)
-        return jobs
+                firsts[k : k + 1] = [(job, chunks, inside)]
+            found.setdefault(name, []).append(job)
 
-    def _member(self, name: str, i: int) -> _Member:
-        """Describe a field in the ``i``-th member of the series."""
-        source, layout = self._series.sources[i], self._series.layout_in(i, name)
-        outer, dim = self._series.trajectory_of(i), layout.dims.index(str(self._series.sample_dim))
-        at = [
-            divmod(outer.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)
-            if d != self._series.sample_dim
-        ]  # fmt: skip
-        chunks, inside = tuple([a for a, _ in at]), tuple([b for _, b in at])
-        facts = (
-            name, layout.geometry, layout.dtype, layout.codecs, self._fields[name].decodings[i], is_url(source.path),
-            inside if layout.codecs else (),
-        )  # fmt: skip
-        kind = self._kinds.setdefault(repr(facts), len(self._kinds))
-        finds = source if isinstance(source, PlaceSource) else None
-        found = self._members[name, i] = _Member(finds, layout, kind, dim, layout.chunks[dim], chunks, inside)
+    def _find_lies(self, i: int, names: tuple[str, ...]) -> list[_Lie]:
+        """Describe fields in the ``i``-th member of the series."""
+        source, rows, sample_dim = self._series.sources[i], self._series.trajectory_of(i), self._series.sample_dim
+        finder = None if is_url(source.path) else getattr(source, "finder", None)
+        groups: dict[tuple[bool, int, int, tuple[int, ...], tuple[int, ...]], dict[str, ArrayLayout]] = {}
+        for name in names:
+            layout = self._series.layout_in(i, name)
+            at = [divmod(rows.get(d, 0), size) for d, size in zip(layout.dims, layout.chunks, strict=True)]
+            dim = layout.dims.index(str(sample_dim))
+            del at[dim]
+            place = dim, layout.chunks[dim], tuple([a for a, _ in at]), tuple([b for _, b in at])
+            groups.setdefault((not layout.codecs, *place), {})[name] = layout
+        found = []
+        for (is_raw, dim, size, chunks, inside), layouts in groups.items():
+            facts = [
+                (name, each.geometry, each.dtype, each.codecs, self._fields[name].decodings[i])
+                for name, each in layouts.items()
+            ]
+            kind = self._kinds.setdefault(repr((facts, () if is_raw else inside)), len(self._kinds))
+            fields = {name: (each, None if finder is None else finder(each)) for name, each in layouts.items()}
+            found.append(_Lie(fields, kind, is_raw, dim, size, chunks, inside))
+        self._lies[i, names] = found
         return found
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:

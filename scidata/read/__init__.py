@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, Decoding, PlaceSource, Source
+from scidata.core.types import ArrayLayout, Decoding, FindChunk, Source
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.array import ArrayPlan, exact_plan, plan_cut
 from scidata.read.context import NO_READ, ReadStats, Tally, Target
@@ -95,40 +95,39 @@ class _Kind:
 class Job(Places):
     """A plan and how to read it (see :func:`read_plan`), any number of times; prepared once, at the first read."""
 
-    __slots__ = ("_kind", "bytes_wanted", "out_shape")
+    __slots__ = ("_kind", "bytes_wanted", "num_bytes", "out_shape")
 
     def __init__(
         self, plan: ArrayPlan, source: Source, decoding: Decoding | None = None, *, allow_missing: bool = False
     ) -> None:
         super().__init__(source, plan)
         self._kind = _Kind(plan, decoding, allow_missing)
-        self.bytes_wanted, self.out_shape = plan.bytes_wanted, plan.out_shape
+        self.bytes_wanted, self.num_bytes, self.out_shape = plan.bytes_wanted, plan.num_bytes, plan.out_shape
 
-    @property
-    def num_bytes(self) -> int:
-        """About the memory that it takes."""
-        return self._plan.num_bytes if self._moves is None else _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * len(self.paths)
-
-    def moved(self, source: PlaceSource, layout: ArrayLayout, by: tuple[int, ...], rows: tuple[int, ...]) -> Job | None:
+    def moved(
+        self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...]
+    ) -> Job | None:
         """Return the same job for chunks that lie alike; None where that is not plain, and before the first read.
 
         Parameters
         ----------
-        source, layout
-            Has those chunks: of equal geometry, codecs and decoding.
+        source, layout, find
+            Has those chunks, of equal geometry, codecs and decoding, and finds them.
         by
             They are so many chunks further along each dimension than those of the first of the kind.
         rows
             And the rows of raw chunks so many further on inside them.
         """
         kind = self._kind
-        if kind.alike is None:
+        alike = kind.alike
+        if alike is None:
             return None
         job = object.__new__(Job)
         job.source, job.layout, job._plan, job._kind, job._moves = source, layout, kind.plan, kind, (by, rows)
         job.bytes_wanted, job.out_shape = self.bytes_wanted, self.out_shape
+        job.num_bytes = _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * kind.plan.num_chunks
         job.raw = job.offset = job.nbytes = job.begins = job.ends = ()
-        return job if kind.alike.fill(job, source, by, rows) else None
+        return job if alike.fill(job, find, by, rows) else None
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -8,7 +8,7 @@ from operator import add, mul
 import numpy as np
 
 from scidata.core.checks import largest_encoded
-from scidata.core.types import ChunkRefs, IntArray, PlaceSource, Source
+from scidata.core.types import ChunkRefs, FindChunk, IntArray, Source
 from scidata.core.urls import Url, is_url, url_of
 from scidata.plan.array import ArrayPlan, Locate, moved_plan
 from scidata.plan.chunk_tables import Tables
@@ -106,13 +106,14 @@ class Alike:
     def __init__(self, plan: ArrayPlan, refs: ChunkRefs) -> None:
         self._plan, self._chunks = plan, plan.chunks.tolist()
         self._path_index, self._num_paths = refs.path_index.tolist(), len(refs.paths)
-        self._relative = [offset - int(refs.offset[0]) for offset in refs.offset.tolist()]
+        self._relative = tuple((refs.offset - refs.offset[0]).tolist())
         self._first = int(refs.offset[0])
         self._raw: list[int] | None = None if plan.span_reads is None else plan.span_reads.offset.tolist()
         self._strides: list[int] = (element_strides(plan.layout) * plan.layout.dtype.itemsize).tolist()
         num = len(self._chunks)
         self._most, self._zeros = largest_encoded(plan.layout.chunk_nbytes), (0,) * num
-        self._sizes = [plan.layout.chunk_nbytes] * num  # of raw chunks
+        self._sizes = (plan.layout.chunk_nbytes,) * num  # of raw chunks
+        self._is_one = num == 1
         self.are_apart = num == 1 or self._path_index == list(range(num))
 
     @classmethod
@@ -128,38 +129,44 @@ class Alike:
         is_in_place = bool(plan.layout.codecs) and all(codec.name == "crc32c" for codec in plan.layout.codecs)
         return None if is_in_place and not found.are_apart else found
 
-    def fill(self, places: Places, source: PlaceSource, by: Sequence[int], rows: Sequence[int]) -> bool:
+    def fill(self, places: Places, find: FindChunk, by: Sequence[int], rows: Sequence[int]) -> bool:
         """Find the chunks that are ``by`` further on along each dimension; false where they do not lie alike.
 
         Also where there is something to say of one. ``rows``: raw chunks are read so many rows further on inside.
         """
-        found, paths, offset, nbytes = source.place_of, list[str](), list[int](), list[int]()
-        for chunk in self._chunks:
-            place = found(places.layout, list(map(add, chunk, by)))
+        if self._is_one:  # most often: in the fewest steps
+            place = find(list(map(add, self._chunks[0], by)))
             if place is None:
                 return False
-            paths.append(place[0])
-            offset.append(place[1])
-            nbytes.append(place[2])
-        names = tuple(dict.fromkeys(paths))
-        if len(names) != self._num_paths or not (self.are_apart or [*map(names.index, paths)] == self._path_index):
+            path, first, size = place
+            places.paths = (path,)
+            if self._raw is not None:
+                return self._fill_raw(places, (first,), (size,), rows)
+            places.offset, places.nbytes, places.begins, places.ends = (first,), (size,), self._zeros, (size,)
+            return size <= self._most
+        found = [find(list(map(add, chunk, by))) for chunk in self._chunks]
+        if None in found:
             return False
-        places.paths = names
+        paths, offset, nbytes = zip(*found, strict=True)
+        places.paths = names = tuple(dict.fromkeys(paths))
+        alike = len(names) == self._num_paths
+        if not alike or not (self.are_apart or [*map(names.index, paths)] == self._path_index):
+            return False
         if self._raw is not None:
             return self._fill_raw(places, offset, nbytes, rows)
         return max(nbytes) <= self._most and self._fill_encoded(places, offset, nbytes)
 
-    def _fill_raw(self, places: Places, offset: list[int], nbytes: list[int], rows: Sequence[int]) -> bool:
+    def _fill_raw(self, places: Places, offset: tuple[int, ...], nbytes: tuple[int, ...], rows: Sequence[int]) -> bool:
         first = offset[0]
-        if nbytes != self._sizes or list(map((-first).__add__, offset)) != self._relative:
+        if nbytes != self._sizes or tuple(map((-first).__add__, offset)) != self._relative:
             return False
         by = first - self._first + sum(map(mul, rows, self._strides))
         places.raw = tuple(map(by.__add__, self._raw or ()))
         return True
 
-    def _fill_encoded(self, places: Places, offset: list[int], nbytes: list[int]) -> bool:
+    def _fill_encoded(self, places: Places, offset: tuple[int, ...], nbytes: tuple[int, ...]) -> bool:
         if self.are_apart:
-            places.offset, places.nbytes, places.begins = tuple(offset), tuple(nbytes), self._zeros
+            places.offset, places.nbytes, places.begins = offset, nbytes, self._zeros
             places.ends = places.nbytes
             return True
         plan, index = self._plan, np.array(self._path_index, np.int64)

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, FindChunk, IntArray
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, number_of
@@ -169,15 +169,20 @@ class NetCDF3Source(FileSource[_Contents]):
             nbytes=np.full(len(chunks), nbytes, np.int64),
         )
 
-    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has an error to say of it."""
+    def finder(self, layout: ArrayLayout) -> FindChunk | None:
+        """Return the function that finds one chunk: see :obj:`~scidata.core.types.FindChunk`."""
         header, _, variables = self._read()
-        if number_of(layout, chunk) is None or layout.name not in variables:
+        if layout.name not in variables:
             return None
-        apart = bool(layout.shape) and layout.chunks[0] != layout.shape[0]
-        offset = variables[layout.name].begin + (chunk[0] * header.record_nbytes if apart else 0)
-        is_there = offset + layout.chunk_nbytes <= header.file_size
-        return (self.path, offset, layout.chunk_nbytes) if is_there else None
+        begin, nbytes, path = variables[layout.name].begin, layout.chunk_nbytes, self.path
+        step = header.record_nbytes if layout.shape and layout.chunks[0] != layout.shape[0] else 0
+
+        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
+            offset = begin + (chunk[0] * step if step else 0)
+            is_there = number_of(layout.num_chunks, chunk) is not None and offset + nbytes <= header.file_size
+            return (path, offset, nbytes) if is_there else None
+
+        return find
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out``, by the span of bytes that it lies in."""

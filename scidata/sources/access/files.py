@@ -72,8 +72,9 @@ class _Handle:
 
     __slots__ = ("_descriptor",)
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for no FIFO: reads fail
+    def __init__(self, path: str, flags: int = 0) -> None:
+        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # waits for no FIFO: reads fail
+        self._descriptor = os.open(path, flags)
 
     def read(self, views: Sequence[memoryview], offset: int) -> int:
         """Fill views by one call; return how many bytes came."""
@@ -82,6 +83,10 @@ class _Handle:
     def status(self) -> os.stat_result:
         """Return the status of the file as it is now."""
         return os.fstat(self._descriptor)
+
+    def facts(self) -> tuple[os.stat_result, str]:
+        """Return the status of the file, and its path without links, as Linux has it."""
+        return os.fstat(self._descriptor), os.readlink(f"/proc/self/fd/{self._descriptor}")
 
     def is_locked(self) -> bool:
         """Say whether another descriptor holds the lock that HDF5 takes for writing."""
@@ -118,13 +123,13 @@ class FileCache:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def _handle(self, path: str) -> _Handle:
+    def _handle(self, path: str, flags: int = 0) -> _Handle:
         with self._lock:
             handle = self._handles.get(path)
             if handle is not None:
                 self._handles.move_to_end(path)
                 return handle
-        handle = self._open(path)
+        handle = self._open(path, flags)
         with self._lock:
             handle = self._handles.setdefault(path, handle)  # of two threads both read the same file
             while len(self._handles) > self._max_open:
@@ -135,11 +140,11 @@ class FileCache:
             handle.reserve(self._max_open + _OTHERS)
         return handle
 
-    def _open(self, path: str) -> _Handle:
+    def _open(self, path: str, flags: int = 0) -> _Handle:
         """Open a file; where the process has no descriptor left, keep fewer from now on and wait for readers' ones."""
         for wait in _WAITS_FOR_DESCRIPTOR:
             try:
-                return _Handle(path)
+                return _Handle(path, flags)
             except OSError as e:
                 if e.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
@@ -147,7 +152,7 @@ class FileCache:
                 self._max_open = max(1, min(self._max_open, len(self._handles)) // 2)
                 self._handles.clear()
             time.sleep(wait)
-        return _Handle(path)
+        return _Handle(path, flags)
 
     def version(self, path: str) -> Version:
         """Return the version of a local file, as reads get it."""
@@ -158,6 +163,13 @@ class FileCache:
         """Return the status of a local file: of the open one, if it is open, not of a file that took its name since."""
         handle = self._handles.get(path)  # one step, which needs no lock
         return os.stat(path) if handle is None else handle.status()
+
+    def opened(self, path: str) -> tuple[os.stat_result, str]:
+        """Open a local file that is read next, and is no link; return its status, and its path without links.
+
+        Raises OSError: there is none, it is a link, or the system does not tell its path (Linux does).
+        """
+        return self._handle(path, os.O_NOFOLLOW).facts()
 
     def is_locked(self, path: str) -> bool:
         """Say whether a program that writes a local file holds its lock; False where a file system has no locks."""
@@ -328,11 +340,13 @@ class Versions:
             files().open_size(path)
             self.note(path, files().version(path))
 
-    def check(self, paths: Iterable[str], before_new: Callable[[], None] = lambda: None) -> None:
+    def check(
+        self, paths: Iterable[str], before_new: Callable[[str], None] = lambda name: None, name: str = ""
+    ) -> None:
         """Raise if files that were just read, as they are open, are not of the known versions.
 
         Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
-        once, before the first that was not known is taken in.
+        once, with ``name``, before the first that was not known is taken in.
         """
         version, seen, are_new = files().version, self._seen, False
         for path in paths:
@@ -344,7 +358,7 @@ class Versions:
             if known == found:
                 continue
             if known is None and not are_new:
-                before_new()
+                before_new(name)
                 are_new = True
             if known is not None or len(seen) >= _MAX_VERSIONS or seen.setdefault(path, found) != found:
                 self.note(path, found)

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, FindChunk, IntArray
 from scidata.core.urls import is_url
 from scidata.errors import (
     ConfigError,
@@ -168,20 +168,28 @@ class HDF5Source(FileSource[_Contents]):
             self._contiguous[layout.name] = refs
         return refs
 
-    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
-        name, number, contents = layout.name, number_of(layout, chunk), self._read()
-        storage = contents.storage.get(name)
-        if number is None or storage is None or layout.fallback:
+    def finder(self, layout: ArrayLayout) -> FindChunk | None:
+        """Return the function that finds one chunk: see :obj:`~scidata.core.types.FindChunk`."""
+        contents = self._read()
+        storage, grid, path = contents.storage.get(layout.name), layout.num_chunks, self.path
+        if storage is None or layout.fallback:
             return None
-        if not storage.chunked:
-            found = None if storage.offset is None else (storage.offset, layout.nbytes, 0)
+        if storage.chunked:
+            find_one = self._index(layout, storage).find_one
         else:
-            found = (self._indices.get(name) or self._index(layout, storage)).find_one(number)
-        if found is None:
-            return None
-        offset, nbytes, mask = found
-        return (self.path, offset, nbytes) if not mask and offset + nbytes <= contents.file_size else None
+            whole = None if storage.offset is None else (storage.offset, layout.nbytes, 0)
+
+            def find_one(number: int) -> tuple[int, int, int] | None:
+                return whole
+
+        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
+            number = number_of(grid, chunk)
+            found = None if number is None else find_one(number)
+            if found is None or found[2] or found[0] + found[1] > contents.file_size:
+                return None
+            return path, found[0], found[1]
+
+        return find
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.
@@ -376,10 +384,10 @@ class HDF5Source(FileSource[_Contents]):
         return index
 
 
-def number_of(layout: ArrayLayout, chunk: Sequence[int]) -> int | None:
+def number_of(grid: Sequence[int], chunk: Sequence[int]) -> int | None:
     """Return the number of a chunk in C order of the grid; None where it is outside."""
     number = 0
-    for at, num in zip(chunk, layout.num_chunks, strict=True):
+    for at, num in zip(chunk, grid, strict=True):
         if not 0 <= at < num:
             return None
         number = number * num + at

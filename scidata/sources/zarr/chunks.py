@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scidata.core.cache import Cache
-from scidata.core.types import ChunkRefs, IntArray
+from scidata.core.types import ChunkRefs, FindChunk, IntArray
 from scidata.core.urls import Url, is_url
 from scidata.errors import ConfigError, CorruptDataError, ShortReadError, TooLargeError
 from scidata.sources.access.fetches import run_each
@@ -78,13 +78,13 @@ class Locator(ABC):
         check_sizes(record, coordinates, found.nbytes, refs)
         return refs
 
-    def place_of(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes, where they are known at once: see :class:`PlaceSource`."""
+    def finder(self, record: ArrayRecord) -> FindChunk | None:
+        """Return the function that finds one chunk, where that takes no request."""
         return None
 
     def _find_in_shards(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
         """Find chunks by the indexes of their shards. Chunk 5 of shards of 4 is entry 1 of the index of shard 1."""
-        per_shard = tuple(s // c for s, c in zip(record.file_shape, record.layout.chunks, strict=True))
+        per_shard = record.per_file
         shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
         inner = flattened(inside, per_shard)
         groups = list(grouped(flattened(shards, record.num_files)))
@@ -121,28 +121,53 @@ class ChunkLocator(Locator):
 
     def locate(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks."""
-        if record.index is None and len(chunks) <= _FEW and (refs := self._locate_few(record, chunks)) is not None:
-            return refs
+        if record.index is None and 0 < len(chunks) <= _FEW and chunks.shape[1:] == record.grid.shape:
+            find = self.finder(record, is_next=False)
+            found = [] if find is None else [place for chunk in chunks.tolist() if (place := find(chunk)) is not None]
+            if len(found) == len(chunks):
+                paths, offset, nbytes = zip(*found, strict=True)
+                return ChunkRefs(
+                    paths=paths, path_index=np.arange(len(found)), offset=np.array(offset), nbytes=np.array(nbytes)
+                )
         return super().locate(record, chunks)
 
-    def place_of(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes, where these are right."""
-        number = 0
-        for c, n in zip(chunk, record.num_files, strict=True):
-            if not 0 <= c < n:
-                return None
-            number = number * n + c
-        if record.index is not None or not isinstance(self._tree, LocalTree):
+    def finder(self, record: ArrayRecord, *, is_next: bool = True) -> FindChunk | None:
+        """Return the function that finds one chunk of a local store; ``is_next``: it is read next, and opened."""
+        tree, grid, expected = self._tree, record.layout.num_chunks, record.fixed_nbytes
+        if not isinstance(tree, LocalTree) or record.layout.fallback:
             return None
-        block, at = divmod(number, _SIZES_PER_BLOCK)
-        known = self._known(record, block)
-        key, size = record.key(chunk), int(known[at])
-        if size == _UNKNOWN:
-            size = known[at] = self._tree.size(key)
-        expected = record.fixed_nbytes
-        if size <= 0 or expected not in (None, size):
-            return None
-        return self._tree.location(key), 0, size
+        if record.index is not None:
+            return functools.partial(self._find_inside, record)
+        find_size, key = tree.open_size if is_next else tree.size, record.key_template
+        path, block, sizes = tree.location("").replace("%", "%%") + "/" + key, -1, np.empty(0, np.int64)
+
+        def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
+            nonlocal block, sizes
+            number, place = 0, tuple(chunk)
+            for c, n in zip(chunk, grid, strict=True):
+                if not 0 <= c < n:
+                    return None
+                number = number * n + c
+            if number // _SIZES_PER_BLOCK != block:  # that of the last chunk is at hand
+                block = number // _SIZES_PER_BLOCK
+                sizes = self._known(record, block)
+            at = number % _SIZES_PER_BLOCK
+            size = int(sizes[at])
+            if size == _UNKNOWN:
+                size = sizes[at] = find_size(key % place)
+            return (path % place, 0, size) if size > 0 and expected in (None, size) else None
+
+        return find
+
+    def _find_inside(self, record: ArrayRecord, chunk: Sequence[int]) -> tuple[str, int, int] | None:
+        """Find a chunk in its shard; None where the shard's index has not been read."""
+        file, shard, inner, expected = list[int](), 0, 0, record.fixed_nbytes
+        for c, per, n in zip(chunk, record.per_file, record.num_files, strict=True):
+            file.append(c // per)
+            shard, inner = shard * n + c // per, inner * per + c % per
+        table = self._indexes.get((record.prefix, shard))
+        begin, size = (-1, -1) if table is None else table[inner].tolist()
+        return (self._tree.location(record.key(file)), begin, size) if size > 0 and expected in (None, size) else None
 
     def expect(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs:
         """Name the files of chunks; only those that are not there, as is known, are absent."""

@@ -64,6 +64,11 @@ class ArrayRecord:
         return tuple(-(-n // c) for n, c in zip(self.layout.shape, self.file_shape, strict=True))
 
     @cached_property
+    def per_file(self) -> tuple[int, ...]:
+        """Number of chunks that a file holds along each dimension."""
+        return tuple(s // c for s, c in zip(self.file_shape, self.layout.chunks, strict=True))
+
+    @cached_property
     def fixed_nbytes(self) -> int | None:
         """Encoded size of every chunk where the codecs leave no choice, else None."""
         if self.layout.fallback or any(c.name not in _ADDED_BYTES for c in self.layout.codecs):
@@ -76,7 +81,7 @@ class ArrayRecord:
 
     def key(self, coordinate: Sequence[int]) -> str:
         """Return the key of one file."""
-        return self._key_template % tuple(coordinate)
+        return self.key_template % tuple(coordinate)
 
     def place_of(self, key: str) -> list[int] | None:
         """Return which file of the array has this key, relative to the store; None where none has."""
@@ -89,7 +94,8 @@ class ArrayRecord:
         return place if inside and key == self.key(place) else None  # "007" is no chunk
 
     @cached_property
-    def _key_template(self) -> str:
+    def key_template(self) -> str:
+        """The key of a file, with a ``%d`` for each coordinate."""
         parts = [self.key_start] * bool(self.key_start) + ["%d"] * len(self.layout.shape)
         template = self.separator.join(parts) or "0"
         return self.prefix.replace("%", "%%") + "/" + template if self.prefix else template

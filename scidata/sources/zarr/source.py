@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray
+from scidata.core.types import ArrayLayout, ChunkRefs, Files, FindChunk, IntArray
 from scidata.core.urls import Url, url_of
 from scidata.errors import (
     ConfigError,
@@ -263,10 +263,10 @@ class ZarrSource:
             return
 
         # chunks that were read before show by themselves that the store is the same
-        self._chunks.check(paths, lambda: self._check_metadata(layout.name))
+        self._chunks.check(paths, self._check_metadata, layout.name)
 
     def _check_metadata(self, name: str) -> None:
-        state = self._open()
+        state = self._state or self._open()
         where = state.metadata.get(name)
         if where is None:
             where = state.metadata[name] = self._metadata_of(state, self._record(state, name))
@@ -321,11 +321,11 @@ class ZarrSource:
         state = self._open()
         return state.chunks.locate(self._record(state, layout.name), chunks)
 
-    def place_of(self, layout: ArrayLayout, chunk: Sequence[int]) -> tuple[str, int, int] | None:
-        """Return a chunk's file, first byte and bytes; None where :meth:`locate` has more to say of it, or an error."""
+    def finder(self, layout: ArrayLayout) -> FindChunk | None:
+        """Return the function that finds one chunk, until :meth:`close`: see :obj:`~scidata.core.types.FindChunk`."""
         state = self._open()
-        record = state.contents.records.get(layout.name)
-        return None if record is None else state.chunks.place_of(record, chunk)
+        record = state.record(layout.name)
+        return None if record is None else state.chunks.finder(record)
 
     def expect(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks for a read of them: as :meth:`locate`, without a request for each chunk before.

@@ -1,7 +1,8 @@
 """The files of a Zarr store, local or by URL: small metadata files, folders, sizes. Reads no chunk.
 
 A local tree refuses symbolic links that lead out of the store. Folders are checked once each, files by the same
-``lstat`` that finds their size, so the check costs no extra call per chunk.
+``lstat`` that finds their size, so the check costs no extra call per chunk. A chunk that is read next is opened, and
+tells size and links by its descriptor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
-from scidata.sources.access.files import retried
+from scidata.sources.access.files import files, retried
 from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, read_documents
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import checks_versions, request
@@ -164,6 +165,18 @@ class LocalTree:
         """Return the size of one file, -1 where there is none."""
         status = self._stat(key)
         return -1 if status is None else status.st_size
+
+    def open_size(self, key: str) -> int:
+        """Return the size of one file, -1 where there is none, and open it: it is read next.
+
+        The open file tells by itself that no link leads to it; where one does, or may, it is looked at as others are.
+        """
+        try:
+            status, place = files().opened(f"{self._root}/{key}")
+        except OSError:
+            return self.size(key)
+        is_here = place == f"{self._real}/{key}" and stat.S_ISREG(status.st_mode)
+        return status.st_size if is_here else self.size(key)
 
     @property
     def reads_tell(self) -> bool:

@@ -170,7 +170,16 @@ def calls(function):
 
 @pytest.mark.parametrize(
     ("store", "first", "later"),  # calls a sample of two fields
-    [("a step a chunk", 150, 75), ("raw", 132, 55), ("hdf5", 148, 108), ("contiguous hdf5", 92, 50)],
+    [
+        ("a step a chunk", 120, 75),
+        ("raw", 100, 53),
+        ("steps", 120, 83),  # and those that begin alike in their chunks
+        ("shards", 235, 79),
+        ("hdf5", 140, 108),
+        ("hdf5 tiles", 370, 210),
+        ("contiguous hdf5", 84, 48),
+        ("netcdf 3 records", 110, 74),
+    ],
 )
 def test_calls_of_first_and_later_epochs(store, first, later, tmp_path):
     ds = scidata.open_dataset(STORES[store](tmp_path / "x"), sample_dim="time", pool_bytes=0, num_threads=1)
@@ -200,10 +209,10 @@ def test_files_of_a_series_are_alike_but_for_those_that_are_packed_or_cut_otherw
 def test_an_archive_beyond_the_plans_that_are_kept_keeps_no_more_and_is_read_in_few_calls(tmp_path):
     ds = scidata.open_dataset(STORES["a step a chunk"](tmp_path / "x"), pool_bytes=0, num_threads=1)
     jobs = ds.reader.planner._jobs
-    jobs.max_size = 20_000  # of some of the samples
+    jobs.max_size = 15_000  # of some of the samples
     buffers = {name: np.empty(spec.shape, spec.dtype) for name, spec in ds.buffer_specs().items()}
     took = [[calls(lambda i=i: ds.read_into(i, buffers)) for i in range(NUM)] for _ in range(2)]
     assert 2 < len(jobs) < NUM
     assert jobs.size <= jobs.max_size
-    assert len(ds.reader.planner.part_of({}).firsts["u"]) == 1
-    assert took[1][0] < took[1][-1] <= 130
+    assert len(ds.reader.planner.part_of({}).firsts) == 1
+    assert took[1][0] < took[1][-1] <= 100

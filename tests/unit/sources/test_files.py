@@ -144,7 +144,7 @@ def test_two_threads_that_meet_a_file_first_take_it_in_once(tmp_path: Path, monk
     (tmp_path / "f").write_bytes(b"1")
     cache, opened = FileCache(), FileCache._open
 
-    def slow(self: FileCache, path: str) -> Any:
+    def slow(self: FileCache, path: str, flags: int = 0) -> Any:
         barrier.wait(30)
         return opened(self, path)
 

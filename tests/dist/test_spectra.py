@@ -24,6 +24,10 @@ def normal(*shape, dtype=torch.float64):
     return torch.randn(shape, dtype=dtype).requires_grad_()
 
 
+def whole(x):
+    return x.full_tensor() if isinstance(x, scidata.ShardTensor | DTensor) else x
+
+
 def mixed(spectrum, weight):
     return torch.einsum("bixy,ioxy->boxy", spectrum, weight)
 
@@ -123,6 +127,10 @@ def check_layers(rank, num_ranks):
                 assert_like_one_process(function, [x, weight], [spec, None], rtol=1e-10, atol=1e-11)
             except Exception as error:
                 raise AssertionError(f"{name} at {sizes}") from error
+        with torch.inference_mode():
+            alone = in_place(x.clone(), weight)
+            for got, want in zip(in_place(shard_of(x.clone(), spec), weight), alone, strict=True):
+                torch.testing.assert_close(whole(got), want, rtol=1e-10, atol=1e-11)
     for dim in (1, 3):
         spec = ShardSpec.even(mesh, [Shard(dim)], SHAPE)
         assert_like_one_process(by_zeros_like, [x, weight], [spec, None], rtol=1e-10, atol=1e-11)
@@ -188,8 +196,7 @@ def check_parallelized(rank, num_ranks, strategy):
         wanted.square().mean().backward()
         torch.testing.assert_close(y.full_tensor(), wanted, rtol=1e-11, atol=1e-11)
         for got, want in zip(model.parameters(), alone.parameters(), strict=True):
-            grad = got.grad.full_tensor() if isinstance(got.grad, DTensor) else got.grad
-            torch.testing.assert_close(grad, want.grad, rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(whole(got.grad), want.grad, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

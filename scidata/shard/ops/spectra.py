@@ -101,7 +101,7 @@ class Later(ShardTensor):
         """Compute the part, before it is written to. Collective where it is not there."""
         if self.computed is None:
             with torch.set_grad_enabled(self.with_graph):
-                self.computed = self.compute()
+                self.computed = self.sample = self.compute()
             self.seen = version_of(self.computed)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
@@ -138,7 +138,8 @@ class Spectrum(Later):
     def compute(self) -> Tensor:
         """Transform all of it, and bring it back."""
         self.columns.clear()
-        return there_and_back(self.source, self.dims, self.transform).local
+        self.source = there_and_back(self.source, self.dims, self.transform)  # what it was is let go
+        return self.source.local
 
     def sliced(self, items: Sequence[object]) -> ShardTensor | None:
         """Return slices, for which no other columns are sent; None where all are wanted. Collective."""

@@ -96,18 +96,13 @@ def _print_json(error: BaseException, message: str, code: int) -> None:
     print_json({"error": {"type": type(error).__name__, "message": shown, "exit_code": code}})
 
 
-def _near(error: OSError) -> str:
-    """Return names like that of a file that is not there, for the end of the message."""
-    folder, name = os.path.split(str(error.filename))
-    if not isinstance(error, FileNotFoundError) or not os.path.isdir(folder or "."):
-        return ""
-    return near_matches(name, os.listdir(folder or "."), listed=False)
-
-
 def _message(error: BaseException) -> str:
-    if isinstance(error, OSError) and not isinstance(error, SciDataError) and error.strerror:
-        return f"{error.filename}: {error.strerror.lower()}{_near(error)}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+    if not isinstance(error, OSError) or isinstance(error, SciDataError) or not error.strerror:
+        return str(error) or type(error).__name__
+    folder, name = os.path.split(str(error.filename))
+    is_lost = isinstance(error, FileNotFoundError) and os.path.isdir(folder or ".")
+    near = near_matches(name, os.listdir(folder or "."), listed=False) if is_lost else ""
+    return f"{error.filename}: {error.strerror.lower()}{near}" if error.filename else error.strerror
 
 
 _VALUE = r"""'[^']*'|"[^"]*"|\{[^{}]*\}|\[[^][]*\]|\([^()]*\)|[\w+-]+(?:\.\w+)*"""

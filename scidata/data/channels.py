@@ -199,7 +199,8 @@ def channels_of(
         slices[name] = slice(len(names), len(names) + math.prod(leads[name]))
         rows = [labels(name, dim) or range(n) for dim, n in zip(lead, leads[name], strict=True)]
         for place in itertools.product(*rows):
-            said = ", ".join(f"{dim}={_text(label)}" for dim, label in zip(lead, place, strict=True))
+            labelled = [f"{label:g}" if isinstance(label, float) else label for label in place]
+            said = ", ".join(f"{dim}={label}" for dim, label in zip(lead, labelled, strict=True))
             names.append(f"{name}[{said}]" if said else name)
     return Channels(dims=ends, slices=slices, shapes=leads, names=tuple(names))
 
@@ -214,7 +215,3 @@ def _common_end(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         if len(common) == 2 or numbers_cells(each[0]):
             break
     return common
-
-
-def _text(label: object) -> str:
-    return f"{label:g}" if isinstance(label, float) else str(label)

@@ -113,7 +113,8 @@ def statistics(
     check_flag("differences", differences)
     dataset = as_combined(dataset)
     leaves = _leaves(dataset)
-    names = _chosen(dataset, fields)
+    names = list(dict.fromkeys(dataset.fields if fields is None else names_of("fields", fields)))
+    check_known("statistics: no field", names, dataset.fields)
     dims = list(dict.fromkeys(names_of("by", by)))
     ranks = _Ranks.of(leaves[0].dataset)
     if ranks.groups and (jobs > 1 or client is not None):
@@ -211,12 +212,6 @@ def _stored(
             "it out, and they are gathered"
         )
     return found
-
-
-def _chosen(dataset: Any, fields: str | Sequence[str] | None) -> list[str]:
-    names = list(dataset.fields) if fields is None else names_of("fields", fields)
-    check_known("statistics: no field", names, dataset.fields)
-    return list(dict.fromkeys(names))
 
 
 def _kept_by(dataset: Any, by: Sequence[str], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, tuple[str, ...]]:

@@ -21,6 +21,7 @@ from scidata.core.own_files import write_whole
 from scidata.core.urls import public_text
 from scidata.data.field_statistics import FieldStatistics, Labels, span
 from scidata.errors import OutputError, UnknownNameError, UnsupportedFormatError, near_matches
+from scidata.store.format.streamed import refuse_constant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,7 +124,7 @@ class Statistics(Mapping[str, FieldStatistics]):
             raise UnsupportedFormatError(f"{name}: {os.path.getsize(name)} bytes are more than statistics take")
         with open(name, encoding="utf-8") as file:
             try:
-                data = json.load(file, parse_constant=_refuse_constant)
+                data = json.load(file, parse_constant=refuse_constant)
             except (ValueError, RecursionError) as e:
                 raise UnsupportedFormatError(f"{name}: no JSON ({e}); write it with Statistics.save") from None
         return _Reading(name).statistics(data)
@@ -228,10 +229,6 @@ def _lines(value: object, indent: str) -> list[str]:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
 
 
 class _Reading:

@@ -18,7 +18,15 @@ from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
-from scidata.meshes.formats.base import Options, RawField, RawTopology, base_name, damage_named, find_graph_values
+from scidata.meshes.formats.base import (
+    Options,
+    RawField,
+    RawTopology,
+    base_name,
+    damage_named,
+    find_graph_values,
+    is_wanted,
+)
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.hetero import has_relations, open_hetero
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
@@ -122,7 +130,7 @@ class _Reading:
         sources += [self._open(path) for path in paths if path != topology.source.path]
         for source in sources:
             if source is topology.source and topology.fields is not None:
-                fields = {n: f for n, f in topology.fields.items() if self._wants(n)}
+                fields = {n: f for n, f in topology.fields.items() if is_wanted(n, self.fields)}
             else:
                 fields, reasons = find_fields(topology, source, self.fields)
                 left_out.update(reasons)
@@ -211,9 +219,6 @@ class _Reading:
         if not self.options.allow_missing:
             check_finished(source)
         return source
-
-    def _wants(self, name: str) -> bool:
-        return self.fields is None or name in self.fields or name.rpartition("/")[2] in self.fields
 
     def _check_names(
         self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -162,7 +163,7 @@ def _measure(
     plans = plans_of(ds, range(min(len(ds), _MAX_PLANNED)))
     read, read_bytes = preadv_loop(plans)
     decode, decoded_bytes = decompressors(plans)
-    methods: dict[int | str, Callable[[], object]] = {n: partial(_run, loader) for n, loader in loaders.items()}
+    methods: dict[int | str, Callable[[], object]] = {n: partial(deque, loader, 0) for n, loader in loaders.items()}
     methods["preadv"] = partial(read, num_samples)
     if decoded_bytes:
         methods["decompress"] = partial(decode, num_samples)
@@ -183,11 +184,6 @@ def _measure(
             cpu, wall = (t / num_samples for t in times[name])
             rows.append(PipelineRow(method=name, nbytes=nbytes, cpu=cpu, wall=wall))
     return rows, step
-
-
-def _run(loader: DataLoader) -> None:
-    for _ in loader:
-        pass
 
 
 def _wait(loader: DataLoader, step: float) -> float:

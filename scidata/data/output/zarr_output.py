@@ -142,7 +142,8 @@ class ZarrOutput:
         target = self._place.target
         if not isinstance(target, Url) and self._format == 3:
             self._threads = encoding_threads()
-            encode = _as_bytes if self._codec == "none" else self._numcodec().encode
+            as_bytes = lambda chunk: chunk.reshape(-1).view(np.uint8)  # noqa: E731
+            encode = as_bytes if self._codec == "none" else self._numcodec().encode
             self._files = {
                 name: ChunkFiles(
                     os.path.join(target, name), self._threads, chunks=array.chunks, fill=array.fill_value,
@@ -177,10 +178,6 @@ class ZarrOutput:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-
-
-def _as_bytes(chunk: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    return chunk.reshape(-1).view(np.uint8)
 
 
 def with_checksum(encode: Callable[[npt.NDArray[np.generic]], Any], chunk: npt.NDArray[np.generic]) -> list[Piece]:

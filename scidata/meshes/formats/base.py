@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -57,6 +57,11 @@ def damage_named(path: str) -> Iterator[None]:
             f"{path}: its arrays or attributes are not those of its format ({type(e).__name__}: {e}); it is damaged: "
             "copy or write it again, or say kind= if it is of another kind"
         ) from e
+
+
+def is_wanted(name: str, wanted: Collection[str] | None) -> bool:
+    """Whether a field is asked for, by its name or by that without groups; None asks for all."""
+    return wanted is None or name in wanted or name.rpartition("/")[2] in wanted
 
 
 def base_name(name: str) -> str:

@@ -24,6 +24,7 @@ from scidata.meshes.formats.base import (
     base_name,
     field_of,
     is_graph_value,
+    is_wanted,
 )
 from scidata.sources.cf import is_coordinate, names_time, role_of
 
@@ -63,7 +64,7 @@ def find_fields(
     fields: dict[str, RawField] = {}
     left_out: dict[str, str] = dict(getattr(source, "skipped", {}))
     for name, layout in source.arrays.items():
-        if wanted is not None and name not in wanted and name.rpartition("/")[2] not in wanted:
+        if not is_wanted(name, wanted):
             continue
         if own and topology.leading_only and is_graph_value(name):
             continue

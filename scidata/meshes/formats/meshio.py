@@ -291,7 +291,7 @@ def _check_cgns(path: str) -> None:
     """
     with contextlib.suppress(OSError, KeyError, AttributeError), h5py.File(path, "r") as file:
         base = file["Base"]
-        zones = [name for name in base if name == "Zone1" or _label(base[name]) == b"Zone_t"]
+        zones = [name for name in base if name == "Zone1" or base[name].attrs.get("label") in ("Zone_t", b"Zone_t")]
         kind = base["Zone1/GridElements"].get(" data")
         code = _CGNS_TETRA if kind is None else int(np.ravel(kind[()])[0])
         if len(zones) > 1 or code != _CGNS_TETRA:
@@ -300,11 +300,6 @@ def _check_cgns(path: str) -> None:
                 f"{path}: has {found}, which meshio does not read ({_OF_CGNS}); convert it to VTU (ParaView), or write "
                 "the plain layout"
             )
-
-
-def _label(item: Any) -> bytes:
-    label = item.attrs.get("label", b"")
-    return label.encode() if isinstance(label, str) else bytes(label)
 
 
 def open_topology(

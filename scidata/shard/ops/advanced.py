@@ -47,8 +47,10 @@ def take_advanced(func: TorchFunction, x: Tensor, tensors: Mapping[int, Tensor])
             found[dim + i] = rows
     if any(is_sharded(index) for index in found.values()):
         (dim, index), *rest = found.items()
-        if not rest and isinstance(index, ShardTensor) and _lies_along(x.spec, dim, index.spec):
-            return _take_sharded(func, x, dim, index)
+        if not rest and isinstance(index, ShardTensor):
+            axes, same = [*index.spec.sharded.values()], index.spec.device_mesh == x.spec.device_mesh
+            if index.spec.ndim == 1 and same and axes == [x.spec.axis_of_dim(dim)]:
+                return _take_sharded(func, x, dim, index)
         found = {dim: whole_index(func, x, index) for dim, index in found.items()}
     return _take_listed(func, x, dict(sorted(found.items())))
 
@@ -63,12 +65,6 @@ def _look_up(func: TorchFunction, table: Tensor, tensors: Mapping[int, Tensor]) 
     local = replicate_to_shards(table, spec.shard_groups)[(slice(None),) * dim + (index.local,)]
     shape = (*table.shape[:dim], *spec.global_shape, *table.shape[dim + 1 :])
     return ShardTensor(local, spec.derive(shape, [None if d is None else d + dim for d in spec.dims], spec.sizes))
-
-
-def _lies_along(spec: ShardSpec, dim: int, index: ShardSpec) -> bool:
-    """Whether an index of one dim is sharded by the axis of the dim that it indexes, and no other."""
-    axes = [*index.sharded.values()]
-    return index.ndim == 1 and index.device_mesh == spec.device_mesh and axes == [spec.axis_of_dim(dim)]
 
 
 def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:

@@ -118,12 +118,6 @@ def other_loss(
 # -- classes -------------------------------------------------------------------------------------------------------
 
 
-def _class_labels(ndim: int) -> tuple[list[Hashable], list[Hashable]]:
-    """Name the dims of scores ``(N, C, d1, ...)`` or ``(C,)``, and of class numbers ``(N, d1, ...)`` or ``()``."""
-    rest: list[Hashable] = [*range(ndim - 1)]
-    return ([*rest[:1], "class", *rest[1:]], rest) if ndim > 1 else (["class"], [])
-
-
 class _Classes(TypedDict):
     """How a loss of classes weighs rows and reduces them: torch always gives all."""
 
@@ -136,7 +130,8 @@ def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing:
     """Negative log-likelihood of class numbers, from log-probabilities."""
     weight, ignore = how["weight"], how["ignore_index"]
     dim = 1 if len(scores.shape) > 1 else 0
-    names, rows = _class_labels(len(scores.shape))
+    rows: list[Hashable] = [*range(len(scores.shape) - 1)]
+    names = [*rows[:dim], "class", *rows[dim:]]  # scores (N, C, d1, ...) or (C,), class numbers (N, d1, ...) or ()
     num_classes = scores.shape[dim]
     if tuple(target.shape) != (*scores.shape[:dim], *scores.shape[dim + 1 :]):
         raise ValueError(f"scores {tuple(scores.shape)} need a target without dim {dim}, not {tuple(target.shape)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import bounds_of
-from scidata.shard.op_table import TensorFunction, TorchFunction, find, unsupported
+from scidata.shard.op_table import TensorFunction, find, unsupported
 from scidata.shard.ops.align import Dtype, align, finish, is_sharded, local_of, operands_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import composes, handles, normal_dim
 from scidata.shard.ops.moving import moved_off, to_layout
@@ -178,10 +178,10 @@ def of_matrices(func: Callable[..., Results], *args: object, **kwargs: object) -
     name = func.__name__
     own = _CORE.get(name) or _CORE[name.removeprefix("linalg_")]
     core = [*own, *[0] * len(operands)][: len(operands)]
-    if name == "linalg_lstsq":
-        _refuse_residuals(
-            func, operands[0], kwargs["driver"] if "driver" in kwargs else args[3] if len(args) > 3 else None
-        )
+    driver = kwargs.get("driver", args[3] if len(args) > 3 else None)
+    if name == "linalg_lstsq" and driver in ("gelss", "gelsd") and operands[0].shape[-2] > operands[0].shape[-1]:
+        reason = f"driver={driver!r} gives residuals only where all matrices have full rank"
+        raise unsupported(func, reason, *specs_of([operands[0]]), remedy="use gelsy or gels")
     solves = name in ("linalg_solve", "linalg_solve_ex", "linalg_lstsq")
     if solves and len(operands[1].shape) in (1, len(operands[0].shape) - 1):
         vectors = tuple(operands[1].shape) == tuple(operands[0].shape[:-1]) or len(operands[1].shape) == 1
@@ -215,13 +215,6 @@ def of_matrices(func: Callable[..., Results], *args: object, **kwargs: object) -
     if isinstance(result, Tensor):
         return wrap(result)
     return type(result)([wrap(part) for part in result])
-
-
-def _refuse_residuals(func: TorchFunction, x: Tensor, driver: object) -> None:
-    """Raise where a least squares problem has residuals only if the matrices of all ranks have full rank."""
-    if driver in ("gelss", "gelsd") and x.shape[-2] > x.shape[-1]:
-        reason = f"driver={driver!r} gives residuals only where all matrices have full rank"
-        raise unsupported(func, reason, *specs_of([x]), remedy="use gelsy or gels")
 
 
 def _with_one(x: Tensor, core: int) -> Tensor:

@@ -102,8 +102,7 @@ class ReferenceLocator(Locator):
         return dict(zip(each, run_each(calls) if remote else [call() for call in calls], strict=True))
 
     def _size_of(self, path: str) -> int:
-        size = self._sizes.get(path)
-        return self._sizes.put(path, files().size(path)) if size is None else size
+        return self._sizes.get_or_make(path, lambda: files().size(path))
 
     # -- opening paths ----------------------------------------------------------------------------------------------
 
@@ -124,10 +123,10 @@ class ReferenceLocator(Locator):
         place = None if record is None else record.place_of(key)
         if record is not None and place is not None:
             linear = flattened(np.array([place], np.int64).reshape(1, -1), record.num_files)
-            for table, _ in self._tables.find(record, linear):
-                (row,) = table.rows(linear).tolist()
-                if row >= 0 and table.target[row] < 0:
-                    return _in_memory(path, table.inline[-1 - int(table.target[row])])
+            rows = ((table, int(table.rows(linear)[0])) for table, _ in self._tables.find(record, linear))
+            held = (t.inline[-1 - int(t.target[row])] for t, row in rows if row >= 0 and t.target[row] < 0)
+            if (data := next(held, None)) is not None:
+                return KeptUrl(Url(path, {}), Reader(lambda offset, nbytes: data[offset : offset + nbytes]))
         raise CorruptDataError(f"{path}: is no chunk that is in the set itself")
 
     def read(self, record: ArrayRecord, coordinate: list[int]) -> bytes | None:
@@ -137,7 +136,3 @@ class ReferenceLocator(Locator):
             return None
         path = found.paths[0]
         return bytes(files().read(self.opened(path), int(found.offset[0]), int(found.nbytes[0])))
-
-
-def _in_memory(path: str, data: bytes) -> KeptUrl:
-    return KeptUrl(Url(path, {}), Reader(lambda offset, nbytes: data[offset : offset + nbytes]))

@@ -61,7 +61,7 @@ class Templates:
             raise self._error(text[:80], "is too long")
         try:
             return self._value(ast.parse(text.strip(), mode="eval").body, values)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
+        except (SyntaxError, ValueError, KeyError, RecursionError, MemoryError, ZeroDivisionError):
             raise self._error(text, "is no name, call or arithmetic") from None
 
     def _value(self, node: ast.expr, values: Mapping[str, _Value]) -> _Value:
@@ -74,7 +74,7 @@ class Templates:
                 return self._texts[name]
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in self._texts:
                 given = {k.arg: self._value(k.value, values) for k in keywords if k.arg is not None}
-                return _PART.sub(lambda found: str(self._argument(found[1].strip(), given)), self._texts[name])
+                return _PART.sub(lambda found: str(given[found[1].strip()]), self._texts[name])
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._number(operand, values)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
@@ -82,11 +82,6 @@ class Templates:
                 if abs(found) < _MAX_NUMBER:
                     return found
         raise ValueError(node)
-
-    def _argument(self, name: str, given: Mapping[str, _Value]) -> _Value:
-        if name not in given:
-            raise ValueError(name)
-        return given[name]
 
     def _number(self, node: ast.expr, values: Mapping[str, _Value]) -> int:
         value = self._value(node, values)

@@ -17,11 +17,12 @@ MAX_VALUE = 8 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def _refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
+    """Raise ValueError for NaN and infinity, which Python's parser of JSON takes."""
     raise ValueError(f"{constant} is no JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse)
+_decoder = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 class Items:

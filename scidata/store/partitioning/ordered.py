@@ -68,7 +68,12 @@ def order_sample(
     pos = raw.points
     if entity == "cell":
         sound = _with_cells_as_rows(sound)
-        pos = _at_source_rows(sound.points, kept.get("cell"), raw.sizes["cell"])
+        pos, rows = sound.points, kept.get("cell")
+        if (
+            pos is not None and rows is not None
+        ):  # at the rows of the source that they were kept from; NaN at the others
+            pos = np.full((raw.sizes["cell"], pos.shape[1]), np.nan)
+            pos[rows] = sound.points
     pairs = sound.relations if raw.sets else _edges_of(sound)
     sets = sound.sets or {entity: RawSet(num_nodes=sound.num_nodes, points=sound.points)}
     order, notes = _order_of(sound, sets, pairs, by)
@@ -143,17 +148,6 @@ def _with_cells_as_rows(raw: RawSample) -> RawSample:
     return replace(
         raw, points=centres, num_nodes=len(centres), cells=None, edge_index=edge_index, edges=edges, fields={}
     )
-
-
-def _at_source_rows(
-    points: npt.NDArray[np.float64] | None, kept: IntArray | None, num_rows: int
-) -> npt.NDArray[np.float64] | None:
-    """Return points at the rows of the source that they were kept from; NaN at the others."""
-    if points is None or kept is None:
-        return points
-    every = np.full((num_rows, points.shape[1]), np.nan)
-    every[kept] = points
-    return every
 
 
 def _source_rows(rows: IntArray, kept: IntArray | None) -> IntArray:

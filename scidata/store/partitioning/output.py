@@ -60,10 +60,6 @@ class Part:
         return f".lock-part-{self.index}-of-{self.num_parts}"
 
 
-def _ours(name: str) -> bool:
-    return name in (MANIFEST, _LOCK) or any(p.fullmatch(name) for p in (_SAMPLE, _TEMPORARY, _PART_LOCK))
-
-
 @contextlib.contextmanager
 def claim_output(out: str, part: Part | None) -> Iterator[None]:
     """Make the folder if need be, and hold it as long as the context lasts.
@@ -103,7 +99,9 @@ def _check_contents(out: str) -> None:
         return
     if not os.path.isdir(out):
         raise OutputError(f"{out}: exists and is no folder; choose another output")
-    foreign = sorted(name for name in os.listdir(out) if not _ours(name))
+    patterns, known = (_SAMPLE, _TEMPORARY, _PART_LOCK), (MANIFEST, _LOCK)
+    names = sorted(name for name in os.listdir(out) if name not in known)
+    foreign = [name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)]
     if foreign:
         raise OutputError(
             f"{out}: holds {foreign[0]!r}, which is no part of a scidata store; choose a new folder for the output"

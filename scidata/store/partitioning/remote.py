@@ -12,7 +12,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scidata.core.own_files import sync
@@ -81,8 +81,11 @@ class RemoteSamples:
             os.mkdir(own)
             process_sample(self.task, own, index, watched)
             watched.raise_if_over()
-            with _first_wins():
+            try:
                 os.rename(os.path.join(own, folder), final)
+            except OSError as e:
+                if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # the first wins
+                    raise
             sync(self.out)
         except OSError as e:
             if e.filename == own:  # a name that no user knows
@@ -91,15 +94,6 @@ class RemoteSamples:
         finally:
             with contextlib.suppress(OSError):  # the client, or the next run, has removed it, or will
                 remove(own)
-
-
-@contextlib.contextmanager
-def _first_wins() -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
 
 
 class _Watched:

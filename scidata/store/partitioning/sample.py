@@ -212,13 +212,8 @@ def _planned(header: SampleHeader) -> tuple[dict[str, int | None], int]:
     if "cell" in sizes:
         counts["cell"] = sizes["cell"]
     if header.edges is not None:
-        counts["edge"] = _num_edges(header, sizes[entity])
+        rule, number = parse_edges(str(header.edges))
+        nearest = sizes[entity] * min(int(number), sizes[entity] - 1) if rule == "knn" else None
+        counts["edge"] = sizes.get("edge") if rule == "edge_index" else nearest
     rows = counts[entity] or 0
     return counts, rows * 8 + num_cells * 17 + (counts.get("edge") or 0) * 12
-
-
-def _num_edges(header: SampleHeader, num_nodes: int) -> int | None:
-    rule, number = parse_edges(str(header.edges))
-    if rule == "edge_index":
-        return header.topology.sizes.get("edge")
-    return num_nodes * min(int(number), num_nodes - 1) if rule == "knn" else None

@@ -33,7 +33,7 @@ def checked_halo(store: Store, halo: object) -> float:
         unit = "a radius" if kind == "points" else "a number of hops"
         raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0")
     if kind == "points":
-        if halo and not _has_positions(store):
+        if halo and any(sample.block_space is None for sample in store.manifest.samples):
             raise ConfigError(f"{store.path}: halo={halo} is a radius, and the store has no positions")
         return float(halo)
     if halo != int(halo):
@@ -135,7 +135,3 @@ def named_fields(store: Store) -> dict[str, FieldInfo]:
         infos.insert(0, FieldInfo(name="pos", entity=entity, dtype=array.dtype, dims=(entity, "xyz"), entity_dim=0))
     names = [info.name for info in infos]
     return {info.name if names.count(info.name) == 1 else info.path: info for info in infos}
-
-
-def _has_positions(store: Store) -> bool:
-    return all(sample.block_space is not None for sample in store.manifest.samples)

@@ -101,7 +101,9 @@ class FieldReads:
 
     def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
         if topology.rows is not None:
-            return self._read_drawn(access, name, index, topology.rows)
+            gather, dim = self._gather(access, name, index, topology.rows), self._infos[name].entity_dim
+            drawn = access.run_gather(gather, self._dtypes.get(name), dim=dim)
+            return self._shaped(drawn, name, self._numbering.shape(self._infos[name], index))
         if not self._is_kept(name, index, topology):
             return self._read_rows(access, name, index, topology)
 
@@ -127,13 +129,6 @@ class FieldReads:
         shape = list(self._numbering.shape(info, index))
         shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
         return math.prod(shape) * np.dtype(self._dtypes.get(name)).itemsize <= self._shared.max_size
-
-    def _read_drawn(
-        self, access: RowAccess, name: str, index: int, rows: Mapping[str, IntArray]
-    ) -> npt.NDArray[np.generic]:
-        dim = self._infos[name].entity_dim
-        values = access.run_gather(self._gather(access, name, index, rows), self._dtypes.get(name), dim=dim)
-        return self._shaped(values, name, self._numbering.shape(self._infos[name], index))
 
     def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
         """Read owned rows and ghosts."""

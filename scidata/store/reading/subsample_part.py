@@ -58,9 +58,11 @@ def drawn_part(
     drawn, cells = _drawn_nodes(access, info, draws)
     pairs = {}
     for relation, (source, _, target) in relations_of(info).items():
-        drawn[relation], *pairs[relation] = _edges_between(
-            access, folder_of_edges(relation), drawn[source], drawn[target]
-        )
+        starts, ends = drawn[source], drawn[target]
+        rows, sources, targets = edges_into(access, ends, folder_of_edges(relation))
+        kept = contains(starts, sources)
+        drawn[relation] = rows[kept]
+        pairs[relation] = [np.searchsorted(starts, sources[kept]), np.searchsorted(ends, targets[kept])]
     bounds = {name: np.searchsorted(rows, cut.bounds[name]).astype(np.int64) for name, rows in drawn.items()}
     own = {name: slice(*each[part : part + 2].tolist()) for name, each in bounds.items()}
     reached = {name: [none] for name in drawn}
@@ -114,12 +116,3 @@ def _read_cells(access: RowAccess, rows: IntArray) -> _DrawnCells:
     first, last = access.pointers("cell/offsets", rows)
     corners = access.gather("cell/connectivity", ranges(first, last)).astype(np.int64, copy=False)
     return _DrawnCells(rows=rows, offsets=bounds_of(last - first), corners=corners)
-
-
-def _edges_between(
-    access: RowAccess, folder: str, starts: IntArray, ends: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the rows of the edges from some nodes to some, sorted ids, and these nodes as places among those."""
-    rows, sources, targets = edges_into(access, ends, folder)
-    kept = contains(starts, sources)
-    return rows[kept], np.searchsorted(starts, sources[kept]), np.searchsorted(ends, targets[kept])

@@ -5,15 +5,17 @@ Every function takes the option's name, so that a bad value is answered with the
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from scidata.core.tasks.dask_jobs import connected
 from scidata.errors import near_matches, visible
 
 if TYPE_CHECKING:
@@ -379,3 +381,17 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "steps": parse_steps,
     "sample_dim": parse_sample_dim,
 }
+
+
+@contextmanager
+def cluster(address: str | None, jobs: int) -> Iterator[Any]:
+    """Return a client of the cluster at an address; None without one."""
+    if address is None:
+        yield None
+        return
+    if jobs > 1:
+        raise usage_error("--dask", "excludes --jobs: its workers are the processes.")
+    # a lost connection is reported once, by the error that ends the command
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with connected(address) as client:
+        yield client

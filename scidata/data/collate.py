@@ -1,19 +1,201 @@
-"""Batches of samples: grids are stacked, meshes, clouds and graphs united."""
+"""Batches of samples: grids are stacked; meshes, clouds and graphs are united, as one sample without edges between its
+parts, and ``batch`` to tell them apart.
+
+A rank's rows of the union are its rows of each sample, one after the other; so the union's global ids run rank by
+rank, and ghosts, sorted by them, come by owner, then by sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import overload
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
+from scidata.core.types import IntArray
 from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.irregular_union import unite
 from scidata.data.local_fields import LocalFields, stacked
 from scidata.data.sample import Sample
-from scidata.errors import FieldMismatchError
+from scidata.data.topology import Cells, Place, Relation, Topology, shard_rows
+from scidata.errors import ConfigError, FieldMismatchError
+from scidata.shard import ShardTensor
+
+
+class _Rows:
+    """The rows of one entity in a union."""
+
+    def __init__(self, maps: Sequence[IndexMap]) -> None:
+        self.maps = maps
+        sizes = np.stack([np.diff(m.bounds) for m in maps])  # (num_samples, num_parts)
+        before = np.cumsum(sizes, axis=0) - sizes
+        bounds = np.sum([m.bounds for m in maps], axis=0)
+        part = maps[0].part
+        ghosts = [m.ghosts - m.bounds[m.owners] + bounds[m.owners] + before[i, m.owners] for i, m in enumerate(maps)]
+        every = np.concatenate(ghosts)
+        self.order = np.argsort(every, kind="stable")
+        keys = tuple(m.key for m in maps)
+        self.index_map = IndexMap(
+            bounds=bounds, part=part, ghosts=every[self.order], key=None if None in keys else ("union", *keys)
+        )
+        self.first = before[:, part]  # local id of each sample's first owned row
+        place = np.empty(len(every), np.int64)
+        place[self.order] = np.arange(len(every))
+        self.ghost_places = np.split(place, np.cumsum([len(g) for g in ghosts])[:-1])
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """Of each sample, the union's id of each local row."""
+        return [
+            torch.from_numpy(np.concatenate([first + np.arange(m.num_owned), self.index_map.num_owned + places]))
+            for first, m, places in zip(self.first, self.maps, self.ghost_places, strict=True)
+        ]
+
+    def new_ids(self, sample: int, ids: Tensor) -> Tensor:
+        """Turn local ids of a sample into the union's."""
+        return self.tables[sample].to(ids.device)[ids]
+
+    def join(self, values: Sequence[Tensor], dim: int) -> Tensor:
+        """Join local tensors of owned rows and ghosts to one of the union's."""
+        pairs = list(zip(values, self.maps, strict=True))
+        owned = [v.narrow(dim, 0, m.num_owned) for v, m in pairs]
+        ghosts = torch.cat([v.narrow(dim, m.num_owned, m.num_ghost) for v, m in pairs], dim)
+        order = torch.from_numpy(self.order).to(ghosts.device)
+        return torch.cat([*owned, ghosts.index_select(dim, order)], dim)
+
+
+def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
+    """Unite samples. No communication.
+
+    Raises
+    ------
+    FieldMismatchError
+        The samples differ in fields, in entities, or in dims other than their entities'.
+    ConfigError
+        One of them is a union, or holds a field ``batch``.
+    """
+    first = samples[0]
+    _check(samples)
+    rows = {e: _Rows([s.index_map(e) for s in samples]) for e in first.entities}
+    fields: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
+    for name in first:
+        place = first.places[name]
+        space = rows[place.entity]
+        if all(name in s.held for s in samples):
+            held[name] = space.join([s.held[name] for s in samples], place.dim)
+            local = held[name].narrow(place.dim, 0, space.index_map.num_owned)
+        else:
+            tensors = [s[name] for s in samples]
+            local = torch.cat([t.to_local() if isinstance(t, ShardTensor) else t for t in tensors], place.dim)
+        fields[name] = shard_rows(local, space.index_map, place.dim, first.device_mesh)
+    device = next((x.device for x in fields.values()), torch.device("cpu"))
+    of_batch = first.batch_entities
+    for name, entity in of_batch.items():
+        nodes = rows[entity]
+        numbers = [torch.full((m.num_local,), i, device=device) for i, m in enumerate(nodes.maps)]
+        batch = nodes.join(numbers, 0)
+        if first.ghosts == "disk":
+            held[name] = batch
+        fields[name] = shard_rows(batch[: nodes.index_map.num_owned], nodes.index_map, 0, first.device_mesh)
+    return type(first)(
+        fields,
+        dims={**first.dims, **{name: (entity,) for name, entity in of_batch.items()}},
+        index=[s.index for s in samples if isinstance(s.index, int)],
+        places={**first.places, **{name: Place(entity, 0) for name, entity in of_batch.items()}},
+        topology=_topology(samples, rows),
+        held=held,
+        ghosts=first.ghosts,
+        graph_values={name: _joined_values([s.graph_values[name] for s in samples]) for name in first.graph_values},
+    )
+
+
+def _joined_values(values: Sequence[object]) -> object:
+    """Join values of graphs as PyTorch Geometric does: along dim 0, numbers to a tensor, anything else to a list."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values):
+        return torch.cat([v.reshape(1) if v.ndim == 0 else v for v in tensors])
+    if all(isinstance(v, int | float) for v in values):
+        return torch.tensor(values)
+    return list(values)
+
+
+def _check(samples: Sequence[IrregularSample]) -> None:
+    first = samples[0]
+    for s in samples:
+        if any(name in s for name in first.batch_entities):
+            raise ConfigError(f"sample {s.index} has a field 'batch' already; unite single samples, once")
+        if list(s) != list(first) or s.entities != first.entities or s.ghosts != first.ghosts:
+            raise FieldMismatchError(
+                f"sample {s.index} has fields {list(s)} on {s.entities}, but sample {first.index} has {list(first)} "
+                f"on {first.entities}"
+            )
+        if s.graph_values.keys() != first.graph_values.keys():
+            raise FieldMismatchError(
+                f"sample {s.index} has values of the graph {sorted(s.graph_values)}, but sample {first.index} has "
+                f"{sorted(first.graph_values)}"
+            )
+        for name in s:
+            if s.places.get(name) is None or s.places[name] != first.places[name]:
+                raise FieldMismatchError(
+                    f"field {name!r} of sample {s.index} does not live on the same entity as in sample {first.index}; "
+                    "a batch unites fields of nodes, points, cells and edges only"
+                )
+            dim = s.places[name].dim
+            shapes = [(*x.shape[:dim], *x.shape[dim + 1 :], x.dtype) for x in (s[name], first[name])]
+            if shapes[0] != shapes[1]:
+                raise FieldMismatchError(
+                    f"field {name!r} has shape {tuple(s[name].shape)} in sample {s.index} and "
+                    f"{tuple(first[name].shape)} in sample {first.index}, unlike in more than rows"
+                )
+
+
+def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> Topology:
+    first = samples[0].topology
+
+    def read_ids(entity: str) -> IntArray:
+        return np.concatenate([s.topology.read_ids(entity) for s in samples])
+
+    return replace(
+        first,
+        index_maps={entity: space.index_map for entity, space in rows.items()},
+        relations={
+            name: _joined([s.topology.relations[name] for s in samples], rows, rows[name]) for name in first.relations
+        },
+        cells=_cells([s.topology.cells for s in samples if s.topology.cells is not None], rows[first.entity]),
+        read_ids=read_ids,
+    )
+
+
+def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows) -> Relation:
+    """Return the edges of one relation, of all samples, in the union's numbering."""
+    source, name, target = relations[0].type
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        ends = [torch.cat([rows[of].new_ids(i, part[row]) for i, part in enumerate(parts)])
+                for row, of in enumerate((source, target))]  # fmt: skip
+        return torch.stack(ends)
+
+    far = joined([each.far for each in relations])
+    order = torch.from_numpy(edges.order).to(far.device)  # as the union's ghosts: by owner, then by sample
+    return Relation((source, name, target), joined([each.own for each in relations]), far[:, order])
+
+
+def _cells(cells: Sequence[Cells], nodes: _Rows) -> Cells | None:
+    if not cells:
+        return None
+    sizes = torch.cat([torch.diff(c.offsets) for c in cells])
+    return Cells(
+        offsets=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]),
+        connectivity=torch.cat([nodes.new_ids(i, c.connectivity) for i, c in enumerate(cells)]),
+        types=torch.cat([c.types for c in cells]),
+    )
 
 
 @overload

@@ -14,8 +14,7 @@ import torch
 from scidata.core.checks import names_of
 from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
-from scidata.data.field_statistics import FieldStatistics, Floats
-from scidata.data.statistics_table import Statistics
+from scidata.data.statistics_table import FieldStatistics, Floats, Statistics
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, check_known, near_matches
 
 Array = npt.NDArray[Any]

@@ -23,8 +23,7 @@ from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_evenly, gather_one
-from scidata.data.field_statistics import FieldStatistics, Labels
-from scidata.data.statistics_table import Statistics
+from scidata.data.statistics_table import FieldStatistics, Labels, Statistics
 from scidata.data.stored_statistics import period_of_anemoi, statistics_of_anemoi, statistics_of_store
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, check_known
 from scidata.shard.comm.agreement import gather_bytes

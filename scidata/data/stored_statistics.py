@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scidata.core.bounds import rows_of
 from scidata.core.moments import RoundedMoments
 from scidata.core.types import IntArray
-from scidata.data.field_statistics import FieldStatistics, Labels
+from scidata.data.statistics_table import FieldStatistics, Labels
 from scidata.grids.labels import labels_of
 from scidata.read.arrays import read_array
 

@@ -43,8 +43,7 @@ from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.features import edge_features
-from scidata.meshes.sets.grids import lat_lon, latitude_longitude
-from scidata.meshes.sets.healpix import healpix
+from scidata.meshes.sets.grids import healpix, lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges
 from scidata.meshes.sets.node_set import NodeSet

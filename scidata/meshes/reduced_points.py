@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.errors import ConfigError
-from scidata.meshes.sets.gaussian import reduced_gaussian
+from scidata.meshes.sets.grids import reduced_gaussian
 from scidata.meshes.sets.node_set import NodeSet
 from scidata.read.arrays import read_array
 from scidata.sources import open_source

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from scidata.cli.arguments import check_choice, usage_error
-from scidata.cli.cluster import cluster
+from scidata.cli.arguments import check_choice, cluster, usage_error
 from scidata.cli.output import console, human_bytes, make_table, print_bullets, print_json, print_notes
 from scidata.cli.progress import progress
 from scidata.core.urls import public_text

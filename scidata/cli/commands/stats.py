@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from scidata.cli.cluster import cluster
+from scidata.cli.arguments import cluster
 from scidata.cli.output import console, make_table, print_bullets, print_json
 from scidata.cli.progress import progress
 from scidata.core.options import ReadOptions

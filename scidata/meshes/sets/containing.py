@@ -15,8 +15,7 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.neighbours import make_tree
 from scidata.meshes.sets import neighbours
-from scidata.meshes.sets.node_set import NodeSet, positions_of
-from scidata.meshes.sets.sphere import Floats
+from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree

@@ -8,8 +8,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.sets.neighbours import longest_edge
-from scidata.meshes.sets.node_set import NodeSet, positions_of
-from scidata.meshes.sets.sphere import Floats, sin_cos
+from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of, sin_cos
 
 _BLOCK = 1 << 16
 

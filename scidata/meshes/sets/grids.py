@@ -1,14 +1,22 @@
-"""Regular grids of latitude and longitude as node sets, with their quads."""
+"""Grids of the sphere as node sets.
+
+Regular ones of latitude and longitude, with their quads; HEALPix, by astropy-healpix; and Gaussian grids as ECMWF has
+them: full (F), octahedral (O), and classical reduced ones (N) by their list.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.checks import optional_module
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.sets.node_set import NodeSet
-from scidata.meshes.sets.sphere import Floats
+from scidata.meshes.sets.node_set import Floats, NodeSet
 
 _QUAD = 9
 # A gap between the last longitude and the first that is this much wider than any other is the end of a region.
@@ -97,3 +105,104 @@ def _quads(lats: Floats, lons: Floats, closed: bool) -> RawCells:
     if (lats[-1] > lats[0]) != (lons[-1] < lons[0]):  # rows go north, or columns west, but not both
         corners.reverse()
     return RawCells.of_kind(np.stack(corners, axis=-1).reshape(-1, 4), _QUAD)
+
+
+_MAX_NSIDE = 1 << 12  # 201 M nodes
+
+
+def healpix(nside: int) -> NodeSet:
+    """Return the ``12 * nside**2`` centres of the pixels of a HEALPix grid, in nested order.
+
+    Defined in Gorski et al., "HEALPix: a framework for high-resolution discretization and fast analysis of data
+    distributed on the sphere", Astrophysical Journal 622, 2005.
+
+    Parameters
+    ----------
+    nside
+        Pixels along a side of each of the 12 base pixels, a power of two.
+
+    Raises
+    ------
+    ConfigError
+        An ``nside`` that is no power of two up to 4096.
+    MissingDependencyError
+        astropy-healpix is not installed.
+    """
+    if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE or nside & (nside - 1):
+        raise ConfigError(f"nside of a HEALPix grid is a power of two from 1 to {_MAX_NSIDE}, not {nside!r}")
+    astropy_healpix = optional_module("astropy_healpix", "HEALPix needs astropy-healpix", "healpix")
+    lon, lat = astropy_healpix.healpix_to_lonlat(np.arange(12 * int(nside) ** 2), int(nside), order="nested")
+    points = np.stack([lon.to_value("deg"), lat.to_value("deg")], axis=1)
+    return NodeSet(points=points, on_sphere=True)
+
+
+_NEWTON_STEPS = 5  # from Tricomi's first guess; 3 are enough for 10,000 latitudes
+
+
+def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
+    """Return the nodes of a Gaussian grid, from north to south, each latitude eastward from 0.
+
+    The ``2 * N`` latitudes are those of Gauss-Legendre quadrature. An octahedral grid has ``4 * i + 16`` points on the
+    i-th latitude from a pole (Malardel et al., "A new grid for the IFS", ECMWF Newsletter 146, 2016), a full one
+    ``4 * N`` on each. How many the classical reduced grids have is a table (Hortal and Simmons, Monthly Weather Review
+    119, 1991, made it for a given accuracy), not a formula: it comes with the data, as ``pl`` in GRIB.
+
+    Parameters
+    ----------
+    name
+        ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
+    pl
+        Points on each of the ``2 * N`` latitudes, from north to south.
+
+    Raises
+    ------
+    ConfigError
+        A name of another form, an N grid without ``pl``, or a ``pl`` of another length.
+    """
+    found = re.fullmatch(r"([ONF])([1-9]\d{0,4})", str(name), re.IGNORECASE)
+    if found is None:
+        raise ConfigError(
+            f"{name!r} is no Gaussian grid: expected O (octahedral), N (reduced) or F (full), such as O96"
+        )
+    kind, number = found[1].upper(), int(found[2])
+    counts = _counts(kind, number, pl)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    points = np.empty((int(counts.sum()), 2))
+    points[:, 0] = (np.arange(len(points)) - starts) * 360.0 / np.repeat(counts, counts)
+    points[:, 1] = np.repeat(np.rad2deg(np.arcsin(gaussian_latitudes(2 * number))), counts)
+    return NodeSet(points=points, on_sphere=True)
+
+
+def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
+    """Return the points of each latitude, from north to south."""
+    if pl is not None:
+        counts = np.asarray(pl, np.int64)
+        if len(counts) != 2 * number or int(counts.min()) < 1:
+            raise ConfigError(
+                f"{kind}{number} has {2 * number} latitudes; pl must be as many positive numbers, not {len(counts)}"
+            )
+        return counts
+    if kind == "N":
+        raise ConfigError(
+            f"how many points N{number} has on each latitude is a table of ECMWF's: give pl=, GRIB's key of that "
+            f"name (gaussian:FILE where it is built around a file), or take O{number} (octahedral) or F{number} "
+            "(full), which need none"
+        )
+    half = 4 * np.arange(1, number + 1, dtype=np.int64) + 16 if kind == "O" else np.full(number, 4 * number)
+    return np.concatenate([half, half[::-1]])
+
+
+def gaussian_latitudes(num: int) -> Floats:
+    """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, for an even ``num``.
+
+    By Newton's method on the Legendre polynomial: NumPy takes the eigenvalues of a dense matrix.
+    """
+    order = np.arange(1, num // 2 + 1)
+    x = np.cos(np.pi * (order - 0.25) / (num + 0.5))  # Tricomi's first term, good to 1 / num**2
+    for _ in range(_NEWTON_STEPS):
+        before, value = np.ones_like(x), x
+        for degree in range(2, num + 1):
+            before, value = value, ((2 * degree - 1) * x * value - (degree - 1) * before) / degree
+        slope = num * (before - x * value) / ((1 - x) * (1 + x))
+        x = x - value / slope
+    return np.concatenate([x, -x[::-1]])

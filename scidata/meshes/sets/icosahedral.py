@@ -11,8 +11,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.csr import symmetrise
-from scidata.meshes.sets.node_set import NodeSet
-from scidata.meshes.sets.sphere import Floats, degrees_of
+from scidata.meshes.sets.node_set import Floats, NodeSet, degrees_of
 
 #: 168 M nodes; a level more is four times as many.
 MAX_LEVEL = 12

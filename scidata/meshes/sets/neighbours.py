@@ -11,8 +11,7 @@ from scidata.core.types import IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.neighbours import make_tree
-from scidata.meshes.sets.node_set import NodeSet, positions_of
-from scidata.meshes.sets.sphere import Floats
+from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree

@@ -17,8 +17,7 @@ from scidata.core.types import IntArray
 from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError
 from scidata.sources.access.fetches import each
-from scidata.sources.references.tables import Table, make_table
-from scidata.sources.references.tree import DocumentTree
+from scidata.sources.references.tables import DocumentTree, Table, make_table
 from scidata.sources.zarr.chunks import flattened
 from scidata.sources.zarr.metadata import ArrayRecord
 

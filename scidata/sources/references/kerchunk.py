@@ -13,9 +13,8 @@ from scidata.core.urls import Url, url_of
 from scidata.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from scidata.sources.access.files import files
 from scidata.sources.access.remote import request
-from scidata.sources.references.tables import WHOLE, Table, checked_range, decoded_inline, make_table
+from scidata.sources.references.tables import DOCUMENTS, WHOLE, Table, checked_range, decoded_inline, make_table
 from scidata.sources.references.templates import Templates
-from scidata.sources.references.tree import DOCUMENTS
 from scidata.sources.zarr.chunks import flattened
 from scidata.sources.zarr.metadata import ArrayRecord
 from scidata.sources.zarr.walk import read_json

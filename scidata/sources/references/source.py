@@ -16,8 +16,8 @@ from scidata.sources.references.icechunk import Repository, RepositoryTree, is_r
 from scidata.sources.references.kerchunk import JsonSet
 from scidata.sources.references.locator import ReferenceLocator
 from scidata.sources.references.parquet import ParquetSet
+from scidata.sources.references.tables import DocumentTree
 from scidata.sources.references.targets import Targets
-from scidata.sources.references.tree import DocumentTree
 from scidata.sources.zarr.source import State, ZarrSource, chunk_files
 from scidata.sources.zarr.tree import Tree, open_tree
 from scidata.sources.zarr.walk import find_arrays

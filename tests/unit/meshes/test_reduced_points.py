@@ -15,7 +15,7 @@ import scidata
 from scidata.cli.app import app
 from scidata.errors import ConfigError
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
-from scidata.meshes.sets.gaussian import reduced_gaussian
+from scidata.meshes.sets.grids import reduced_gaussian
 from scidata.testing import make_grid
 from tests.unit.meshes.sets._node_sets import N32
 

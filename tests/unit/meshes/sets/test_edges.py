@@ -17,8 +17,7 @@ from scidata.meshes.sets.containing import containing_cell_edges, find_cells, or
 from scidata.meshes.sets.grids import lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges
-from scidata.meshes.sets.node_set import TIED, NodeSet
-from scidata.meshes.sets.sphere import degrees_of, unit_vectors
+from scidata.meshes.sets.node_set import TIED, NodeSet, degrees_of, unit_vectors
 
 # round angles make ties; the poles and both sides of the date line are among them
 angles = st.one_of(st.integers(-24, 48).map(lambda i: 15.0 * i), st.floats(-360, 720))

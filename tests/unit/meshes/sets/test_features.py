@@ -12,8 +12,7 @@ from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges
-from scidata.meshes.sets.node_set import NodeSet
-from scidata.meshes.sets.sphere import degrees_of, unit_vectors
+from scidata.meshes.sets.node_set import NodeSet, degrees_of, unit_vectors
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,10 @@ from scipy.special import roots_legendre
 from scidata.errors import ConfigError, MissingDependencyError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import edges_of_cells
-from scidata.meshes.sets.gaussian import gaussian_latitudes, reduced_gaussian
-from scidata.meshes.sets.grids import lat_lon, latitude_longitude
-from scidata.meshes.sets.healpix import healpix
+from scidata.meshes.sets.grids import gaussian_latitudes, healpix, lat_lon, latitude_longitude, reduced_gaussian
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge
-from scidata.meshes.sets.node_set import NodeSet
-from scidata.meshes.sets.sphere import degrees_of, sin_cos, unit_vectors
+from scidata.meshes.sets.node_set import NodeSet, degrees_of, sin_cos, unit_vectors
 from tests.unit.meshes.sets._node_sets import N32
 
 

@@ -16,8 +16,7 @@ from scidata.core.passes import FieldPass
 from scidata.core.types import IntArray
 from scidata.core.urls import is_url
 from scidata.errors import ConfigError
-from scidata.sources.access.files import files
-from scidata.sources.groups import split_group
+from scidata.sources.paths import check_seen
 
 Array = npt.NDArray[Any]
 
@@ -149,19 +148,12 @@ def check_paths(paths: Sequence[str], folder: str) -> None:
     ConfigError, FileNotFoundError
     """
     for path in paths:
-        if is_url(path):
-            continue
-        if not os.path.isabs(path) and os.path.realpath(folder) != os.path.realpath(os.getcwd()):
+        if not is_url(path) and not os.path.isabs(path) and os.path.realpath(folder) != os.path.realpath(os.getcwd()):
             raise ConfigError(
                 f"it works in {os.getcwd()}, and the data were opened by a path relative to {folder}, {path}; open "
                 "them by an absolute path"
             )
-        if not os.path.lexists((split_group(path) or (path, ""))[0]):
-            raise FileNotFoundError(
-                f"it does not see {path}; data must be on a file system that workers and client share, under the same "
-                "path"
-            )
-    files().close()  # files that an earlier run had open may have been replaced since
+    check_seen(paths, "data")
 
 
 def cut_evenly(bounds: IntArray, num_parts: int, part: int) -> tuple[int, int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields
-from itertools import islice
 
 import numpy as np
 
 from scidata.core.bounds import rows_of, segments_of_slice
+from scidata.core.tasks.work import in_threads
 from scidata.core.types import IntArray
 from scidata.errors import OutputError, SourceChangedError
 from scidata.grids.blocks.key import BlockKey, Rows
@@ -97,24 +96,16 @@ class Staging:
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> Staged:
         """Fill the missing parts; call ``tick`` for each part that is done, in this thread."""
-        total, waiting = Staged(), iter(self._groups())
-        with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-stage") as pool:
-            running: set[Future[Staged]] = set()
-            try:
-                while True:
-                    running |= {pool.submit(self._stage, b) for b in islice(waiting, 2 * jobs - len(running))}
-                    if not running:
-                        return total
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        found = future.result()
-                        total += found
-                        for _ in range(found.written + found.there + found.unknown):
-                            tick()
-            except BaseException:
-                for future in running:
-                    future.cancel()
-                raise
+        total = Staged()
+
+        def take(blocks: Sequence[BlockKey], found: Staged) -> None:
+            nonlocal total
+            total += found
+            for _ in range(found.written + found.there + found.unknown):
+                tick()
+
+        in_threads(self._stage, self._groups(), jobs, take)
+        return total
 
     def _groups(self) -> list[list[BlockKey]]:
         """Return the blocks of trajectories that lie in the same chunks together, in the order of the first."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ConfigError
-from scidata.sources.groups import expand_groups
+from scidata.sources.access.files import files
+from scidata.sources.groups import expand_groups, split_group
 
 
 def check_paths(path: object) -> None:
@@ -33,6 +34,20 @@ def check_paths(path: object) -> None:
         if not isinstance(item, str | os.PathLike):
             check_paths(item)
             raise ConfigError(f"path: expected a path or URL, or a list of them, and {item!r:.80} of the list is none")
+
+
+def check_seen(paths: Iterable[str], what: str) -> None:
+    """Raise FileNotFoundError where this process, of any machine, does not see files that another one opens.
+
+    It lets go of those that it has open: they may have been replaced since.
+    """
+    for path in paths:
+        if not is_url(path) and not os.path.lexists((split_group(path) or (path, ""))[0]):
+            raise FileNotFoundError(
+                f"it does not see {path}; {what} must be on a file system that workers and client share, under the "
+                "same path"
+            )
+    files().close()
 
 
 def expand_paths(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from scidata.errors import SciDataError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 Tick: TypeAlias = Callable[[float], None]
@@ -77,6 +80,23 @@ class Executor(Protocol):
         take
             Called with the number of each piece that is done, and the value of its job; both in this thread.
         """
+
+
+def in_threads(job: Callable[[K], T], items: Iterable[K], jobs: int, take: Callable[[K, T], None]) -> None:
+    """Do a job for each item, ``jobs`` at once; ``take`` its value, in this thread. The first error ends the others."""
+    waiting, running = iter(items), dict[Future[T], K]()
+    with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-jobs") as pool:
+        try:
+            while True:
+                running |= {pool.submit(job, item): item for item in islice(waiting, 2 * jobs - len(running))}
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    take(running.pop(future), future.result())
+        except BaseException:
+            for future in running:
+                future.cancel()
+            raise
 
 
 def sendable(error: Exception) -> Exception:

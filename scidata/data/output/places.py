@@ -27,7 +27,7 @@ from scidata.core.own_files import write_whole
 from scidata.core.urls import Url, local_path
 from scidata.errors import CorruptDataError, OutputError
 from scidata.sources.unfinished import SUFFIX
-from scidata.store.format.durable import remove
+from scidata.store.format.durable import remove, rename_over
 
 _LAYOUT = "layout.json"
 _ROOTS = ("zarr.json", ".zmetadata", ".zgroup", ".zattrs")  # documents without which there is no store of Zarr
@@ -134,15 +134,9 @@ class LocalPlace:
 
     def finish(self) -> None:
         """Rename the finished output to its path; an earlier one there is removed."""
-        old = self.path + ".replaced"
-        remove(old)
-        if os.path.isdir(self.path) or os.path.isdir(self.target):  # a rename replaces files alone
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.path, old)
-        os.rename(self.target, self.path)
+        rename_over(self.target, self.path)
         if self.suffix != SUFFIX:
             remove(self.path + SUFFIX)  # of the run that was taken over from, which has ended since
-        remove(old)
         self.forget_progress()
 
     def forget_progress(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -27,6 +28,17 @@ def remove(*paths: str) -> None:
             _remove_folder(path)
         elif os.path.lexists(path):
             os.unlink(path)
+
+
+def rename_over(path: str, place: str) -> None:
+    """Give a file or folder the place of another one, if there is one, which is removed."""
+    old = place + ".replaced"
+    remove(old)
+    if os.path.isdir(path) or os.path.isdir(place):  # a rename replaces files alone
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(place, old)
+    os.rename(path, place)
+    remove(old)
 
 
 def _remove_folder(path: str) -> None:

@@ -193,16 +193,6 @@ def successor(out: str) -> str:
     return os.path.realpath(out) + SUFFIX
 
 
-def let_succeed(out: str) -> None:
-    """Put the finished successor of a store in its place. A run that is killed meanwhile goes on with ``resume``."""
-    place = os.path.realpath(out)
-    old = place + ".replaced"
-    remove(old)
-    os.rename(place, old)
-    os.rename(successor(out), place)
-    remove(old)
-
-
 def forget(out: str) -> None:
     """Remove the manifest, so that the folder is no finished store any more."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

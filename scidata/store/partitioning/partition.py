@@ -18,6 +18,7 @@ from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
+from scidata.store.format.durable import rename_over
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
@@ -278,7 +279,7 @@ def _run(
             report = _run(
                 task, beside, indices, part=None, executor=executor, overwrite=overwrite, resume=resume, tick=tick
             )
-            output.let_succeed(out)
+            rename_over(beside, os.path.realpath(out))  # a run that is killed meanwhile goes on with ``resume``
             return replace(report, out=out)
         if (there or manifest) and not (overwrite or resume):
             found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 
 from scidata.core.own_files import sync
 from scidata.core.tasks.work import Tick
-from scidata.core.urls import is_url
 from scidata.errors import OutputError
-from scidata.sources.access.files import files
-from scidata.sources.groups import split_group
+from scidata.sources.paths import check_seen
 from scidata.store.format.durable import remove
 from scidata.store.format.places import folder_of
 from scidata.store.partitioning.output import is_current
@@ -42,13 +40,7 @@ def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
             f"it does not see {out} as the client does; the output must be on a file system that workers and client "
             "share, under the same path"
         )
-    for path in inputs:
-        if not is_url(path) and not os.path.lexists((split_group(path) or (path, ""))[0]):
-            raise FileNotFoundError(
-                f"it does not see {path}; inputs must be on a file system that workers and client share, under the "
-                "same path"
-            )
-    files().close()  # files that an earlier run opened may have been replaced since
+    check_seen(inputs, "inputs")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 
+from scidata.core.tasks.work import in_threads
 from scidata.errors import ConfigError, OutputError
 from scidata.store.format.blocks import Use
 from scidata.store.reading.reader import StoreReader
@@ -69,40 +69,30 @@ class StoreStaging:
         SciDataError, OSError
             The store cannot be read.
         """
-        self._kept.use = self._use
-        done, waiting = Counter[str](), iter(product(range(self._reader.num_samples), self._ranks))
-        with ThreadPoolExecutor(jobs, thread_name_prefix="scidata-stage") as pool:
-            running: dict[Future[str], int] = {}
-            left = Counter({index: len(self._ranks) for index in range(self._reader.num_samples)})
-            try:
-                while True:
-                    for index, rank in islice(waiting, 2 * jobs - len(running)):
-                        running[pool.submit(self._stage, index, rank)] = index
-                    if not running:
-                        break
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        index = running.pop(future)
-                        done[future.result()] += 1
-                        left[index] -= 1
-                        if not left[index]:
-                            self._end(index)
-                        tick()
-            except BaseException:
-                for future in running:
-                    future.cancel()
-                raise
-            finally:
-                self._kept.use = None
-        use = self._use
+        done, left = Counter[str](), Counter({i: len(self._ranks) for i in range(self._reader.num_samples)})
+
+        def take(part: tuple[int, int], count: str) -> None:
+            done[count] += 1
+            left[part[0]] -= 1
+            if not left[part[0]]:
+                self._end(part[0])
+            tick()
+
+        use = self._kept.use = self._use
+        try:
+            in_threads(self._stage, product(range(self._reader.num_samples), self._ranks), jobs, take)
+        finally:
+            self._kept.use = None
         return StagedStore(
             written=done["written"], there=done["there"], left=done["left"], nbytes=use.nbytes,
             bytes_written=use.bytes_written, bytes_fetched=use.bytes_fetched,
         )  # fmt: skip
 
-    def _stage(self, index: int, rank: int) -> str:
-        """Have one part kept; return which of the counts it belongs to."""
+    def _stage(self, part: tuple[int, int]) -> str:
+        """Have the part of a sample that a rank has kept; return which of the counts it belongs to."""
         if self._is_full:
             return "left"
+        index, rank = part
         disk = self._kept.disk
         places, stats = self._reader.ranges(index, rank)
         missing = False

@@ -14,6 +14,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, overload, runtime_check
 import numpy as np
 import numpy.typing as npt
 
+Array: TypeAlias = npt.NDArray[np.generic]
+#: Of any dtype; operations on it are not checked.
+AnyArray: TypeAlias = npt.NDArray[Any]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 #: Makes an uninitialised array of a shape and a dtype: ``numpy.empty``, or memory that is used again.

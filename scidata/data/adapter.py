@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
-from scidata.core.types import BufferSpec, Empty
+from scidata.core.types import Array, BufferSpec, Empty
 from scidata.data.sample import Sample
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class BufferedDataset(_Described, Protocol[SampleT]):
     def buffer_specs(self) -> Mapping[str, BufferSpec]:
         """Shape and dtype of this rank's part of one sample, by field."""
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[np.generic]]) -> object:
+    def read_into(self, index: int, out: Mapping[str, Array]) -> object:
         """Fill the buffers of one sample; thread-safe. What it returns may have ``bytes_fetched``."""
 
     def assemble(self, local: Mapping[str, torch.Tensor], *, index: int | list[int], batched: bool) -> SampleT:

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 import numpy as np
-import numpy.typing as npt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import BufferSpec, Empty, IntArray
+from scidata.core.types import AnyArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.local_fields import LocalFields
@@ -173,7 +172,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         own = self.datasets[part].transform
         return self._renumbered(sample if own is None else own(sample), number)
 
-    def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
+    def counts(self, entity: str | None = None) -> IntArray:
         """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only.
 
         Parameters
@@ -189,15 +188,15 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """Return the values of these samples, from those of all samples of the data sets."""
         return values if self._chosen is None else values[self._chosen]
 
-    def blocks(self) -> npt.NDArray[np.int64]:
+    def blocks(self) -> IntArray:
         """Return which samples share chunks, a number for each block, ``(len(self),)``: of grids only."""
         return self._numbers("blocks")
 
-    def stretches(self) -> npt.NDArray[np.int64]:
+    def stretches(self) -> IntArray:
         """Return which blocks share chunks with those next to them, ``(len(self),)``: of grids only."""
         return self._numbers("stretches")
 
-    def _numbers(self, name: str) -> npt.NDArray[np.int64]:
+    def _numbers(self, name: str) -> IntArray:
         for source in self._sources:
             if source.lacks("blocks"):
                 raise ConfigError(
@@ -436,7 +435,7 @@ class BufferedCombined(CombinedDataset[SampleT]):
         """Return shape and dtype of this rank's part of each field."""
         return dict(self.datasets[0].buffer_specs())
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[Any]]) -> object:
+    def read_into(self, index: int, out: Mapping[str, AnyArray]) -> object:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         part, own = self.locate(index)
         return self.datasets[part].read_into(own, out)

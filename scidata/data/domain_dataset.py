@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
@@ -16,7 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import IntArray
+from scidata.core.types import Array, IntArray
 from scidata.data.local_transform import LocalTransform
 from scidata.data.sample import Sample
 from scidata.data.scaling import Scale, scales_of
@@ -334,7 +333,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """Return which of the whole field's rows this rank holds, halo included, along dims that are split."""
         return {}
 
-    def _normalise_locally(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    def _normalise_locally(self, arrays: Mapping[str, Array]) -> None:
         for name, scale in self._local_scales.items():
             if name in arrays:
                 scale.apply(arrays[name])

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
+from scidata.core.types import Array
 from scidata.core.urls import is_url
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
@@ -173,6 +173,6 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def _digest(values: npt.NDArray[np.generic]) -> str:
+def _digest(values: Array) -> str:
     content = str(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).tobytes()
     return hashlib.sha256(content).hexdigest()[:8]

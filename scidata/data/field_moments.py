@@ -6,19 +6,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.moments import Moments, State
 from scidata.core.passes import FieldPass
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, BoolArray, IntArray
 from scidata.core.urls import is_url
 from scidata.errors import ConfigError
 from scidata.sources.paths import check_seen
-
-Array = npt.NDArray[Any]
 
 _MANY = 1 << 12  # numbers of a cell in one row: of fewer, several rows are taken together
 
@@ -93,7 +90,7 @@ class Stretch:
 
     def _gather_tile(self, tile: int, found: FieldMoments) -> Iterator[int]:
         bounds, is_step = self.rows.bounds, self.rows.is_step
-        before: Array | None = None
+        before: AnyArray | None = None
         for block in range(self.first, self.last):
             start, stop = int(bounds[block]), int(bounds[block + 1])
             if self.differences and before is None and is_step[start]:  # the step into this stretch is its own
@@ -104,14 +101,14 @@ class Stretch:
             before = values[-1:].copy() if more else None
             yield stop - start
 
-    def _cellwise(self, values: Array) -> Array:
+    def _cellwise(self, values: AnyArray) -> AnyArray:
         """Return rows as ``(rows, cells, num)``."""
         axes = [1 + self.rows.dims.index(dim) for dim in self.by]
         moved = np.moveaxis(values, axes, range(1, len(axes) + 1))
         num_cells = math.prod(moved.shape[1 : len(axes) + 1])
         return moved.reshape(len(values), num_cells, math.prod(moved.shape[len(axes) + 1 :]))
 
-    def _add(self, found: FieldMoments, values: Array, before: Array | None, is_step: npt.NDArray[np.bool_]) -> None:
+    def _add(self, found: FieldMoments, values: AnyArray, before: AnyArray | None, is_step: BoolArray) -> None:
         together = max(1, _MANY // max(1, values.shape[2]))
         for first in range(0, len(values), together):
             found.values.add(_by_cell(values[first : first + together]))
@@ -130,7 +127,7 @@ class Stretch:
             found.differences.add(_by_cell(now), _by_cell(then))
 
 
-def _by_cell(values: Array) -> Array:
+def _by_cell(values: AnyArray) -> AnyArray:
     """Return ``(rows, cells, num)`` as ``(cells, rows * num)``; of a single row without a copy."""
     return values[0] if len(values) == 1 else values.swapaxes(0, 1).reshape(values.shape[1], -1)
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -17,7 +16,7 @@ from torch.utils.data import get_worker_info
 from scidata.core.checks import allocate
 from scidata.core.html import sizes
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import BufferSpec, IntArray
+from scidata.core.types import Array, BufferSpec, IntArray
 from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_fields import LocalFields
@@ -80,7 +79,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """
         return self.reader.global_shape(name)
 
-    def coordinate(self, dim: str) -> npt.NDArray[np.generic] | None:
+    def coordinate(self, dim: str) -> Array | None:
         """Return the whole selected coordinate of a dimension, ``(size,)``, or None where it has none.
 
         Parameters
@@ -105,7 +104,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Bytes of this rank's part of them, which are read once and kept, not read with each sample."""
         return self._static.nbytes
 
-    def blocks(self) -> npt.NDArray[np.int64]:
+    def blocks(self) -> IntArray:
         """Return which samples share chunks that have to be decoded: ``(len(self),)`` int64, a number for each block.
 
         For ``DistributedSampler(shuffle="blocks")``. Of several fields the longest chunks count; samples are where
@@ -113,7 +112,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """
         return self.reader.blocks()
 
-    def stretches(self) -> npt.NDArray[np.int64]:
+    def stretches(self) -> IntArray:
         """Return which blocks share chunks with their neighbours: ``(len(self),)`` int64, a number for each stretch.
 
         For ``DistributedSampler(shuffle="blocks")``, which goes through the blocks of a stretch one after the other: a
@@ -206,7 +205,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             found[dim] = self._sharded(tensor, (dim,), (reader.partition.sizes[dim],)) if is_split else tensor
         return found
 
-    def own_coords(self, index: int) -> dict[str, npt.NDArray[np.generic]]:
+    def own_coords(self, index: int) -> dict[str, Array]:
         """Return those of one sample, by dim."""
         return self.reader.sample_labels(index)
 
@@ -245,7 +244,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         names = self.static_fields if self.local_transform is None else ()
         return StaticFields({name: self._specs[name] for name in names}, self._read_static, self._cast)
 
-    def _read_static(self, out: Mapping[str, npt.NDArray[np.generic]]) -> ReadStats:
+    def _read_static(self, out: Mapping[str, Array]) -> ReadStats:
         stats = self.reader.read_into(0, out, self._coordinate, once=True)
         self._normalise_locally(out)
         return stats
@@ -256,7 +255,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
-    def read_into(self, index: int, out: Mapping[str, npt.NDArray[np.generic]]) -> ReadStats:
+    def read_into(self, index: int, out: Mapping[str, Array]) -> ReadStats:
         """Read this rank's part into buffers shaped as ``buffer_specs()`` says. Thread-safe, no collectives."""
         stats = self.reader.read_into(index, out, self._coordinate)
         if self._static.specs and get_worker_info() is None:  # its parent adds static fields

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core.checks import refuse
-from scidata.core.types import Empty, IntArray
+from scidata.core.types import AnyArray, Empty, IntArray
 from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
@@ -77,7 +76,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         """The entities that samples have."""
         return self.reader.entities
 
-    def counts(self, entity: str | None = None) -> npt.NDArray[np.int64]:
+    def counts(self, entity: str | None = None) -> IntArray:
         """Return how many rows of an entity each sample has, ``(len(self),)``; default of the one that is cut first.
 
         For ``DistributedSampler(sizes=...)``. Reads metadata only. All rows, also where an epoch draws some of them.
@@ -340,6 +339,6 @@ def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | Non
     return relations, Cells(_as_tensor(cells.offsets), _as_tensor(cells.connectivity), _as_tensor(cells.types))
 
 
-def _as_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
+def _as_tensor(values: AnyArray | torch.Tensor) -> torch.Tensor:
     """Return an array that was read as a tensor; the loader may have copied it to a device already."""
     return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

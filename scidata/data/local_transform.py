@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core import trace
+from scidata.core.types import Array
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: From a part's tensors by name, ghosts and halo included, to those that change; shapes and dtypes stay.
 LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 
 
-def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, Array]) -> None:
     """Change the arrays as the function says.
 
     Raises

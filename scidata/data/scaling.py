@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core.checks import names_of
 from scidata.core.passes import FieldPass
-from scidata.core.types import IntArray
-from scidata.data.statistics_table import FieldStatistics, Floats, Statistics
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
+from scidata.data.statistics_table import FieldStatistics, Statistics
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, check_known, near_matches
 
-Array = npt.NDArray[Any]
 #: From statistics to the shift and the scale.
-_Method: TypeAlias = Callable[[FieldStatistics], tuple[Floats, Floats]]
+_Method: TypeAlias = Callable[[FieldStatistics], tuple[FloatArray, FloatArray]]
 
 METHODS: Mapping[str, _Method] = {
     "mean_std": lambda found: (found.mean, found.std),
@@ -44,8 +42,8 @@ class Scale:
     """
 
     dims: tuple[str, ...]
-    shift: Floats
-    scale: Floats
+    shift: FloatArray
+    scale: FloatArray
 
     def local(self, rows: Mapping[str, IntArray]) -> Scale:
         """Return that of a part of the field, which has these of its rows along some dims."""
@@ -55,7 +53,7 @@ class Scale:
                 shift, scale = (np.take(x, rows[dim], axis=axis) for x in (shift, scale))
         return Scale(dims=self.dims, shift=shift, scale=scale)
 
-    def apply(self, values: Array) -> None:
+    def apply(self, values: AnyArray) -> None:
         """Normalise floating values of the field's dims in place, in their dtype (float16 in float32)."""
         if not values.size:
             return
@@ -75,7 +73,7 @@ class Scale:
         for place in np.ndindex(shape):
             _scale_run(runs[place], float(shifts[place]), float(scales[place]))
 
-    def _broadcast(self, values: Array) -> None:
+    def _broadcast(self, values: AnyArray) -> None:
         work = np.float32 if values.dtype.itemsize < 4 else values.dtype
         shift, factor = self.shift.astype(work), (1 / self.scale).astype(work)
         rows = max(1, _PIECE * len(values) // values.size)
@@ -105,7 +103,7 @@ def numbers_of(scales: Mapping[str, Scale]) -> dict[str, object]:
     return {name: (scale.dims, scale.shift.tolist(), scale.scale.tolist()) for name, scale in scales.items()}
 
 
-def _scale_run(values: Array, shift: float, scale: float) -> None:
+def _scale_run(values: AnyArray, shift: float, scale: float) -> None:
     kind = values.dtype.type
     if values.dtype.itemsize < 4:
         for first in range(0, len(values), _PIECE):
@@ -199,9 +197,7 @@ def _places(name: str, dim: str, rows: FieldPass, stats: Statistics, size: int) 
     return np.arange(size, dtype=np.int64)
 
 
-def _fault(
-    name: str, found: FieldStatistics, rows: FieldPass, wrong: npt.NDArray[np.bool_], scale: Floats, method: str
-) -> str:
+def _fault(name: str, found: FieldStatistics, rows: FieldPass, wrong: BoolArray, scale: FloatArray, method: str) -> str:
     first = tuple(int(at[0]) for at in np.nonzero(wrong)) if wrong.ndim else ()
     where = []
     for dim, at in zip(found.dims, first, strict=True):

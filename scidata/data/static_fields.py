@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from scidata.core.types import BufferSpec
+from scidata.core.types import Array, BufferSpec
 from scidata.read.context import ReadStats
 
 #: Reads fields into arrays; returns statistics of the reads.
-Read: TypeAlias = Callable[[Mapping[str, npt.NDArray[np.generic]]], ReadStats]
+Read: TypeAlias = Callable[[Mapping[str, Array]], ReadStats]
 
 
 class StaticFields:

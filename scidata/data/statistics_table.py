@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.html import card
 from scidata.core.moments import RoundedMoments
 from scidata.core.own_files import write_whole
+from scidata.core.types import FloatArray, IntArray
 from scidata.core.urls import public_text
 from scidata.errors import OutputError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.store.format.streamed import refuse_constant
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[np.int64]
 
 #: Labels of the rows along a dim; None where it has none.
 Labels: TypeAlias = tuple[float | int | str, ...] | None
@@ -63,27 +60,27 @@ class FieldStatistics(RoundedMoments):
         return self.differences
 
     @property
-    def difference_count(self) -> Counts:
+    def difference_count(self) -> IntArray:
         """Differences between two finite values, one step apart."""
         return self._steps.count
 
     @property
-    def difference_mean(self) -> Floats:
+    def difference_mean(self) -> FloatArray:
         """Mean of these differences."""
         return self._steps.mean
 
     @property
-    def difference_std(self) -> Floats:
+    def difference_std(self) -> FloatArray:
         """Their standard deviation, of the population."""
         return self._steps.std
 
     @property
-    def difference_min(self) -> Floats:
+    def difference_min(self) -> FloatArray:
         """The least of them."""
         return self._steps.min
 
     @property
-    def difference_max(self) -> Floats:
+    def difference_max(self) -> FloatArray:
         """The greatest of them."""
         return self._steps.max
 
@@ -92,7 +89,7 @@ class FieldStatistics(RoundedMoments):
         return f"FieldStatistics({int(self.count.sum())} values{by}, mean {span(self.mean)}, std {span(self.std)})"
 
 
-def span(values: Floats) -> str:
+def span(values: FloatArray) -> str:
     """Return a number, or the least and the greatest of several."""
     known = values[np.isfinite(values)]
     if not known.size:

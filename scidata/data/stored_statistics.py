@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
 from scidata.core.moments import RoundedMoments
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, IntArray
 from scidata.data.statistics_table import FieldStatistics, Labels
 from scidata.grids.labels import labels_of
 from scidata.read.arrays import read_array
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from scidata.grids.reader import GridReader
     from scidata.store.reading.reader import StoreReader
 
-Array = npt.NDArray[Any]
 
 _LARGEST_MEAN = 100  # in deviations
 _ANEMOI = {"mean": "mean", "std": "stdev", "min": "minimum", "max": "maximum"}
@@ -64,7 +62,7 @@ def statistics_of_store(
     return FieldStatistics(**figures.parts(), dims=kept_by, units=info.units, dtype=str(reader.dtype(name)))
 
 
-def _is_precise(means: Array, figures: RoundedMoments) -> bool:
+def _is_precise(means: AnyArray, figures: RoundedMoments) -> bool:
     """Whether figures that were merged, each rounded before, are those of all values to 1e-12.
 
     The rounding of the means enters the deviation: of values around 1e6 that differ by 1, it was 5e-12.
@@ -72,7 +70,7 @@ def _is_precise(means: Array, figures: RoundedMoments) -> bool:
     return bool(figures.count.all() and np.nanmax(np.abs(means), initial=0.0) <= _LARGEST_MEAN * figures.std.min())
 
 
-def _merged(parts: dict[str, Array], size: Array) -> RoundedMoments:
+def _merged(parts: dict[str, AnyArray], size: AnyArray) -> RoundedMoments:
     """Merge statistics along the last axis (Chan, Golub, LeVeque 1983); ``size`` are all values, finite or not."""
     count = parts["count"].astype(np.int64)
     some, total = count > 0, count.sum(axis=-1)

@@ -32,9 +32,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, FloatArray, IntArray, Source
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, check_known, near_matches
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
@@ -277,12 +276,12 @@ class _Feature:
     making: _Making
     relation: str
 
-    def values(self) -> npt.NDArray[np.float64]:
+    def values(self) -> FloatArray:
         of, _, to = relation_parts(self.relation) or ("", "", "")
         sets, pairs = self.making.sets, self.making.relations[self.relation]
         return edge_features(sets[of], sets[to], pairs)
 
-    def __call__(self, box: Box) -> npt.NDArray[Any]:
+    def __call__(self, box: Box) -> AnyArray:
         return self.values()[box]
 
 
@@ -321,7 +320,7 @@ class _GridRows:
     columns: int
     num_columns: int
 
-    def __call__(self, box: Box) -> npt.NDArray[Any]:
+    def __call__(self, box: Box) -> AnyArray:
         layout = self.part.layout
         at = min(self.rows, self.columns)
         num_rows = layout.shape[self.rows] * self.num_columns

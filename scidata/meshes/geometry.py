@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import ByteArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 
 
@@ -28,7 +27,7 @@ class RawCells:
 
     offsets: IntArray
     connectivity: IntArray
-    cell_type: npt.NDArray[np.uint8]
+    cell_type: ByteArray
 
     def __post_init__(self) -> None:
         offsets = self.offsets
@@ -68,6 +67,6 @@ class Geometry:
         ``(2, num_edges)`` int64: source and destination; None where edges are still to be made.
     """
 
-    points: npt.NDArray[np.float64] | None = None
+    points: FloatArray | None = None
     cells: RawCells | None = None
     edge_index: IntArray | None = None

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from scidata.core.types import FloatArray
 from scidata.errors import ConfigError
 
 #: The entity whose rows are those of all sets together, which are ordered and cut at once.
@@ -72,4 +70,4 @@ class RawSet:
     """
 
     num_nodes: int
-    points: npt.NDArray[np.float64] | None = None
+    points: FloatArray | None = None

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import AnyArray
 from scidata.errors import ConfigError
 from scidata.meshes.sets.grids import reduced_gaussian
 from scidata.meshes.sets.node_set import NodeSet
@@ -60,7 +60,7 @@ def gaussian_of_rule(text: str) -> NodeSet:
     return reduced_gaussian(f"N{len(counts) // 2}", counts)
 
 
-def _as_rule(given: npt.NDArray[Any], where: str, grid: str | None) -> str:
+def _as_rule(given: AnyArray, where: str, grid: str | None) -> str:
     """Return the rule of a table: a table that is the same from both ends is whole, another is the northern half."""
     if given.ndim != 1 or given.dtype.kind not in "iu" or len(given) < 2 or int(given.min()) < 1:
         raise ConfigError(
@@ -83,7 +83,7 @@ def _as_rule(given: npt.NDArray[Any], where: str, grid: str | None) -> str:
     return "gaussian:" + ",".join(map(str, whole.tolist()))
 
 
-def _read(path: str) -> npt.NDArray[Any]:
+def _read(path: str) -> AnyArray:
     """Read a table: of a text file all its numbers, of others the array of that name, or the only one it can be."""
     if os.path.splitext(path)[1].lower() in _TEXTS and os.path.isfile(os.path.expanduser(path)):
         return _of_text(path)
@@ -103,7 +103,7 @@ def _read(path: str) -> npt.NDArray[Any]:
         source.close()
 
 
-def _of_text(path: str) -> npt.NDArray[Any]:
+def _of_text(path: str) -> AnyArray:
     with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
         text = file.read(_MAX_TEXT + 1)
     lines = [line.partition("#")[0] for line in text.splitlines()]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import optional_module
+from scidata.core.types import AnyArray, Array, FloatArray
 from scidata.errors import ConfigError
 
 #: The formats that ``make_grid`` writes.
@@ -23,7 +24,7 @@ _MISSING = np.int16(-32767)
 @dataclass(frozen=True, kw_only=True)
 class _Variable:
     dims: tuple[str, ...]
-    values: npt.NDArray[np.generic]  # as stored
+    values: Array  # as stored
     attributes: Mapping[str, object] = field(default_factory=dict)
     chunks: tuple[int, ...] | None = None  # coordinates are in one piece
 
@@ -42,7 +43,7 @@ def make_grid(
     packed: bool = False,
     compressed: bool = True,
     unlimited: bool = False,
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, AnyArray]:
     """Write a small ERA5-like store and return the arrays that a reader should get.
 
     Fields ``u``, ``v``, ``t`` (smooth plus noise, float32) on ``time, level, latitude, longitude``, latitude from
@@ -98,11 +99,11 @@ def make_grid(
         tuple(chunks) if chunks is not None else tuple(min(c, n) for c, n in zip((1, 2, 7, 10), shape, strict=True))
     )
     variables = _coordinates(shape, first_time)
-    wanted: dict[str, npt.NDArray[Any]] = {name: variable.values for name, variable in variables.items()}
+    wanted: dict[str, AnyArray] = {name: variable.values for name, variable in variables.items()}
     for number, (name, about) in enumerate(_FIELDS.items()):
         smooth = _smooth(shape, first_time, np.random.default_rng([seed, number]), *_RANGES[name])
         attributes: dict[str, object] = {"units": about[0], "standard_name": about[1]}
-        values: npt.NDArray[np.generic] = smooth
+        values: Array = smooth
         wanted[name] = smooth
         if packed:
             values, wanted[name], packing = _pack(smooth)
@@ -127,7 +128,7 @@ _GLOBAL_ATTRIBUTES = {"Conventions": "CF-1.10", "title": "synthetic grid of scid
 
 def _coordinates(shape: tuple[int, int, int, int], first_time: int) -> dict[str, _Variable]:
     num_times, num_levels, num_lat, num_lon = shape
-    values: dict[str, npt.NDArray[np.generic]] = {
+    values: dict[str, Array] = {
         "time": (6 * (first_time + np.arange(num_times))).astype(np.int32),
         "level": np.linspace(1000, 100, num_levels).round().astype(np.int32),
         "latitude": np.linspace(90, -90, num_lat, dtype=np.float32),
@@ -153,7 +154,7 @@ def _smooth(
     return (mean + amplitude * (wave + 0.05 * random.standard_normal(shape))).astype(np.float32)
 
 
-def _pack(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float64], dict[str, object]]:
+def _pack(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int16], FloatArray, dict[str, object]]:
     """Return raw int16, the decoded values, and the attributes that say how."""
     low, high = float(values.min()), float(values.max())
     scale, offset = np.float64((high - low) / 60_000), np.float64((high + low) / 2)

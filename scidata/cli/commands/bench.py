@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.cli.arguments import check_choice, parse_fields, usage_error
 from scidata.cli.output import console, human_bytes, make_table, print_json, ratio
 from scidata.cli.progress import doing
 from scidata.core.options import ReadOptions
-from scidata.core.types import ArrayLayout, Segment, Selection, Source
+from scidata.core.types import Array, ArrayLayout, Segment, Selection, Source
 from scidata.core.urls import is_url, url_of
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, check_known
@@ -204,9 +203,7 @@ def interleaved(methods: Mapping[K, Callable[[], object]], repeats: int) -> dict
     }
 
 
-def _ceiling(
-    source: Source, layout: ArrayLayout, selection: Selection, out: npt.NDArray[np.generic]
-) -> Callable[[], object]:
+def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: Array) -> Callable[[], object]:
     """Return a read of ``out.nbytes`` bytes of the files concerned, over and over where they hold fewer."""
     if layout.fallback:
         paths = [source.path] if os.path.isfile(source.path) else []
@@ -231,7 +228,7 @@ def _ceiling(
 
 
 def _library(
-    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]
+    source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: Array
 ) -> dict[str, Callable[[], object]]:
     """Return plain slicing and the best call of the format's own library."""
     if source.format.startswith("zarr"):

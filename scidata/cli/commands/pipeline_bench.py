@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.cli.arguments import KINDS, check_choice, parse_fields, usage_error
 from scidata.cli.commands.bench import interleaved
 from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
+from scidata.core.types import ByteArray
 from scidata.core.urls import is_url, url_of
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.irregular_dataset import IrregularDataset
@@ -251,7 +251,7 @@ def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int],
     return run, round(statistics.mean(sizes))
 
 
-def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, npt.NDArray[np.uint8]]]:
+def _chunks(plan: ArrayPlan) -> list[tuple[Pipeline, ByteArray]]:
     """Read the encoded chunks of a plan, each with its decoder."""
     if plan.encoded is None or plan.refs is None:
         return []

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from scidata.data.metrics.exact import FloatArray, rounded_sum
+from scidata.core.types import FloatArray
+from scidata.data.metrics.exact import rounded_sum
 from scidata.errors import ConfigError
 
 #: Number of the sample; or -1, the dp rank and a count, for one without a number. Then the field's name.

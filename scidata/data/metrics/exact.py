@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FloatArray = npt.NDArray[np.float64]
+from scidata.core.types import FloatArray
 
 #: Addends from here on, 1e289, count as infinite: powers of two above them shall not overflow.
 LARGEST = 2.0**960

@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import is_int, names_of
 from scidata.core.keywords import checked_keywords
+from scidata.core.types import FloatArray, IntArray
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.metrics.entries import Entry, Key, domain_sums, pack, unpack
-from scidata.data.metrics.exact import FloatArray, exact_terms, rounded_sum
+from scidata.data.metrics.exact import exact_terms, rounded_sum
 from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of
 from scidata.data.metrics.weighting import Weights, WeightsByDim, weights_fault
 from scidata.data.sample import Sample
@@ -29,7 +29,7 @@ _VERSION = 1
 #: Terms of the weights' sums, by the box and the dims that are kept.
 _KnownWeights: TypeAlias = dict[tuple[Layout, tuple[int, ...]], FloatArray]
 #: Number of samples: of all, or of each element of the result.
-Count: TypeAlias = int | npt.NDArray[np.int64]
+Count: TypeAlias = int | IntArray
 
 
 class Metric:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.keywords import checked_keywords
-from scidata.data.metrics.exact import FloatArray
+from scidata.core.types import FloatArray
 from scidata.data.metrics.layout import Layout
 from scidata.data.metrics.metric import Count, Metric
 from scidata.data.metrics.weighting import WeightsByDim

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.checks import check_mapping
+from scidata.core.types import FloatArray
 from scidata.data.metrics.layout import Layout, cut_out
 from scidata.errors import ConfigError, ShardLayoutError, check_known
 from scidata.shard import ShardTensor
@@ -174,7 +175,7 @@ def latitude_weights(latitude: object, *, method: str = "area", dim: str = "lati
     return torch.from_numpy(np.ascontiguousarray(weights / weights.mean()))
 
 
-def _edges(rising: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _edges(rising: FloatArray) -> FloatArray:
     """Return where the cells around latitudes end, one more than there are."""
     if len(rising) == 1:
         return np.array([-90.0, 90.0])
@@ -229,7 +230,7 @@ def level_weights(pressure: object, *, method: str = "pressure", dim: str = "lev
     return torch.from_numpy(weights / weights.mean())
 
 
-def _coordinate(values: object, dim: str) -> npt.NDArray[np.float64]:
+def _coordinate(values: object, dim: str) -> FloatArray:
     ask = getattr(values, "coordinate", None)
     if callable(ask):
         found = ask(dim)

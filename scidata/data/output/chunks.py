@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array
 from scidata.plan.owners import Box, within
 
 _MAX_THREADS = 8
@@ -30,7 +30,7 @@ def _chunks_of_box(box: Box, chunks: Sequence[int]) -> Iterator[tuple[tuple[int,
         yield index, within(tuple(slice(i * chunk, min((i + 1) * chunk, rows.stop)) for i, chunk, rows in each), box)
 
 
-def _filled(values: npt.NDArray[np.generic], shape: Sequence[int], fill: object) -> npt.NDArray[np.generic]:
+def _filled(values: Array, shape: Sequence[int], fill: object) -> Array:
     """Return a chunk of this shape in C order: at an array's end it is filled up."""
     if values.shape == tuple(shape):
         return np.ascontiguousarray(values)
@@ -64,12 +64,12 @@ class ChunkFiles:
 
     def __init__(
         self, folder: str, threads: ThreadPoolExecutor, *, chunks: tuple[int, ...], fill: object,
-        name_of: Callable[[tuple[int, ...]], str], encode: Callable[[npt.NDArray[np.generic]], Sequence[Piece]],
+        name_of: Callable[[tuple[int, ...]], str], encode: Callable[[Array], Sequence[Piece]],
     ) -> None:  # fmt: skip
         self._folder, self._threads, self._chunks, self._fill = folder, threads, chunks, fill
         self._name_of, self._encode = name_of, encode
 
-    def write(self, box: Box, values: npt.NDArray[np.generic]) -> None:
+    def write(self, box: Box, values: Array) -> None:
         """Write a box of the array, of whole chunks."""
 
         def put(chunk: tuple[tuple[int, ...], Box]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.checks import check_int
+from scidata.core.types import Array
 from scidata.data.output.packing import Packing
 from scidata.errors import ConfigError, check_known
 from scidata.plan.owners import Box
@@ -72,12 +72,12 @@ class OutputVariable:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
-    read: Callable[[], npt.NDArray[np.generic]]
+    read: Callable[[], Array]
     attributes: Mapping[str, object] = field(default_factory=dict)
     digest: str = ""
 
     @classmethod
-    def of(cls, name: str, values: npt.NDArray[np.generic], attributes: Mapping[str, object]) -> OutputVariable:
+    def of(cls, name: str, values: Array, attributes: Mapping[str, object]) -> OutputVariable:
         """Make the coordinate of a dim."""
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return cls(

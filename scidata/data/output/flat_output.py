@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.checks import optional_module
+from scidata.core.types import Array
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.places import LocalPlace
 from scidata.data.output.steps import stored_attributes
@@ -146,7 +146,7 @@ class FlatOutput:
                 self._offsets[name] = found
         self._file = os.open(self._place.target, os.O_RDWR)
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
         """Write a global box of some steps from ``step`` on: ``(steps, …)``, as stored."""
         at, shape = self._layout.box(step, len(values), box), (*self._layout.step_dims.values(), *each.shape)
         values = values.reshape([rows.stop - rows.start for rows in at])
@@ -162,9 +162,7 @@ class FlatOutput:
             self._file = -1
 
 
-def _write_box(
-    file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: npt.NDArray[np.generic]
-) -> None:
+def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int], values: Array) -> None:
     """Write a box of an array that lies in C order from ``offset`` on, as few runs of bytes."""
     if not values.size:
         return

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.types import ArrayLayout
+from scidata.core.types import Array, ArrayLayout
 from scidata.data.output.fields import OutputField, OutputVariable, sizes_by_dim
 from scidata.data.output.like import Like
 from scidata.data.output.packing import Packing, packing_given, packing_of
@@ -92,7 +91,7 @@ class GridLike(Like):
         partition = self._reader.partition
         shape = tuple(partition.sizes.get(dim, size) for dim, size in zip(layout.dims, layout.shape, strict=True))
 
-        def read() -> npt.NDArray[np.generic]:
+        def read() -> Array:
             values = read_array(self._source, layout, allow_missing=True)
             for axis, dim in enumerate(layout.dims):
                 if dim in partition.selected:

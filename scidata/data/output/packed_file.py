@@ -17,8 +17,8 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array
 from scidata.data.output.chunks import ChunkFiles, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
@@ -56,7 +56,7 @@ class PackedFileOutput(FlatOutput):
         """Return the folder of a field's chunks: of each run another, since one may take over from a living one."""
         return self._place.beside(os.path.join(f"chunks-{run}", str(list(self._layout.fields).index(name))))
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         at = self._layout.box(step, len(values), box)
         self._files[each.name].write(at, values.reshape([rows.stop - rows.start for rows in at]))
@@ -99,7 +99,7 @@ def _name_of(index: tuple[int, ...]) -> str:
     return ".".join(map(str, index))
 
 
-def _pack(chunk: npt.NDArray[np.generic]) -> list[bytes]:
+def _pack(chunk: Array) -> list[bytes]:
     """Return a chunk as HDF5's filters ``shuffle`` and ``deflate`` leave it."""
     raw = chunk.reshape(-1).view(np.uint8)
     return [zlib.compress(raw.reshape(-1, chunk.dtype.itemsize).T.tobytes(), LEVEL)]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout
+from scidata.core.types import AnyArray, Array, ArrayLayout, BoolArray
 from scidata.errors import ConfigError
 from scidata.sources.cf import decoding_of
 
@@ -49,7 +48,7 @@ class Packing:
         return self.scale is None and self.offset is None and self.fill is None
 
     @property
-    def missing(self) -> npt.NDArray[np.generic]:
+    def missing(self) -> Array:
         """The stored number where there is no value, ``()``."""
         default = np.nan if self.dtype.kind == "f" else 0
         return np.array(default if self.fill is None else self.fill, self.dtype)
@@ -59,7 +58,7 @@ class Packing:
         numbers = zip(_NUMBERS, (self.scale, self.offset, self.fill), strict=True)
         return {name: number for name, number in numbers if number is not None} | dict(self.said)
 
-    def pack(self, values: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    def pack(self, values: AnyArray, what: str) -> AnyArray:
         """Return values as they are stored, contiguous; they themselves where nothing changes.
 
         Scaled values are computed in float64, one by one, so that they do not depend on the rank that packs them;
@@ -89,7 +88,7 @@ class Packing:
                 raise ConfigError(f"{what}: {flat[start + first]}, at {list(index)} of this rank's part, {why}")
         return out
 
-    def _pack_block(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> tuple[int, str] | None:
+    def _pack_block(self, values: AnyArray, out: AnyArray) -> tuple[int, str] | None:
         """Pack values; return the first that would be read as another one, and why, where there is one."""
         missing = np.isnan(values)
         numbers, to_integers = values, self.dtype.kind in "iu"
@@ -120,11 +119,11 @@ class Packing:
         return (int(np.argmax(lost)), why) if lost.any() else None
 
 
-def _fits(numbers: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+def _fits(numbers: AnyArray, dtype: np.dtype[Any]) -> BoolArray:
     """Return which numbers an integer dtype can hold; ``max`` itself may be no float, but ``max + 1`` is one."""
     limits = np.iinfo(dtype)
     if numbers.dtype.kind != "f":
-        fits: npt.NDArray[np.bool_] = (numbers >= limits.min) & (numbers <= limits.max)
+        fits: BoolArray = (numbers >= limits.min) & (numbers <= limits.max)
         return fits
     wide = numbers.astype(np.float64)
     return (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.ranks import Ranks
@@ -35,7 +35,7 @@ class _Block:
     def __init__(self, first: int, num: int) -> None:
         self.first, self.num = first, num
         self.steps: set[int] = set()
-        self.values: dict[str, npt.NDArray[np.generic]] = {}
+        self.values: dict[str, Array] = {}
 
 
 class PartWriter:
@@ -44,7 +44,7 @@ class PartWriter:
     def __init__(self, layout: OutputLayout, output: Output, ranks: Ranks, path: str) -> None:
         self._layout, self._output, self._ranks, self._path = layout, output, ranks, path
         self._blocks: dict[int, _Block] = {}
-        self._buffers: dict[str, npt.NDArray[np.generic]] = {}
+        self._buffers: dict[str, Array] = {}
 
     def write(self, step: int, parts: Sequence[Part]) -> set[int]:
         """Write this rank's parts of a step, or keep them until all steps that share its chunks are there.
@@ -73,11 +73,11 @@ class PartWriter:
         del self._blocks[block.first]
         return block.steps
 
-    def _to_output(self, part: Part, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
+    def _to_output(self, part: Part, step: int, box: Box, values: Array) -> None:
         if values.size:
             self._output.write(part.field, step, box, values)
 
-    def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, npt.NDArray[np.generic]]]:
+    def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, Array]]:
         """Yield the global boxes of a field of a step that this rank writes, with their stored values.
 
         The box that needs no other rank's rows comes first, while these are on their way.
@@ -103,7 +103,7 @@ class PartWriter:
         for box, at in route.edges:
             yield box, out[at]
 
-    def _buffer(self, route: Route, field: OutputField) -> npt.NDArray[np.generic]:
+    def _buffer(self, route: Route, field: OutputField) -> Array:
         """Return memory in which rows of several ranks are put together; used again for the next step."""
         found = self._buffers.get(field.name)
         if found is None or found.shape != route.shape:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from scidata.core.types import Array
 from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
 
@@ -25,11 +25,11 @@ class Staged:
     ready: torch.cuda.Event | None
     release: Callable[[], None]
 
-    def values(self) -> npt.NDArray[np.generic]:
+    def values(self) -> Array:
         """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
         if self.ready is not None:
             self.ready.synchronize()
-        found: npt.NDArray[np.generic] = (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
+        found: Array = (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
         return found
 
 

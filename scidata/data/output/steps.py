@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.checks import optional_module
-from scidata.core.types import ArrayLayout
+from scidata.core.types import Array, ArrayLayout
 from scidata.data.output.fields import OutputVariable
 from scidata.data.output.packing import OF_PACKING
 from scidata.errors import ConfigError
@@ -29,7 +28,7 @@ def kept_attributes(attributes: Mapping[str, object]) -> dict[str, object]:
 
 
 def copied_variable(
-    layout: ArrayLayout, read: Callable[[], npt.NDArray[np.generic]], dims: tuple[str, ...], shape: tuple[int, ...]
+    layout: ArrayLayout, read: Callable[[], Array], dims: tuple[str, ...], shape: tuple[int, ...]
 ) -> OutputVariable:
     """Return an array of a source, to be copied as it is stored."""
     dtype, attributes = layout.dtype.newbyteorder("="), stored_attributes(layout.attributes)
@@ -73,7 +72,7 @@ def given_steps(
 
 
 def _coordinate(dim: str, given: object, said: Mapping[str, object]) -> OutputVariable:
-    values: npt.NDArray[np.generic] = np.asarray(given)
+    values: Array = np.asarray(given)
     if values.ndim != 1:
         raise ConfigError(f"create: times of {dim!r} have shape {values.shape}; give a list, or a number of steps")
     attributes = stored_attributes(said)
@@ -82,7 +81,7 @@ def _coordinate(dim: str, given: object, said: Mapping[str, object]) -> OutputVa
     return _encoded(dim, values, attributes)
 
 
-def _encoded(dim: str, values: npt.NDArray[np.generic], attributes: Mapping[str, object]) -> OutputVariable:
+def _encoded(dim: str, values: Array, attributes: Mapping[str, object]) -> OutputVariable:
     """Return dates, or lengths of time, as numbers with units: the source's where they are of a calendar."""
     is_length = values.dtype.kind == "m"
     if values.dtype.kind not in "mM" and not all(hasattr(each, "calendar") for each in values):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array, FloatArray
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.places import LocalPlace
@@ -85,7 +85,7 @@ class VtkhdfOutput(FlatOutput):
         return (self._layout.num_steps * field.shape[0], *field.shape[1:])
 
 
-def _in_space(points: npt.NDArray[np.generic], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def _in_space(points: Array, *, on_sphere: bool) -> FloatArray:
     """Return points ``(N, 3)``: longitude and latitude on the unit sphere, a plane at z = 0."""
     if on_sphere:
         return unit_sphere(points[:, :2])

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
+from scidata.core.types import Array
 from scidata.core.urls import Url
 from scidata.data.output.chunks import ChunkFiles, Piece, encoding_threads
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
@@ -153,7 +153,7 @@ class ZarrOutput:
                 if self._layout.fields[name].shards is None
             }  # fmt: skip
 
-    def write(self, each: OutputField, step: int, box: Box, values: npt.NDArray[np.generic]) -> None:
+    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
         """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
         at = self._layout.box(step, len(values), box)
         values = values.reshape([rows.stop - rows.start for rows in at])
@@ -180,7 +180,7 @@ class ZarrOutput:
             self._threads = None
 
 
-def with_checksum(encode: Callable[[npt.NDArray[np.generic]], Any], chunk: npt.NDArray[np.generic]) -> list[Piece]:
+def with_checksum(encode: Callable[[Array], Any], chunk: Array) -> list[Piece]:
     """Return an encoded chunk, and its crc32c."""
     body = memoryview(encode(chunk)).cast("B")
     return [body, crc32c(body).to_bytes(4, "little")]

@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.checks import optional_module
+from scidata.core.types import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
-Colours: TypeAlias = npt.NDArray[np.float64]
+Colours: TypeAlias = FloatArray
 
 LEGEND_RANKS = 16  # beyond it colours of single ranks cannot be told apart: groups of ranks have a hue each
 _GROUPS = 8

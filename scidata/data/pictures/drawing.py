@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.data.pictures.canvas import Colours
 from scidata.data.pictures.mesh_shapes import Places, outlines, places_of, unrolled
 from scidata.errors import ConfigError
@@ -33,7 +32,7 @@ class Drawing:
 
     def __init__(self, places: Places, shapes: RawCells | None) -> None:
         self.places = places
-        self.polygons: list[npt.NDArray[np.float64]] = []
+        self.polygons: list[FloatArray] = []
         self.corners: IntArray | Sequence[IntArray] = ()  # nodes of each polygon
         self.cells: IntArray = np.empty(0, np.int64)  # of which each polygon is
         self.left_out = ""  # why no cells are drawn
@@ -95,7 +94,7 @@ class Drawing:
         axes.yaxis.set_major_locator(MultipleLocator(30 if tall > 60 else 10))
         return axes
 
-    def draw(self, axes: Axes, values: npt.NDArray[np.float64], *, of_cells: bool) -> ScalarMappable:
+    def draw(self, axes: Axes, values: FloatArray, *, of_cells: bool) -> ScalarMappable:
         """Draw values of rows, or of cells; return the artist for a colour bar."""
         from matplotlib.cm import ScalarMappable
 
@@ -116,7 +115,7 @@ class Drawing:
             return
         self._sample(axes, colours[owner])
 
-    def _sample(self, axes: Axes, values: npt.NDArray[np.float64]) -> ScalarMappable:
+    def _sample(self, axes: Axes, values: FloatArray) -> ScalarMappable:
         """Draw a point for each row, or for some of many."""
         num = len(self.places.xy)
         rows = np.arange(0, num, stride(num, MAX_POINTS))
@@ -129,7 +128,7 @@ class Drawing:
         drawn: ScalarMappable = axes.scatter(*self.places.xy[rows].T, rasterized=True, **flat, **style)
         return drawn
 
-    def fill(self, axes: Axes, colours: npt.NDArray[np.float64], *, line: float = 0.0) -> None:
+    def fill(self, axes: Axes, colours: FloatArray, *, line: float = 0.0) -> None:
         """Draw the polygons in a colour each, with white lines of some width between them."""
         from matplotlib.collections import PolyCollection
         from mpl_toolkits.mplot3d.art3d import Poly3DCollection
@@ -139,7 +138,7 @@ class Drawing:
             axes, kind(self.polygons, facecolors=colours, edgecolors="white" if line else colours, lw=line or 0.1)
         )
 
-    def lines(self, axes: Axes, ends: npt.NDArray[np.float64], **style: Any) -> None:
+    def lines(self, axes: Axes, ends: FloatArray, **style: Any) -> None:
         """Draw lines between ends ``(num, 2, coordinates)``."""
         from matplotlib.collections import LineCollection
         from mpl_toolkits.mplot3d.art3d import Line3DCollection

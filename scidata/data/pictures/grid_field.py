@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import AnyArray, FloatArray
 from scidata.data.pictures.canvas import LEGEND_RANKS, new_figure, save_picture
 from scidata.errors import ConfigError, check_known
 from scidata.grids.partition import GridPartition
@@ -64,7 +64,7 @@ def draw_grid(
     return figure
 
 
-def _whole(reader: GridReader, index: int, name: str) -> npt.NDArray[Any]:
+def _whole(reader: GridReader, index: int, name: str) -> AnyArray:
     """Read a field of all ranks, as a reader of one part."""
     options = replace(reader.options, shard=None, bounds="even", weights=None, align=1, halo=0, periodic=())
     alone = GridReader(reader.paths, options)
@@ -104,7 +104,7 @@ def ranks_of_plane(partition: GridPartition, dims: Collection[str | None]) -> li
     return [(rank, at) for rank, at in every if all(i == 0 for axis, i in at.items() if axis not in shown)]
 
 
-def coordinate_of(reader: GridReader, dim: str | None) -> npt.NDArray[np.float64] | None:
+def coordinate_of(reader: GridReader, dim: str | None) -> FloatArray | None:
     """Return the coordinate of each row; None where there is none that rises or falls throughout."""
     values = None if dim is None else reader.coordinate(dim)
     if values is None or len(values) < 2 or not np.issubdtype(values.dtype, np.number):
@@ -130,7 +130,7 @@ def _row(dim: str, rest: Mapping[str, int], shape: tuple[int, ...], dims: tuple[
     return int(row)
 
 
-def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.float64]:
+def _edges(reader: GridReader, dim: str | None, size: int) -> FloatArray:
     """Return where cells end along a dimension, ``(size + 1,)``: about its coordinate, else row numbers."""
     centres = coordinate_of(reader, dim)
     if centres is None or len(centres) != size:
@@ -141,7 +141,7 @@ def _edges(reader: GridReader, dim: str | None, size: int) -> npt.NDArray[np.flo
 
 
 def _axes(
-    figure: Figure, reader: GridReader, vertical: str | None, horizontal: str, columns: npt.NDArray[np.float64]
+    figure: Figure, reader: GridReader, vertical: str | None, horizontal: str, columns: FloatArray
 ) -> tuple[Axes, float]:
     """Return axes, and the number that is subtracted from the horizontal coordinate on them."""
     is_map = vertical is not None and (role_of_name(vertical), role_of_name(horizontal)) == ("Y", "X")
@@ -160,12 +160,7 @@ def _axes(
 
 
 def _draw_parts(
-    axes: Axes,
-    reader: GridReader,
-    vertical: str | None,
-    horizontal: str,
-    rows: npt.NDArray[np.float64],
-    columns: npt.NDArray[np.float64],
+    axes: Axes, reader: GridReader, vertical: str | None, horizontal: str, rows: FloatArray, columns: FloatArray
 ) -> None:
     """Draw a line where parts meet, and the rank on each."""
     from matplotlib.patheffects import withStroke

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import FloatArray
 from scidata.data.pictures.canvas import save_picture
 from scidata.data.pictures.drawing import places_in_store, shapes_in_store
 from scidata.data.pictures.mesh_shapes import Places, places_of
@@ -80,12 +80,12 @@ def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
     return next(iter([*of_rows, *of_sets, *names]))
 
 
-def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str) -> npt.NDArray[np.float64]:
+def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str) -> FloatArray:
     """Return one value of a field for each row, all ranks' after each other."""
     entity, dim = reader.info(name).entity, reader.entity_dim(name)
     owned = [np.moveaxis(p.fields[name], dim, 0)[: p.index_maps[entity].num_owned] for p in read]
     rows = np.concatenate(owned).astype(np.float64)
-    column: npt.NDArray[np.float64] = rows.reshape(len(rows), -1)[:, 0] if rows.size else rows.reshape(len(rows))
+    column: FloatArray = rows.reshape(len(rows), -1)[:, 0] if rows.size else rows.reshape(len(rows))
     return column
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.positions import unit_sphere
 
@@ -29,7 +28,7 @@ _MAX_NUMBERS = 128  # ranks: of more, their numbers would lie over each other
 class Places:
     """Coordinates to draw, ``(N, 2 | 3)``, and their names."""
 
-    xy: npt.NDArray[np.float64]
+    xy: FloatArray
     labels: tuple[str, ...]
     start: float | None = None  # first longitude of the picture, where it goes around the sphere
 
@@ -44,7 +43,7 @@ class Places:
         return float(np.ptp(self.xy[:, 1]) / max(np.ptp(self.xy[:, 0]), 1e-300))
 
 
-def places_of(points: npt.NDArray[np.float64], *, on_sphere: bool) -> Places:
+def places_of(points: FloatArray, *, on_sphere: bool) -> Places:
     """Return where points are drawn; ``on_sphere``: they are longitudes and latitudes, degrees."""
     if on_sphere:
         return _around_sphere(points)
@@ -58,7 +57,7 @@ def places_of(points: npt.NDArray[np.float64], *, on_sphere: bool) -> Places:
     return Places(xy=points, labels=("x", "y", "z")[: points.shape[1]])
 
 
-def _around_sphere(lon_lat: npt.NDArray[np.float64]) -> Places:
+def _around_sphere(lon_lat: FloatArray) -> Places:
     """Bring longitudes into one turn, from 0 or -180 on, unless they span a part of one only."""
     lon, lat = lon_lat[:, 0], lon_lat[:, 1]
     labels = ("longitude (°)", "latitude (°)")
@@ -86,9 +85,7 @@ def outlines(cells: RawCells) -> tuple[list[IntArray], IntArray]:
     return rings, np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def unrolled(
-    polygons: list[npt.NDArray[np.float64]], cells: IntArray, start: float
-) -> tuple[list[npt.NDArray[np.float64]], IntArray]:
+def unrolled(polygons: list[FloatArray], cells: IntArray, start: float) -> tuple[list[FloatArray], IntArray]:
     """Unroll cells of the sphere: at a pole up to its line, and across the first meridian at both sides of the map."""
     made, kept = [], []
     for polygon, cell in zip(polygons, cells.tolist(), strict=True):
@@ -103,7 +100,7 @@ def unrolled(
     return made, np.array(kept, np.int64)
 
 
-def _around_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _around_pole(polygon: FloatArray) -> FloatArray:
     """Make longitudes follow each other without jumps; a cell that goes around a pole is closed along its line."""
     lon, lat = polygon.T
     steps = (np.diff(lon, append=lon[:1]) + 180) % 360 - 180
@@ -115,7 +112,7 @@ def _around_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([np.append(path, [path[-1], path[0]]), closed], axis=1)
 
 
-def _open_pole(polygon: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _open_pole(polygon: FloatArray) -> FloatArray:
     """Give a corner at a pole, whose longitude means nothing, those of both its neighbours."""
     at = np.flatnonzero(np.abs(polygon[:, 1]) > 90 - EPS)
     if len(at) != 1 or len(polygon) < 3:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.data.pictures.canvas import LEGEND_RANKS, add_legend, colours_of, new_figure
 from scidata.data.pictures.drawing import Drawing, stride
 from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
@@ -104,7 +103,7 @@ class SetPanels:
         add_legend(self.figure, colours, "0.3", *marks, notes=lines)
         return notes
 
-    def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[npt.NDArray[np.float64], int, int]:
+    def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[FloatArray, int, int]:
         """Return the ends of edges to a set from other parts, ``(num, 2, coordinates)``, and how many there are.
 
         Of many some, and on a map those that can be drawn there.

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import owners_of
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.data.pictures.canvas import (
     LEGEND_RANKS,
     Colours,
@@ -125,17 +124,17 @@ def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[li
     return [rows if rank == most else rows[:0] for rank, rows in enumerate(visible)], most
 
 
-def _pale(colours: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _pale(colours: FloatArray) -> FloatArray:
     """Return lighter colours, on which the rings of ghosts stand out."""
     return 0.55 * colours + 0.45
 
 
-def _light(polygons: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+def _light(polygons: Sequence[FloatArray]) -> FloatArray:
     """Return how bright faces are, 0.75 to 1: those that look at the viewer most."""
     first = np.array([polygon[:3] for polygon in polygons])
     normal = np.cross(first[:, 1] - first[:, 0], first[:, 2] - first[:, 0])
     length = np.linalg.norm(normal, axis=1)
-    bright: npt.NDArray[np.float64] = 0.75 + 0.25 * np.abs(normal @ TOWARDS) / np.where(length > 0, length, 1)
+    bright: FloatArray = 0.75 + 0.25 * np.abs(normal @ TOWARDS) / np.where(length > 0, length, 1)
     return bright
 
 

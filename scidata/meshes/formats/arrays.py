@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, BoolArray, ByteArray, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError
 from scidata.meshes.formats.base import Options, fill_values, read_values
 from scidata.meshes.geometry import RawCells
@@ -18,7 +16,7 @@ from scidata.sources.cf import array_of
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
 
 
-def as_indices(values: npt.NDArray[Any], where: str) -> IntArray:
+def as_indices(values: AnyArray, where: str) -> IntArray:
     """Return integers as int64; floats are taken where they are whole numbers, NaN becoming the smallest int64."""
     if values.dtype.kind == "f":
         missing = np.isnan(values)
@@ -89,14 +87,8 @@ def check_start(layout: ArrayLayout, nodes: IntArray, num_nodes: int) -> None:
 
 
 def find_padding(
-    source: Source,
-    layout: ArrayLayout,
-    raw: npt.NDArray[Any],
-    rows: IntArray,
-    *,
-    start_index: int,
-    num_nodes: int,
-) -> npt.NDArray[np.bool_]:
+    source: Source, layout: ArrayLayout, raw: AnyArray, rows: IntArray, *, start_index: int, num_nodes: int
+) -> BoolArray:
     """Find the padding of rows of nodes: fill values, or anything below the first index where there are none.
 
     Raises
@@ -128,7 +120,7 @@ def find_padding(
 
 def read_padded_rows(
     source: Source, name: str, options: Options, num_nodes: int, *, rows_first: bool = True
-) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+) -> tuple[IntArray, BoolArray, int]:
     """Read the nodes of cells or edges as ``(rows, most)`` int64; return them, their padding and their start index.
 
     ``rows_first`` is False where the array is transposed. Raises the errors of :func:`find_padding`.
@@ -141,7 +133,7 @@ def read_padded_rows(
 
 def read_counted_rows(
     source: Source, name: str, sizes_name: str, options: Options, *, counted: str
-) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+) -> tuple[IntArray, BoolArray]:
     """Read padded rows whose sizes are in another array; return them, and their padding.
 
     Raises
@@ -158,7 +150,7 @@ def read_counted_rows(
     return rows, np.arange(rows.shape[1]) >= sizes[:, None]
 
 
-def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> tuple[IntArray, IntArray]:
+def ragged_of_padded(rows: IntArray, *, padding: BoolArray, start_index: int) -> tuple[IntArray, IntArray]:
     """Turn ``(num_cells, most)`` padded rows into offsets and 0-based connectivity.
 
     ``padding`` after a row's last node is dropped; before it, it is a hole, which becomes -1.
@@ -171,7 +163,7 @@ def ragged_of_padded(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_in
     return bounds_of(sizes), connectivity
 
 
-def polygon_types(offsets: IntArray) -> npt.NDArray[np.uint8]:
+def polygon_types(offsets: IntArray) -> ByteArray:
     """Return VTK's code of each face by its number of nodes."""
     sizes = np.diff(offsets)
     types = np.full(len(sizes), POLYGON, np.uint8)
@@ -190,7 +182,7 @@ def join_cells(blocks: Sequence[RawCells]) -> RawCells:
     )
 
 
-def cells_of_rows(rows: IntArray, *, padding: npt.NDArray[np.bool_], start_index: int) -> RawCells:
+def cells_of_rows(rows: IntArray, *, padding: BoolArray, start_index: int) -> RawCells:
     """Return padded rows as polygons."""
     offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start_index)
     return RawCells(offsets=offsets, connectivity=connectivity, cell_type=polygon_types(offsets))
@@ -220,7 +212,7 @@ GHOSTS = "vtkGhostType"
 _DUPLICATE, _HIDDEN_POINT, _REFINED_CELL, _HIDDEN_CELL = 1, 2, 8, 32
 
 
-def check_ghosts(path: str, name: str, values: npt.NDArray[Any], *, of_cells: bool) -> None:
+def check_ghosts(path: str, name: str, values: AnyArray, *, of_cells: bool) -> None:
     """Refuse copies and hidden rows: read as others are, they would be there twice, or count though they do not.
 
     Raises

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.meshes.geometry import Geometry
 from scidata.read.arrays import read_array
 from scidata.sources.cf import array_of, decoding_of
 
-Array = npt.NDArray[Any]
 #: Entity of the arrays in a group of this name; points of a cloud and nodes are told apart by the topology.
 GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("node", "nodes"), "node"),
@@ -32,7 +30,7 @@ GROUPS: Mapping[str, str] = {
 }
 Box = tuple[slice, ...]
 #: Reads a box of an array, one slice with a positive step per dimension, in native byte order.
-Reader: TypeAlias = Callable[[Box], Array]
+Reader: TypeAlias = Callable[[Box], AnyArray]
 #: Names of dimensions that a source has made up.
 UNNAMED = re.compile(r"dim_\d+$|phony_dim_\d+$")
 _MAX_CHUNKS = 2**22  # of one array that is read whole: finding each takes some 200 bytes
@@ -119,7 +117,7 @@ class RawField:
         """Rows along the entity's dimension."""
         return self.shape[self.entity_dim]
 
-    def read(self, rows: slice | None = None) -> Array:
+    def read(self, rows: slice | None = None) -> AnyArray:
         """Read some rows of the entity's dimension, all of the other dimensions.
 
         Parameters
@@ -136,7 +134,7 @@ class RawField:
         box[self.entity_dim] = slice(None) if rows is None else rows
         return self.read_box(tuple(box))
 
-    def read_box(self, box: Box) -> Array:
+    def read_box(self, box: Box) -> AnyArray:
         """Read one slice with a positive step of each dimension: for fields too large to read all levels at once."""
         if len(box) != len(self.shape) or any(s.step is not None and s.step < 1 for s in box):
             raise ConfigError(
@@ -160,7 +158,7 @@ class ArrayReader:
         decoding = decoding_of(self.layout) if self.decode else None
         return decoding.dtype if decoding is not None else self.layout.dtype.newbyteorder("=")
 
-    def __call__(self, box: Box) -> Array:
+    def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
         decoding = decoding_of(self.layout) if self.decode else None
         return read_array(self.source, self.layout, box, decoding=decoding, allow_missing=self.allow_missing)
@@ -172,7 +170,7 @@ class NewDim:
 
     part: Reader
 
-    def __call__(self, box: Box) -> Array:
+    def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
         values = self.part(box[1:])
         return np.broadcast_to(values, (len(range(*box[0].indices(1))), *values.shape))
@@ -200,7 +198,7 @@ class Joined:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def __call__(self, box: Box) -> Array:
+    def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
         ranges = [range(*s.indices(n)) for s, n in zip(box, self.shape, strict=True)]
         out = np.empty(tuple(map(len, ranges)), self.dtype)
@@ -324,7 +322,7 @@ def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
     return replace(layout, attributes=kept)
 
 
-def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> Array:
+def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> AnyArray:
     """Read a whole array of the topology, which must be there."""
     layout = source.arrays[name]
     if math.prod(layout.num_chunks) > _MAX_CHUNKS:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, Source
+from scidata.core.types import AnyArray, ArrayLayout, FloatArray, Source
 from scidata.errors import FieldMismatchError, check_known
 from scidata.meshes.formats.base import Options, RawTopology, read_values
 from scidata.sources.cf import array_of, role_of
@@ -75,18 +73,18 @@ def coordinate_columns(layouts: list[ArrayLayout]) -> tuple[list[ArrayLayout], b
     return layouts, len(layouts) > 1 and all(map(is_angle, layouts[:2]))
 
 
-def read_points(topology: RawTopology) -> npt.NDArray[np.float64]:
+def read_points(topology: RawTopology) -> FloatArray:
     """Read a topology's coordinates, as :func:`read_columns` does."""
     return read_columns(topology.source, topology.coordinates, topology.options, on_sphere=topology.on_sphere)
 
 
-def read_columns(source: Source, names: Sequence[str], options: Options, *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def read_columns(source: Source, names: Sequence[str], options: Options, *, on_sphere: bool) -> FloatArray:
     """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
 
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
     """
     layouts = [source.arrays[name] for name in names]
-    columns: list[npt.NDArray[np.float64]] = []
+    columns: list[FloatArray] = []
     for layout in layouts:
         column = read_values(source, layout.name, options).astype(np.float64)
         if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
@@ -101,7 +99,7 @@ def read_columns(source: Source, names: Sequence[str], options: Options, *, on_s
     return in_degrees(points, layouts) if on_sphere else points
 
 
-def in_degrees(points: npt.NDArray[Any], layouts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
+def in_degrees(points: AnyArray, layouts: Sequence[ArrayLayout]) -> AnyArray:
     """Turn columns of coordinates on a sphere that are in radians into degrees; one array's are its first two."""
     given = [_units(layout).startswith("rad") for layout in layouts]
     angles = np.flatnonzero(given * 2 if len(given) == 1 else given)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import ArrayLayout, Source
+from scidata.core.types import AnyArray, ArrayLayout, Source
 from scidata.errors import FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats.arrays import join_cells, polygon_types, read_indices
 from scidata.meshes.formats.base import (
@@ -104,7 +103,7 @@ class Picked:
     part: Reader
     index: int
 
-    def __call__(self, box: Box) -> npt.NDArray[Any]:
+    def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
         return self.part((box[0], slice(self.index, self.index + 1), *box[1:]))[:, 0]
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
 from scidata.core.checks import optional_module
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -176,7 +175,7 @@ class MeshioSource(FileSource[MeshData]):
         nowhere = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
         """Copy a box into ``out``."""
         out[...] = self._item(layout, self._values())[box]
 
@@ -186,7 +185,7 @@ class MeshioSource(FileSource[MeshData]):
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
         """Return None: some formats lead to other files."""
 
-    def _values(self) -> dict[str, npt.NDArray[Any]]:
+    def _values(self) -> dict[str, AnyArray]:
         of_points = {f"point/{name}": values for name, values in self.mesh.point_data.items()}
         return of_points | {f"cell/{name}": values for name, values in self.mesh.cell_data.items()}
 

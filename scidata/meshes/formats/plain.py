@@ -33,9 +33,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray, Source
+from scidata.core.types import ByteArray, IntArray, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import (
     check_pointers,
@@ -90,7 +89,7 @@ class PlainTopology(RawTopology):
         check_pointers(self.source, self.ragged, offsets, len(connectivity), "cell")
         return offsets, connectivity
 
-    def _types(self, offsets: IntArray, *, flat: bool) -> npt.NDArray[np.uint8]:
+    def _types(self, offsets: IntArray, *, flat: bool) -> ByteArray:
         where, sizes = self.source.path, np.diff(offsets)
         if self.types is not None:
             codes = read_indices(self.source, self.types, self.options)

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import ArrayLayout, ByteArray, IntArray, Source
 from scidata.errors import (
     ConfigError,
     FieldMismatchError,
@@ -81,7 +80,7 @@ class UGridTopology(RawTopology):
         offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start)
         return RawCells(offsets=offsets, connectivity=connectivity, cell_type=self._volume_types(np.diff(offsets)))
 
-    def _volume_types(self, sizes: IntArray) -> npt.NDArray[np.uint8]:
+    def _volume_types(self, sizes: IntArray) -> ByteArray:
         """Return VTK's codes: by ``volume_shape_type``, else by the number of nodes."""
         where = f"{self.source.path}: field {self.connectivity!r}"
         table, flags = {size: (code, size) for code, size in _SHAPES.values()}, sizes

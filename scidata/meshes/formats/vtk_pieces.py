@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, ByteArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
 
-Array = npt.NDArray[Any]
 #: The lists of cells in the order of cell data, and the kind of cell in each.
 _LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
 _KINDS = {".vtp": "PolyData", ".vtu": "UnstructuredGrid"}
@@ -48,10 +45,10 @@ class MeshData:
         Why fields of the file are not there.
     """
 
-    points: Array
+    points: AnyArray
     cells: RawCells | None
-    point_data: Mapping[str, Array]
-    cell_data: Mapping[str, Array]
+    point_data: Mapping[str, AnyArray]
+    cell_data: Mapping[str, AnyArray]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -153,7 +150,7 @@ class _Piece:
                 )
             self.points = np.empty((0, 3), self.points.dtype)
 
-    def data(self, group: str, num_rows: int) -> dict[str, Array]:
+    def data(self, group: str, num_rows: int) -> dict[str, AnyArray]:
         """Read the fields of a group; text is passed over."""
         arrays = self._element.findall(f"{group}/DataArray")
         return {a.get("Name", group): self._rows(a, num_rows) for a in arrays if a.get("type") not in ("String", "Bit")}
@@ -168,7 +165,7 @@ class _Piece:
         all_sizes = np.concatenate([sizes, np.full(len(triangles), 3, np.int64)])
         return all_sizes, np.concatenate([nodes, triangles.ravel()]), rows
 
-    def types(self) -> npt.NDArray[np.uint8]:
+    def types(self) -> ByteArray:
         """Return VTK's code of each cell of a grid."""
         if not self._counts["Cells"]:
             return np.empty(0, np.uint8)
@@ -213,7 +210,7 @@ class _Piece:
                 return array
         raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {AGAIN}")
 
-    def _rows(self, array: ElementTree.Element, num_rows: int) -> Array:
+    def _rows(self, array: ElementTree.Element, num_rows: int) -> AnyArray:
         values = self._file.read(array, num_rows)
         if len(values) != num_rows:
             raise CorruptDataError(
@@ -233,7 +230,7 @@ def _triangles(lengths: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
     return nodes[np.stack([at + odd, at + 1 - odd, at + 2], axis=1)], of_strip
 
 
-def _joined(path: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
+def _joined(path: str, pieces: list[dict[str, AnyArray]]) -> dict[str, AnyArray]:
     """Join the fields of the pieces, all of which must have the same."""
     for piece in pieces[1:]:
         if unlike := set(piece) ^ set(pieces[0]):
@@ -247,7 +244,11 @@ def _joined(path: str, pieces: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _cloud(
-    points: Array, vertices: IntArray, pieces: list[_Piece], point_data: dict[str, Array], cell_data: dict[str, Array]
+    points: AnyArray,
+    vertices: IntArray,
+    pieces: list[_Piece],
+    point_data: dict[str, AnyArray],
+    cell_data: dict[str, AnyArray],
 ) -> MeshData:
     """Return a cloud: all points. Fields of vertices go with their points, where each point has one vertex."""
     one_each = len(vertices) == sum(piece.num_cells for piece in pieces) == len(points)

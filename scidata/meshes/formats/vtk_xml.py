@@ -20,10 +20,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import numpy.typing as npt
 from numcodecs import lz4
 
 from scidata.core.checks import allocate
+from scidata.core.types import AnyArray, ByteArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.read import inflate
 
@@ -69,7 +69,7 @@ class VTKFile:
         """VTK's class that packed the arrays, empty where none did."""
         return self.root.get("compressor", "")
 
-    def read(self, array: ElementTree.Element, num_rows: int | None = None) -> npt.NDArray[Any]:
+    def read(self, array: ElementTree.Element, num_rows: int | None = None) -> AnyArray:
         """Return the values of a ``DataArray``: ``(num_values,)``, or ``(num_tuples, num_components)`` of several.
 
         Parameters
@@ -118,7 +118,7 @@ class VTKFile:
     def _word(self) -> struct.Struct:
         return struct.Struct(self._order + ("Q" if self.root.get("header_type") == "UInt64" else "I"))
 
-    def _bytes(self, array: ElementTree.Element, num_rows: int | None) -> bytes | npt.NDArray[np.uint8]:
+    def _bytes(self, array: ElementTree.Element, num_rows: int | None) -> bytes | ByteArray:
         if not self.compressor:
             return self._stream(array).counted(self._word)
         total, blocks = self._blocks(array, num_rows)
@@ -229,12 +229,12 @@ def _block(packed: bytes, size: int, compressor: str) -> bytes:
     return found
 
 
-def _of_text(text: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _of_text(text: str, dtype: np.dtype[Any]) -> AnyArray:
     if not text.strip():  # of which NumPy makes one value
         return np.empty(0, dtype)
     with warnings.catch_warnings():  # NumPy reads numbers up to the first other word
         warnings.simplefilter("error", DeprecationWarning)
-        values: npt.NDArray[Any] = np.fromstring(text, dtype.newbyteorder("="), sep=" ")
+        values: AnyArray = np.fromstring(text, dtype.newbyteorder("="), sep=" ")
     return values
 
 

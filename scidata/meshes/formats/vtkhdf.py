@@ -7,12 +7,10 @@ merged: each piece has its own. Polyhedra, ghost cells and meshes that change in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, IntArray, Source
 from scidata.errors import CorruptDataError, UnsupportedFormatError, check_known
 from scidata.meshes.formats.arrays import GHOSTS, as_indices, check_ghosts
 from scidata.meshes.formats.base import (
@@ -78,7 +76,7 @@ class VTKHDFTopology(RawTopology):
             row, cell, first_id = row + num_cells + 1, cell + num_cells, first_id + num_ids
         return offsets
 
-    def _read(self, name: str) -> npt.NDArray[Any]:
+    def _read(self, name: str) -> AnyArray:
         return read_values(self.source, f"{_ROOT}/{name}", self.options, decode=False)
 
     def _indices(self, name: str) -> IntArray:
@@ -93,7 +91,7 @@ class StepsReader:
     first_rows: tuple[int, ...]
     num_rows: int
 
-    def __call__(self, box: Box) -> npt.NDArray[Any]:
+    def __call__(self, box: Box) -> AnyArray:
         """Return the values of a box."""
         rows = range(*box[1].indices(self.num_rows))
         steps = self.first_rows[box[0]]

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import at_least_one_each, even_bounds, weighted_bounds
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 
 
-def prefix_of(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def prefix_of(weights: npt.ArrayLike) -> FloatArray:
     """Return ``(num + 1,)`` float64: the sum of the weights before each row, and of all.
 
     Raises

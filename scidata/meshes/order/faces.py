@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import ByteArray, FloatArray, IntArray
 from scidata.errors import UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
@@ -165,9 +164,7 @@ class Surface:
     corners: IntArray
     cell: IntArray
 
-    def facing(
-        self, points: npt.NDArray[np.float64], centres: npt.NDArray[np.float64], view: npt.NDArray[np.float64]
-    ) -> IntArray:
+    def facing(self, points: FloatArray, centres: FloatArray, view: FloatArray) -> IntArray:
         """Return the faces, as numbers, whose outer side is seen from the direction ``view``, ``(3,)``.
 
         ``centres`` are those of all cells, ``(num_cells, 3)``.
@@ -179,7 +176,7 @@ class Surface:
         return np.flatnonzero(outward * (normal @ view) > 0)
 
 
-def surface_of(offsets: IntArray, connectivity: IntArray, types: npt.NDArray[np.uint8], kept: IntArray) -> Surface:
+def surface_of(offsets: IntArray, connectivity: IntArray, types: ByteArray, kept: IntArray) -> Surface:
     """Return the surface of the solid cells among ``kept``, ``(num,)`` int64: outer faces, and those to cells left out.
 
     Cells are as VTK has them: corners of cell ``i`` at ``connectivity[offsets[i] : offsets[i + 1]]``. Other cells than

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, owners_of
-from scidata.core.types import IntArray
+from scidata.core.types import BoolArray, IntArray
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES, POLYGON
 from scidata.meshes.order.faces import crowded_faces
@@ -159,7 +158,7 @@ def _faults(raw: Geometry, num_nodes: int) -> dict[str, _Fault]:
     return {kind: (num_crowded if kind == "crowded_faces" else len(found), found) for kind, found in rows.items()}
 
 
-def _without(rows: dict[str, IntArray], kinds: Collection[str], num_rows: int) -> npt.NDArray[np.bool_]:
+def _without(rows: dict[str, IntArray], kinds: Collection[str], num_rows: int) -> BoolArray:
     """Say which rows have none of some faults."""
     sound = np.ones(num_rows, np.bool_)
     for kind in kinds:
@@ -175,7 +174,7 @@ def _check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> 
     wanted = expected[cells.cell_type]
     ids = cells.connectivity
 
-    def cells_with(entries: npt.NDArray[np.bool_]) -> IntArray:
+    def cells_with(entries: BoolArray) -> IntArray:
         return np.unique(owners_of(cells.offsets, np.flatnonzero(entries)))
 
     missing = np.zeros(len(sizes), np.bool_)
@@ -187,7 +186,7 @@ def _check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> 
     return cells_with(ids <= _WRAPPED)
 
 
-def _crowded(cells: RawCells, sound: npt.NDArray[np.bool_], num_nodes: int) -> _Fault:
+def _crowded(cells: RawCells, sound: BoolArray, num_nodes: int) -> _Fault:
     """Look for crowded faces among the sound cells."""
     wrapped = cells.connectivity <= _WRAPPED
     if wrapped.any():
@@ -218,7 +217,7 @@ def _check_edges(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]
 
 
 def _repair_cells(
-    cells: RawCells | None, faulty: dict[str, IntArray], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+    cells: RawCells | None, faulty: dict[str, IntArray], keep_nodes: BoolArray, new_row: IntArray
 ) -> tuple[RawCells | None, IntArray | None]:
     """Return the cells, and those that were kept."""
     if cells is None:
@@ -242,7 +241,7 @@ def _select(cells: RawCells, kept: IntArray) -> RawCells:
 
 
 def _repair_edges(
-    edge_index: IntArray | None, faulty: dict[str, IntArray], keep_nodes: npt.NDArray[np.bool_], new_row: IntArray
+    edge_index: IntArray | None, faulty: dict[str, IntArray], keep_nodes: BoolArray, new_row: IntArray
 ) -> tuple[IntArray | None, IntArray | None]:
     """Return the edges, and those that were kept."""
     if edge_index is None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.meshes.order.curve import BITS, hilbert_keys
 from scidata.meshes.order.ids import run_starts, stable_sort
 from scidata.meshes.order.positions import Box, finite_points, middle_box, num_duplicates, robust_box, unit_sphere
@@ -69,7 +67,7 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
     return order, notes
 
 
-def _along_curve(points: npt.NDArray[Any], box: Box | None) -> tuple[IntArray, int, int]:
+def _along_curve(points: AnyArray, box: Box | None) -> tuple[IntArray, int, int]:
     """Return the order, the number of distinct points that share the key of another, and of distinct points."""
     keys, order = stable_sort(hilbert_keys(points, box=box), points.shape[1] * BITS[points.shape[1]])
     starts = run_starts(keys)
@@ -78,7 +76,7 @@ def _along_curve(points: npt.NDArray[Any], box: Box | None) -> tuple[IntArray, i
     return order, len(shared) - num_repeated - int(starts[shared].sum()), len(points) - num_repeated
 
 
-def _stretched(points: npt.NDArray[Any], box: Box) -> str:
+def _stretched(points: AnyArray, box: Box) -> str:
     """Describe the axis that is stretched most."""
     low, high = points.min(axis=0).astype(np.float64), points.max(axis=0).astype(np.float64)
     first, last = box
@@ -143,7 +141,7 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
     return order
 
 
-def _halves(coordinates: npt.NDArray[np.float64], num_first: int, *, upper_first: bool) -> IntArray:
+def _halves(coordinates: FloatArray, num_first: int, *, upper_first: bool) -> IntArray:
     """Return the rows of ``(axes, num)`` points, one side of the longest axis before the other."""
     lower, upper = middle_box(coordinates.T)  # without the ends: one outlier would decide for all
     sides = upper * 0.5 - lower * 0.5  # halved: finite for any coordinates

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, BoolArray, IntArray
 from scidata.errors import ConfigError
 
 #: Global node ids as stored: int32 where they fit, which halves the largest array of a store.
-NodeIds: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+NodeIds: TypeAlias = npt.NDArray[np.int32] | IntArray
 
 
 def node_ids(ids: npt.ArrayLike, num_nodes: int, ends: str) -> NodeIds:
@@ -111,12 +111,12 @@ def ranges(starts: IntArray, stops: IntArray) -> IntArray:
     return rows
 
 
-def contains(sorted_ids: IntArray, wanted: NodeIds) -> npt.NDArray[np.bool_]:
+def contains(sorted_ids: IntArray, wanted: NodeIds) -> BoolArray:
     """Say which of ``wanted`` are among sorted ids."""
     if not len(sorted_ids):
         return np.zeros(len(wanted), np.bool_)
     at = np.minimum(np.searchsorted(sorted_ids, wanted), len(sorted_ids) - 1)
-    found: npt.NDArray[np.bool_] = sorted_ids[at] == wanted
+    found: BoolArray = sorted_ids[at] == wanted
     return found
 
 
@@ -172,7 +172,7 @@ def blocks(num: int, size: int = _BLOCK) -> Iterator[slice]:
     return (slice(start, min(start + size, num)) for start in range(0, num, size))
 
 
-def run_starts(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def run_starts(values: AnyArray) -> BoolArray:
     """Return, for sorted values, where a new value begins."""
     starts = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=starts[1:])

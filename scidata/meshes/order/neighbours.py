@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.positions import finite_points, unit_sphere
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
-
-_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 def knn_edges(
@@ -92,19 +90,19 @@ def radius_edges(
     return np.concatenate([pairs, pairs[:, ::-1]]).T
 
 
-def _tree(points: npt.NDArray[Any], period: Sequence[float] | None) -> cKDTree:
+def _tree(points: AnyArray, period: Sequence[float] | None) -> cKDTree:
     inside, width = wrapped(points, period)
     return make_tree(inside, None if period is None else width)
 
 
-def make_tree(points: npt.NDArray[Any], width: npt.NDArray[np.float64] | None = None) -> cKDTree:
+def make_tree(points: AnyArray, width: FloatArray | None = None) -> cKDTree:
     """Return SciPy's tree of some points; ``width``: of a domain that wraps."""
     from scipy.spatial import cKDTree  # 0.2 s of CPU, which stores without radii and neighbours do not need
 
     return cKDTree(points, boxsize=width)
 
 
-def wrapped(points: npt.NDArray[Any], period: Sequence[float] | _Floats | None) -> tuple[_Floats, _Floats]:
+def wrapped(points: AnyArray, period: Sequence[float] | FloatArray | None) -> tuple[FloatArray, FloatArray]:
     """Return the images of points that lie in ``[0, width)``, and the width along each coordinate, 0 for none."""
     width = np.zeros(points.shape[1])
     if period is None:

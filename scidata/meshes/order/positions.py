@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from scidata.core.types import AnyArray, FloatArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
 
 #: Lower and upper corner, ``(dims,)`` each.
-Box: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Box: TypeAlias = tuple[AnyArray, AnyArray]
 
 _BLOCK = 1 << 20
 _SAMPLE = 4096
 
 
-def finite_points(points: npt.ArrayLike) -> npt.NDArray[Any]:
+def finite_points(points: npt.ArrayLike) -> AnyArray:
     """Return the points as an array, unchanged, after checking shape and values.
 
     Raises
@@ -45,7 +46,7 @@ def finite_points(points: npt.ArrayLike) -> npt.NDArray[Any]:
     return array
 
 
-def unit_sphere(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def unit_sphere(points: npt.ArrayLike) -> FloatArray:
     """Turn ``(num, 2)`` longitude and latitude in degrees into ``(num, 3)`` float64 points of the unit sphere."""
     array = finite_points(points)
     if array.shape[1] != 2:
@@ -54,20 +55,20 @@ def unit_sphere(points: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
 
 
-def num_duplicates(points: npt.NDArray[Any]) -> int:
+def num_duplicates(points: AnyArray) -> int:
     """Count the points whose coordinates an earlier one has already."""
     by_value = points[np.lexsort(tuple(points.T))]
     return int(np.all(by_value[1:] == by_value[:-1], axis=1).sum())
 
 
-def middle_box(points: npt.NDArray[Any]) -> Box:
+def middle_box(points: AnyArray) -> Box:
     """Return a box that holds the middle 96 % of each axis, of a sample of the points."""
     sample = np.sort(points[:: -(-len(points) // _SAMPLE)].astype(np.float64), axis=0)
     left_out = min(max(len(sample) // 50, 1), (len(sample) - 1) // 2)
     return sample[left_out], sample[-1 - left_out]
 
 
-def robust_box(points: npt.NDArray[Any]) -> Box:
+def robust_box(points: AnyArray) -> Box:
     """Return the bounding box of the points, but for those that lie farther off than the middle ones are apart."""
     lower, upper = middle_box(points)
     with np.errstate(over="ignore"):
@@ -76,12 +77,8 @@ def robust_box(points: npt.NDArray[Any]) -> Box:
 
 
 def cell_centres(
-    points: npt.NDArray[np.float64],
-    cells: RawCells,
-    *,
-    on_sphere: bool = False,
-    period: Sequence[float] | None = None,
-) -> npt.NDArray[np.float64]:
+    points: FloatArray, cells: RawCells, *, on_sphere: bool = False, period: Sequence[float] | None = None
+) -> FloatArray:
     """Return the mean of each cell's nodes.
 
     Parameters
@@ -113,7 +110,7 @@ def cell_centres(
     return _means(points, cells, period)
 
 
-def _means(points: npt.NDArray[np.float64], cells: RawCells, period: Sequence[float] | None) -> npt.NDArray[np.float64]:
+def _means(points: FloatArray, cells: RawCells, period: Sequence[float] | None) -> FloatArray:
     offsets, connectivity = cells.offsets, cells.connectivity
     sizes = np.diff(offsets)
     first = points[connectivity[offsets[:-1]]]

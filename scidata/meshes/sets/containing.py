@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.neighbours import make_tree
 from scidata.meshes.sets import neighbours
-from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of
+from scidata.meshes.sets.node_set import NodeSet, positions_of
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
@@ -110,12 +110,12 @@ class _Cells:
         ``(num_cells,)``: 1 counter-clockwise, -1 clockwise, 0 without area.
     """
 
-    places: Floats
+    places: FloatArray
     corners: IntArray
     turn: Signs
 
     @classmethod
-    def of(cls, cells: RawCells, places: Floats) -> _Cells:
+    def of(cls, cells: RawCells, places: FloatArray) -> _Cells:
         sizes = np.diff(cells.offsets)
         fits = np.zeros(len(sizes), np.bool_)
         for code, allowed in _SIZES.items():
@@ -135,9 +135,9 @@ class _Cells:
     def num_cells(self) -> int:
         return len(self.corners)
 
-    def contain(self, cells: IntArray, points: Floats) -> npt.NDArray[np.bool_]:
+    def contain(self, cells: IntArray, points: FloatArray) -> BoolArray:
         """Say of each row whether that cell contains that point, its border included."""
-        inside: npt.NDArray[np.bool_] = self.turn[cells] != 0
+        inside: BoolArray = self.turn[cells] != 0
         width = self.corners.shape[1]
         for at in range(width):
             rows = np.flatnonzero(inside)
@@ -147,7 +147,7 @@ class _Cells:
         return inside
 
 
-def _turns(places: Floats, corners: IntArray) -> Signs:
+def _turns(places: FloatArray, corners: IntArray) -> Signs:
     """Return which way round the corners of each cell are; corners at one place turn neither way."""
     num, width = corners.shape
     turn = np.empty(num, np.int8)
@@ -175,7 +175,7 @@ class _SizeClass:
     tree: cKDTree
     reach: float
 
-    def first_containing(self, points: Floats) -> IntArray:
+    def first_containing(self, points: FloatArray) -> IntArray:
         """Return the first cell that contains each point; the number of all cells where none does."""
         found = np.full(len(points), self.cells.num_cells, np.int64)
         todo, width = np.arange(len(points)), _CANDIDATES
@@ -227,7 +227,7 @@ _TINY = 1e-280
 _BLOCK = 1 << 14
 
 
-def orientations(one: Floats, two: Floats, points: Floats) -> Signs:
+def orientations(one: FloatArray, two: FloatArray, points: FloatArray) -> Signs:
     """Return the sign of ``det(one, two, point)``, exactly, for rows of ``(num, 3)`` float64 each.
 
     1 where ``point`` lies to the left of the way from ``one`` to ``two``, seen from outside; 0 on it.
@@ -251,7 +251,7 @@ def orientations(one: Floats, two: Floats, points: Floats) -> Signs:
     return signs
 
 
-def _exact_signs(one: Floats, two: Floats, points: Floats) -> Signs:
+def _exact_signs(one: FloatArray, two: FloatArray, points: FloatArray) -> Signs:
     a, b, p = _integers(one), _integers(two), _integers(points)
     value = (a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1]) * p[:, 0]
     value += (a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2]) * p[:, 1]
@@ -260,7 +260,7 @@ def _exact_signs(one: Floats, two: Floats, points: Floats) -> Signs:
     return signs
 
 
-def _integers(values: Floats) -> npt.NDArray[Any]:
+def _integers(values: FloatArray) -> AnyArray:
     """Return whole numbers of any length in the ratios of the values of each row."""
     mantissa, exponent = np.frexp(values)
     whole = np.ldexp(mantissa, 53).astype(np.int64)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.sets.neighbours import longest_edge
-from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of, sin_cos
+from scidata.meshes.sets.node_set import NodeSet, positions_of, sin_cos
 
 _BLOCK = 1 << 16
 
 
-def edge_features(source: NodeSet, target: NodeSet, edge_index: IntArray) -> Floats:
+def edge_features(source: NodeSet, target: NodeSet, edge_index: IntArray) -> FloatArray:
     """Return the length of each edge and the way to its source as its target sees it: GraphCast's edge features.
 
     Defined in Lam et al., "Learning skillful medium-range global weather forecasting", Science 382, 2023, supplement 3:
@@ -53,7 +53,7 @@ def edge_features(source: NodeSet, target: NodeSet, edge_index: IntArray) -> Flo
     return out
 
 
-def _local(points: Floats, away: Floats) -> list[Floats]:
+def _local(points: FloatArray, away: FloatArray) -> list[FloatArray]:
     """Return the parts of vectors ``(num, 3)`` that point up, east and north at points of a sphere."""
     (sin_lon, cos_lon), (sin_lat, cos_lat) = sin_cos(points[:, 0]), sin_cos(points[:, 1])
     x, y, z = away.T

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import optional_module
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.sets.node_set import Floats, NodeSet
+from scidata.meshes.sets.node_set import NodeSet
 
 _QUAD = 9
 # A gap between the last longitude and the first that is this much wider than any other is the end of a region.
@@ -80,7 +80,7 @@ def latitude_longitude(latitudes: npt.ArrayLike, longitudes: npt.ArrayLike) -> N
     return NodeSet(points=points.reshape(-1, 2), on_sphere=True, cells=cells)
 
 
-def _axis(values: npt.ArrayLike, name: str, reach: float) -> Floats:
+def _axis(values: npt.ArrayLike, name: str, reach: float) -> FloatArray:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
         raise ConfigError(f"{name} of a grid are one dimension of finite numbers, not shape {array.shape} or NaN")
@@ -96,7 +96,7 @@ def _axis(values: npt.ArrayLike, name: str, reach: float) -> Floats:
     return array
 
 
-def _quads(lats: Floats, lons: Floats, closed: bool) -> RawCells:
+def _quads(lats: FloatArray, lons: FloatArray, closed: bool) -> RawCells:
     num_lat, num_lon = len(lats), len(lons)
     west = np.arange(num_lon if closed else num_lon - 1)
     east = (west + 1) % num_lon
@@ -192,7 +192,7 @@ def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
     return np.concatenate([half, half[::-1]])
 
 
-def gaussian_latitudes(num: int) -> Floats:
+def gaussian_latitudes(num: int) -> FloatArray:
     """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, for an even ``num``.
 
     By Newton's method on the Legendre polynomial: NumPy takes the eigenvalues of a dense matrix.

@@ -7,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.csr import symmetrise
-from scidata.meshes.sets.node_set import Floats, NodeSet, degrees_of
+from scidata.meshes.sets.node_set import NodeSet, degrees_of
 
 #: 168 M nodes; a level more is four times as many.
 MAX_LEVEL = 12
@@ -100,7 +100,7 @@ def _check_levels(levels: list[int]) -> None:
         raise ConfigError(f"each level's edges are taken once, but {levels} names one twice")
 
 
-def _icosahedron() -> tuple[Floats, IntArray]:
+def _icosahedron() -> tuple[FloatArray, IntArray]:
     """Return the 12 vertices, of length 1, and the 20 faces, counter-clockwise from outside, ordered by vertex."""
     flat = [(0.0, one, two) for two in (_GOLDEN, -_GOLDEN) for one in (1.0, -1.0)]
     points = np.array([np.roll(each, turn) for turn in range(3) for each in flat]) / np.hypot(1, _GOLDEN)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.neighbours import make_tree
-from scidata.meshes.sets.node_set import Floats, NodeSet, positions_of
+from scidata.meshes.sets.node_set import NodeSet, positions_of
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
@@ -60,7 +60,7 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
     return edge_index
 
 
-def _nearest(tree: cKDTree, points: Floats, num: int, tied: float) -> IntArray:
+def _nearest(tree: cKDTree, points: FloatArray, num: int, tied: float) -> IntArray:
     """Return the nearest rows of a tree, ``(num_points, num)``, ascending; of those equally far the first."""
     found = np.empty((len(points), num), np.int64)
     todo, width = np.arange(len(points)), num + 2
@@ -122,7 +122,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     )
 
 
-def _in_radius(tree: cKDTree, points: Floats, rows: slice, radius: float) -> Iterator[IntArray]:
+def _in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: float) -> Iterator[IntArray]:
     """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
     part = make_tree(points[rows])
     reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
@@ -192,7 +192,7 @@ def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = 
     return longest
 
 
-def _distances(one: Floats, other: Floats) -> Floats:
+def _distances(one: FloatArray, other: FloatArray) -> FloatArray:
     """Return distances along the last dimension, each of the same bits in any block."""
     total = (one[..., 0] - other[..., 0]) ** 2
     for column in range(1, one.shape[-1]):

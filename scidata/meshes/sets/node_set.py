@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import FloatArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import blocks
 from scidata.meshes.order.positions import finite_points
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-
 _BLOCK = 1 << 16
 
 
-def sin_cos(degrees: Floats) -> tuple[Floats, Floats]:
+def sin_cos(degrees: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return sine and cosine of angles in degrees, of the same bits wherever the angles are mirror images.
 
     The angle is reduced to 45 degrees around the nearest multiple of 90, which is exact in degrees, before it becomes
@@ -37,7 +34,7 @@ def sin_cos(degrees: Floats) -> tuple[Floats, Floats]:
     return sines, cosines
 
 
-def unit_vectors(points: Floats) -> Floats:
+def unit_vectors(points: FloatArray) -> FloatArray:
     """Return ``(num, 3)`` points of the unit sphere for ``(num, 2)`` longitude and latitude in degrees."""
     out = np.empty((len(points), 3))
     for rows in blocks(len(points), _BLOCK):
@@ -48,7 +45,7 @@ def unit_vectors(points: Floats) -> Floats:
     return out
 
 
-def degrees_of(vectors: Floats) -> Floats:
+def degrees_of(vectors: FloatArray) -> FloatArray:
     """Return ``(num, 2)`` longitude in [0, 360) and latitude in degrees of ``(num, 3)`` vectors of any length."""
     x, y, z = vectors.T
     out = np.empty((len(vectors), 2))
@@ -85,7 +82,7 @@ class NodeSet:
         Points of another shape, NaN or infinite, latitudes beyond the poles, or cells that do not fit.
     """
 
-    points: Floats
+    points: FloatArray
     on_sphere: bool
     cells: RawCells | None = None
 
@@ -114,12 +111,12 @@ class NodeSet:
         """Number of nodes."""
         return len(self.points)
 
-    def positions(self) -> Floats:
+    def positions(self) -> FloatArray:
         """Return where distances are measured: ``(num_nodes, 3)`` on the unit sphere, or ``points`` as they are."""
         return unit_vectors(self.points) if self.on_sphere else self.points
 
 
-def positions_of(source: NodeSet, target: NodeSet) -> tuple[Floats, Floats, float]:
+def positions_of(source: NodeSet, target: NodeSet) -> tuple[FloatArray, FloatArray, float]:
     """Return the positions of two sets, and by how much distances between them may differ and count as equal.
 
     Raises

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.own_files import open_own
-from scidata.core.types import IntArray
+from scidata.core.types import Array, IntArray
 from scidata.store.format.manifest import ArrayInfo, RunningStatistics
 from scidata.store.format.shards import chunks_held, write_shard
 
@@ -43,7 +43,7 @@ class ArrayDigest:
         self._dtype = stored_dtype(dtype)
         self._hash = hashlib.blake2b(f"{self._dtype.str}{tuple(shape)}".encode(), digest_size=16)
 
-    def update(self, block: npt.NDArray[np.generic]) -> None:
+    def update(self, block: Array) -> None:
         """Take in the next values in C order."""
         self._hash.update(np.ascontiguousarray(block, self._dtype).reshape(-1).view(np.uint8).data)
 
@@ -114,7 +114,7 @@ def new_array(
 def write_array(
     group: zarr.Group,
     path: str,
-    read: Callable[[Slices], npt.NDArray[np.generic]],
+    read: Callable[[Slices], Array],
     *,
     shape: Sequence[int],
     dtype: npt.DTypeLike,
@@ -181,7 +181,7 @@ class Reordered:
 
     def __init__(
         self,
-        read: Callable[[Slices], npt.NDArray[np.generic]],
+        read: Callable[[Slices], Array],
         order: IntArray,
         *,
         source_shape: Sequence[int],
@@ -193,10 +193,10 @@ class Reordered:
         self._read, self._order, self._shape, self._dim = read, order, tuple(source_shape), entity_dim
         self._dtype, self._scratch, self._max_bytes = dtype, scratch, max_bytes
         self._lead: tuple[tuple[int, int], ...] | None = None  # steps that are held
-        self._whole: npt.NDArray[np.generic] | None = None  # their values in the source's order
+        self._whole: Array | None = None  # their values in the source's order
         self._block_rows = 0  # of the scratch file, where they are in that
 
-    def __call__(self, box: Slices) -> npt.NDArray[np.generic]:
+    def __call__(self, box: Slices) -> Array:
         """Return the values of a box of the new order."""
         rows, tail = box[self._dim], box[self._dim + 1 :]
         assert all(s == slice(0, n) for s, n in zip(tail, self._shape[self._dim + 1 :], strict=True))
@@ -206,7 +206,7 @@ class Reordered:
             self._load(box)
             self._lead = lead
         if self._whole is not None:
-            taken: npt.NDArray[np.generic] = np.take(self._whole, self._order[rows], axis=self._dim)
+            taken: Array = np.take(self._whole, self._order[rows], axis=self._dim)
             return taken
         return self._from_scratch(rows, [s.stop - s.start for s in box[: self._dim]])
 
@@ -237,7 +237,7 @@ class Reordered:
                         file.write(np.ascontiguousarray(values[rows[a:b] - first], self._dtype).data.cast("B"))
                         filled[block] += b - a
 
-    def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> npt.NDArray[np.generic]:
+    def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> Array:
         shape = (rows.stop - rows.start, *lead_sizes, *self._shape[self._dim + 1 :])
         row_bytes = math.prod(shape[1:]) * self._dtype.itemsize
         with open(open_own(self._scratch, os.O_RDONLY), "rb") as file:

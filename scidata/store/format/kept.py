@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
+from scidata.core.types import ByteArray
 from scidata.core.urls import Url, local_path
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.answers import Info
@@ -165,7 +165,7 @@ class KeptFiles:
         self._put(key, self._key(name, "small"), np.array([[size]], "<i8").view(np.uint8))
         return File(name, size)
 
-    def _put(self, key: str, digest: bytes, rows: npt.NDArray[np.uint8]) -> None:
+    def _put(self, key: str, digest: bytes, rows: ByteArray) -> None:
         if self._is_doubted(key):
             self.disk.drop(digest)
         elif self.disk.put(digest, rows) and self.use is not None:
@@ -177,11 +177,11 @@ class KeptFiles:
             self.use.add(key, {digest: self.disk.entry_nbytes(*shape)})
         return found
 
-    def put(self, key: str, file: File, i: int, data: npt.NDArray[np.uint8]) -> None:
+    def put(self, key: str, file: File, i: int, data: ByteArray) -> None:
         """Keep a block."""
         self._put(key, self._key(file.name, i), data.reshape(file.shape(i)))
 
-    def fill(self, key: str, file: File, i: int, buffer: npt.NDArray[np.uint8], begin: int) -> bool:
+    def fill(self, key: str, file: File, i: int, buffer: ByteArray, begin: int) -> bool:
         """Fill a block's part, whole rows, of a buffer that begins at a byte of a file; say whether it is kept."""
         if self._is_doubted(key):
             return False
@@ -286,7 +286,7 @@ class _Range(_Request):
             missing = [i for i in others if not self.kept.fill(self.key, file, i, buffer, begin)]
         return Came(buffer[offset - begin : end - begin].data, num_fetched, num_requests)
 
-    def _fetch(self, file: File, runs: Sequence[range]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    def _fetch(self, file: File, runs: Sequence[range]) -> Iterator[tuple[int, ByteArray]]:
         """Fetch runs of blocks side by side and keep them; yield the first byte of each, and its bytes."""
         places = [(file.extent(run[0])[0], file.extent(run[-1])[1]) for run in runs]
         asked = [self.ask("range", {"offset": begin, "nbytes": end - begin}) for begin, end in places]

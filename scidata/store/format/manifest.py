@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array
 from scidata.errors import FieldMismatchError
 from scidata.store.format.treatments import either_treats, treat_alike
 
@@ -217,7 +217,7 @@ class RunningStatistics:
         self._min = np.full(size, np.inf)
         self._max = np.full(size, -np.inf)
 
-    def add(self, block: npt.NDArray[np.generic]) -> None:
+    def add(self, block: Array) -> None:
         """Take in values whose last dims are the components (``block`` has ``rows * components`` values)."""
         values = block.reshape(-1, len(self._mean)).astype(np.float64)
         finite = np.isfinite(values)
@@ -258,7 +258,7 @@ class RunningStatistics:
         return statistics_of([x.reshape(()) for x in columns] if self._plain else columns)
 
 
-def statistics_of(figures: Sequence[npt.NDArray[np.generic]]) -> StoredMoments:
+def statistics_of(figures: Sequence[Array]) -> StoredMoments:
     """Return statistics of five arrays: plain numbers where these have no dims."""
     values = [x.item() if x.ndim == 0 else tuple(x.reshape(-1).tolist()) for x in figures]
     return StoredMoments(count=values[0], mean=values[1], std=values[2], min=values[3], max=values[4])

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from scidata.core.types import Array
+
 _ABSENT = 2**64 - 1
 
 
 def write_shard(
-    path: str | os.PathLike[str],
-    values: npt.NDArray[np.generic],
-    *,
-    chunk: Sequence[int],
-    shard: Sequence[int],
+    path: str | os.PathLike[str], values: Array, *, chunk: Sequence[int], shard: Sequence[int]
 ) -> npt.NDArray[np.uint32]:
     """Write the file of one shard; return the crc32c of each chunk that has values, by its place in the shard.
 
@@ -65,7 +63,7 @@ def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], sh
     return table + crc32c(table).to_bytes(4, "little")
 
 
-def _filled_up(values: npt.NDArray[np.generic], corner: Sequence[int], chunk: Sequence[int]) -> npt.NDArray[np.generic]:
+def _filled_up(values: Array, corner: Sequence[int], chunk: Sequence[int]) -> Array:
     """Return the values of a chunk, C-contiguous; zeros beyond the end of the array."""
     piece = np.ascontiguousarray(values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))])
     if piece.shape == tuple(chunk):

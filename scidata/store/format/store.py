@@ -10,15 +10,13 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.cache import Cache
 from scidata.core.own_files import write_whole
-from scidata.core.types import ArrayLayout
+from scidata.core.types import AnyArray, ArrayLayout
 from scidata.core.urls import Url, is_url, local_path, url_of
 from scidata.errors import (
     ConfigError,
@@ -178,7 +176,7 @@ class Store:
         """Return a plan of a sample's array as work that can be done any number of times."""
         return Job(plan, self.source(index))
 
-    def read(self, index: int, path: str, start: int | None = None, stop: int | None = None) -> npt.NDArray[Any]:
+    def read(self, index: int, path: str, start: int | None = None, stop: int | None = None) -> AnyArray:
         """Read rows ``[start, stop)`` of an array's first dimension; all of them by default."""
         return read_rows(self.source(index), self.array(index, path), start, stop)
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, Array, ArrayLayout, IntArray, Source
 from scidata.errors import SciDataError
 from scidata.read.arrays import read_array
 from scidata.store.format.arrays import ArrayDigest, blocks_of
@@ -49,9 +47,7 @@ class FaultFound(Exception):  # noqa: N818 - carries a result, names no error
         self.fault = fault
 
 
-def read_rows(
-    source: Source, layout: ArrayLayout, start: int | None = None, stop: int | None = None
-) -> npt.NDArray[np.generic]:
+def read_rows(source: Source, layout: ArrayLayout, start: int | None = None, stop: int | None = None) -> Array:
     """Read rows ``[start, stop)`` of the first dimension, in native byte order."""
     return read_array(source, layout, (slice(start, stop), *(slice(None) for _ in layout.shape[1:])))
 
@@ -112,7 +108,7 @@ class _Checker:
                 path, None, f"has digest {digest.hexdigest()}, the manifest has {info.digest}: its values changed"
             )
 
-    def _blocks(self, path: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    def _blocks(self, path: str) -> Iterator[tuple[int, AnyArray]]:
         """Yield first row and values of runs of rows; a multiple of the rows of a bounding box."""
         layout = self._source.arrays[path]
         row_bytes = max(1, math.prod(layout.shape[1:]) * layout.dtype.itemsize)
@@ -120,7 +116,7 @@ class _Checker:
         for start in range(0, layout.shape[0], step):
             yield start, read_rows(self._source, layout, start, start + step)
 
-    def _whole(self, path: str) -> npt.NDArray[np.generic]:
+    def _whole(self, path: str) -> Array:
         return read_rows(self._source, self._source.arrays[path])
 
     def _check_permutation(self, path: str) -> None:
@@ -138,7 +134,7 @@ class _Checker:
                 self._fail(path, start + row, f"holds {ids[row]} a second time: it is no permutation")
             seen[ids] = True
 
-    def _check_range(self, path: str, start: int, ids: npt.NDArray[Any], num_rows: int) -> None:
+    def _check_range(self, path: str, start: int, ids: AnyArray, num_rows: int) -> None:
         outside = (ids < 0) | (ids >= num_rows)
         if outside.any():
             row = int(np.flatnonzero(outside)[0])

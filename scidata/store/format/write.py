@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.own_files import sync
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, Array, FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.csr import CSR
@@ -81,7 +81,7 @@ class FieldData:
 
     info: FieldInfo
     shape: tuple[int, ...]
-    read: Callable[[tuple[slice, ...]], npt.NDArray[np.generic]]
+    read: Callable[[tuple[slice, ...]], Array]
     rows: IntArray | None = None
 
 
@@ -116,7 +116,7 @@ class _Indexed(NamedTuple):
     """An array in memory: in its final order, or in that of ``rows``; ``is_list`` with several entries per entity."""
 
     path: str
-    values: npt.NDArray[Any]
+    values: AnyArray
     dims: tuple[str, ...]
     rows: IntArray | None = None
     is_list: bool = False
@@ -132,7 +132,7 @@ class OrderedSample(SampleHead):
 
     order: IntArray
     pos: npt.NDArray[np.floating[Any]] | None
-    weights: npt.NDArray[np.float64] | None
+    weights: FloatArray | None
     cells: OrderedCells | None
     fields: tuple[FieldData, ...]
     source_counts: Mapping[str, int] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class OrderedSample(SampleHead):
         raise ConfigError(f"sample {self.name}: a field lives on {entity!r}, but there are {', '.join(self.counts)}")
 
 
-def search_space(pos: npt.NDArray[np.generic], *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def search_space(pos: Array, *, on_sphere: bool) -> FloatArray:
     """Return positions in which distances are Euclidean: longitude, latitude (, height) in degrees go to the unit
     sphere, without the height."""
     return unit_sphere(pos[:, :2]) if on_sphere else np.asarray(pos, np.float64)
@@ -346,9 +346,7 @@ class _SampleWriter:
             chunk_rows=_LIST_CHUNK_ROWS if array.is_list else CHUNK_ROWS,
         )
 
-    def _write_array(
-        self, path: str, read: Callable[[tuple[slice, ...]], npt.NDArray[np.generic]], **layout: Any
-    ) -> None:
+    def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], Array], **layout: Any) -> None:
         self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
 
     def _write_blocks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -393,7 +391,7 @@ class _SampleWriter:
         remove(self._scratch)
 
 
-def _block_boxes(pos: npt.NDArray[np.generic], order: IntArray, *, on_sphere: bool) -> npt.NDArray[np.float64]:
+def _block_boxes(pos: Array, order: IntArray, *, on_sphere: bool) -> FloatArray:
     """Return ``(num_blocks, 2, ndim)`` lower and upper corners of runs of ``BLOCK_ROWS`` rows, in search space."""
     num_blocks = -(-len(order) // BLOCK_ROWS)
     ndim = 3 if on_sphere else pos.shape[1]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.checks import Kept, without_faults
 from scidata.meshes.formats.base import RawField
@@ -210,7 +209,7 @@ def _order_of(
     return order_hilbert(points, on_sphere=raw.on_sphere)
 
 
-def _points_of(raw: RawSample, sets: Mapping[str, RawSet]) -> npt.NDArray[np.float64] | None:
+def _points_of(raw: RawSample, sets: Mapping[str, RawSet]) -> FloatArray | None:
     """Return the positions of all sets, set by set, on a sphere without the height; None where a set has none."""
     found = [each.points for each in sets.values() if each.points is not None]
     if not found or any(each.points is None and each.num_nodes for each in sets.values()):
@@ -250,7 +249,7 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
 
 def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
     """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
-    nodes: npt.NDArray[Any] = new_ids[cells.connectivity]
+    nodes: AnyArray = new_ids[cells.connectivity]
     owners = cell_owner(cells.offsets, nodes)
     order = np.argsort(owners, kind="stable")
     sizes = np.diff(cells.offsets)[order]
@@ -267,7 +266,7 @@ def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
 
 def _weights_of(
     raw: RawSample, weights: str | None, relations: Mapping[str, CSR], order: IntArray, sets: Mapping[str, OrderedSet]
-) -> npt.NDArray[np.float64] | None:
+) -> FloatArray | None:
     """Return the cost of each row, in the source's order; of several sets, of those that are kept, set by set."""
     entity = raw.entity
     if weights is None:

@@ -17,7 +17,7 @@ from scidata.core.bounds import chunk_bounds, explicit_bounds
 from scidata.core.checks import names_of, refuse
 from scidata.core.options import DEFAULTS, ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.passes import FieldPass
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray, Source
 from scidata.core.urls import Url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError
 from scidata.meshes.formats.base import ArrayReader, without_default_fill
@@ -81,7 +81,7 @@ class PointsFile:
         """The arrays that positions are read from."""
         return ("pos",) if POS in self.layouts else tuple(map(coordinate, range(len(self.coordinates))))
 
-    def joined(self, parts: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    def joined(self, parts: Sequence[Array], dtype: npt.DTypeLike) -> Array:
         """Return rows of the coordinates as ``(num, 2 or 3)``, angles in degrees."""
         points = parts[0] if parts[0].ndim == 2 else np.stack(parts, axis=1)
         if self.info.on_sphere:
@@ -291,7 +291,7 @@ class PointsReader(PartReader):
             return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, file.chunk_rows))
         return equal_bounds(num_rows, num_parts)
 
-    def _costs(self, stored: int, file: PointsFile) -> npt.NDArray[np.float64]:
+    def _costs(self, stored: int, file: PointsFile) -> FloatArray:
         if isinstance(self.options.weights, str):
             access = RowAccess(self.store, stored, self._threads.executor())
             plan = access.plan(self.info(self.options.weights).path, np.array([0]), np.array([file.num_rows]))
@@ -326,9 +326,7 @@ class PointsReader(PartReader):
         pos = self.store.file(stored).positions
         return tuple(array for name in self.fields for array in (pos if name == "pos" else (name,)))
 
-    def _read_fields(
-        self, access: RowAccess, index: int, topology: LocalTopology, stored: int
-    ) -> Mapping[str, npt.NDArray[np.generic]]:
+    def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology, stored: int) -> Mapping[str, Array]:
         arrays = self._reads.read(access, self._arrays(stored), index, topology)
         if "pos" not in self.fields:
             return arrays
@@ -384,7 +382,7 @@ class PointsPass(FieldPass):
         self.bounds = np.arange(len(self._files) + 1, dtype=np.int64)
         self.is_step = np.zeros(len(self._files), np.bool_)
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[np.generic]:
+    def read(self, tile: int, start: int, stop: int) -> Array:
         """Read a file's own rows, ``(1, *row)``."""
         return self._reader.read(int(self._files[start]), self._part).fields[self.name][None]
 

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.options import ReadOptions
-from scidata.core.types import Empty, IntArray
+from scidata.core.types import Array, Empty, IntArray
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -306,9 +305,7 @@ class PartReader:
         """Return the arrays that the fields are read from."""
         return self.fields
 
-    def _read_fields(
-        self, access: RowAccess, index: int, topology: LocalTopology, stored: int
-    ) -> Mapping[str, npt.NDArray[np.generic]]:
+    def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology, stored: int) -> Mapping[str, Array]:
         return self._reads.read(access, self.fields, index, topology)
 
     def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import explicit_bounds
 from scidata.core.options import Weights
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.store.format.manifest import SampleInfo
@@ -21,7 +20,7 @@ from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
 
 
-def checked_weights(store: Store, weights: Weights) -> str | npt.NDArray[np.float64] | dict[str, float] | None:
+def checked_weights(store: Store, weights: Weights) -> str | FloatArray | dict[str, float] | None:
     """Check weights as far as the manifest alone can tell.
 
     Raises
@@ -185,7 +184,7 @@ def _bounds_of_rows(access: RowAccess, info: SampleInfo, num_parts: int, explici
     return cut_bounds(prefix_of(weights[access.rows(f"{info.entity}/original_id", 0, num_rows)]), num_parts)
 
 
-def _edges_before(access: RowAccess, info: SampleInfo) -> npt.NDArray[np.float64]:
+def _edges_before(access: RowAccess, info: SampleInfo) -> FloatArray:
     """Return the number of edges that end at rows before each row, and of all."""
     num_rows = info.counts[info.entity]
     before = np.zeros(num_rows + 1)

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import IntArray
+from scidata.core.types import Array, IntArray
 from scidata.plan.array import MAX_PLAN_BYTES, ArrayPlan
 from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
@@ -46,7 +45,7 @@ class FieldReads:
     ) -> None:
         self._numbering, self._infos, self._dtypes, self._with_ghosts = numbering, infos, dtypes, with_ghosts
         self._plans: Cache[FieldPlan] = Cache(min(max_bytes, MAX_PLAN_BYTES), "none")
-        self._shared: Cache[npt.NDArray[np.generic]] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
+        self._shared: Cache[Array] = Cache(min(max_bytes, _SHARED_BYTES), "lru")
 
     def forget(self) -> None:
         """Let go of all plans and values."""
@@ -59,9 +58,7 @@ class FieldReads:
             return [self._plan(access, name, index, topology)[0]]
         return [plan for plan, _ in self._gather(access, name, index, topology.rows)]
 
-    def read(
-        self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
-    ) -> dict[str, npt.NDArray[np.generic]]:
+    def read(self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology) -> dict[str, Array]:
         """Read fields of a part: behind a URL together, so that they wait for round trips once."""
         if not self._numbering.store.is_remote:
             return {name: self._read(access, name, index, topology) for name in names}
@@ -89,7 +86,7 @@ class FieldReads:
 
     def _side_by_side(
         self, names: Sequence[str], access: RowAccess, index: int, topology: LocalTopology
-    ) -> dict[str, npt.NDArray[np.generic]]:
+    ) -> dict[str, Array]:
         """Read each of some fields on a thread of its own."""
         own = [access.anew(access.empty) for _ in names]
         calls = [
@@ -99,7 +96,7 @@ class FieldReads:
         access.stats = sum((each.stats for each in own), access.stats)
         return found
 
-    def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
+    def _read(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> Array:
         if topology.rows is not None:
             gather, dim = self._gather(access, name, index, topology.rows), self._infos[name].entity_dim
             drawn = access.run_gather(gather, self._dtypes.get(name), dim=dim)
@@ -107,7 +104,7 @@ class FieldReads:
         if not self._is_kept(name, index, topology):
             return self._read_rows(access, name, index, topology)
 
-        def make() -> npt.NDArray[np.generic]:
+        def make() -> Array:
             own = access.anew(np.empty)  # not in the memory of a batch
             values = self._read_rows(own, name, index, topology)
             access.stats += own.stats
@@ -130,7 +127,7 @@ class FieldReads:
         shape[dim] = rows.num_local if self._with_ghosts else rows.num_owned
         return math.prod(shape) * np.dtype(self._dtypes.get(name)).itemsize <= self._shared.max_size
 
-    def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> npt.NDArray[np.generic]:
+    def _read_rows(self, access: RowAccess, name: str, index: int, topology: LocalTopology) -> Array:
         """Read owned rows and ghosts."""
         found = self._field_plan(access, name, index, topology)
         return self._finished(access.run_each([(found.job, self._dtypes.get(name))])[0], name, found, topology)
@@ -150,9 +147,7 @@ class FieldReads:
             self._plans.put(slot, found, found.num_bytes())
         return found
 
-    def _finished(
-        self, values: npt.NDArray[np.generic], name: str, found: FieldPlan, topology: LocalTopology
-    ) -> npt.NDArray[np.generic]:
+    def _finished(self, values: Array, name: str, found: FieldPlan, topology: LocalTopology) -> Array:
         """Drop the dims that a sample does not have, and the rows that were read between ghosts."""
         info, pick = self._infos[name], found.pick
         values = self._shaped(values, name, found.shape)
@@ -164,7 +159,7 @@ class FieldReads:
         values[(*lead, slice(num, num + len(pick)))] = values[(*lead, num + pick)]
         return np.ascontiguousarray(values[(*lead, slice(0, num + len(pick)))])
 
-    def _shaped(self, values: npt.NDArray[np.generic], name: str, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
+    def _shaped(self, values: Array, name: str, shape: tuple[int, ...]) -> Array:
         """Drop the dims that a sample does not have."""
         info = self._infos[name]
         dim = self._numbering.entity_dim(info)

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
 from scidata.core.checks import check_steps as checked_offsets
 from scidata.core.options import DEFAULTS, Crop, ReadOptions
-from scidata.core.types import IntArray, Selection
+from scidata.core.types import AnyArray, IntArray, Selection
 from scidata.errors import ConfigError, FieldMismatchError, SciDataError, check_known
 from scidata.sources.cf import names_time
 from scidata.store.format.manifest import FieldInfo, StoredMoments, merge_statistics, statistics_of
@@ -270,7 +269,7 @@ def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[
     return sorted({(path, sample.arrays[path].shape[i]) for sample in store.manifest.samples for path, i in places})
 
 
-def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[npt.NDArray[Any]]:
+def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[AnyArray]:
     return [np.reshape(x, shape) for x in (figures.count, figures.mean, figures.std, figures.min, figures.max)]
 
 

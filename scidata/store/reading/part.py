@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.index_map import IndexMap
-from scidata.core.types import IntArray
+from scidata.core.types import Array, ByteArray, IntArray
 from scidata.read.context import ReadStats
 
 
@@ -50,7 +49,7 @@ class LocalCells:
 
     offsets: IntArray
     connectivity: IntArray
-    types: npt.NDArray[np.uint8]
+    types: ByteArray
 
 
 class Identity:
@@ -108,10 +107,10 @@ class LocalPart(LocalTopology):
 
     index: int
     part: SamplePart
-    fields: Mapping[str, npt.NDArray[np.generic]]
+    fields: Mapping[str, Array]
     stats: ReadStats = field(default_factory=ReadStats)
 
-    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+    def arrays(self) -> dict[str, Array]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
         found = {f"fields/{name}": values for name, values in self.fields.items()}
         found |= {f"relations/{name}": pairs for name, pairs in self.relations.items()}

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, segments_of_slice
 from scidata.core.passes import PASS_BYTES, FieldPass, merged_blocks
-from scidata.core.types import IntArray
+from scidata.core.types import Array, BoolArray, IntArray
 from scidata.read.threads import ReaderThreads
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
@@ -61,7 +60,7 @@ class StorePass(FieldPass):
         apart = np.concatenate([[True], np.diff(self._stored) != 0])[: len(rows)]
         self._cut_tiles(apart, max_bytes)
 
-    def _cut_tiles(self, apart: npt.NDArray[np.bool_], max_bytes: int) -> None:
+    def _cut_tiles(self, apart: BoolArray, max_bytes: int) -> None:
         most = max((self._row_bytes(i) for i in np.unique(self._stored).tolist()), default=1)
         self.num_tiles, at_once = 1, max(1, max_bytes // max(1, most))
         num_rows = len(self._stored)
@@ -81,7 +80,7 @@ class StorePass(FieldPass):
         others = math.prod(n for k, n in enumerate(shape) if k != self._axis)
         return -(-others // self._num_parts) * self._dtype.itemsize
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[np.generic]:
+    def read(self, tile: int, start: int, stop: int) -> Array:
         """Read rows of a block, ``(stop - start, *row)``."""
         stored, info = int(self._stored[start]), self._info
         first, end = self._cut(stored).owned(info.entity, self._part)

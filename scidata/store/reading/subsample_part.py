@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
 from scidata.core.index_map import IndexMap
-from scidata.core.types import IntArray
+from scidata.core.types import BoolArray, IntArray
 from scidata.meshes.order.ids import contains, ranges
 from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
@@ -33,7 +32,7 @@ class _DrawnCells:
     offsets: IntArray
     corners: IntArray
 
-    def take(self, kept: npt.NDArray[np.bool_]) -> _DrawnCells:
+    def take(self, kept: BoolArray) -> _DrawnCells:
         sizes = np.diff(self.offsets)
         corners = self.corners[np.repeat(kept, sizes)]
         return _DrawnCells(rows=self.rows[kept], offsets=bounds_of(sizes[kept]), corners=corners)

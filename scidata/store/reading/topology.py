@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.index_map import IndexMap
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.meshes.order.ids import NodeIds, ranges
 from scidata.meshes.order.neighbours import make_tree, wrapped
 from scidata.store.format.manifest import SampleInfo
@@ -164,19 +163,13 @@ def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, r
     return within
 
 
-def _near(
-    boxes: npt.NDArray[Any],
-    points: npt.NDArray[np.float64],
-    tree: cKDTree,
-    reach: float,
-    width: npt.NDArray[np.float64],
-) -> npt.NDArray[np.bool_]:
+def _near(boxes: AnyArray, points: FloatArray, tree: cKDTree, reach: float, width: FloatArray) -> BoolArray:
     """Say which boxes can hold a point at most ``reach`` away from one of ``points``, those of the tree."""
     if not len(boxes):
         return np.empty(0, np.bool_)
     center, half = boxes.mean(axis=1), np.linalg.norm(boxes[:, 1] - boxes[:, 0], axis=1) / 2
     slack = 1e-9 * (float(np.abs(boxes).max()) + reach)  # rounding
-    near: npt.NDArray[np.bool_] = tree.query(wrapped(center, width)[0])[0] <= reach + half + slack
+    near: BoolArray = tree.query(wrapped(center, width)[0])[0] <= reach + half + slack
     # balls about boxes are too large: those that are left are held against small boxes of the part's own points
     starts = np.arange(0, len(points), _FINE_ROWS)
     low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
@@ -186,12 +179,10 @@ def _near(
     return near
 
 
-def _gaps(
-    low: npt.NDArray[np.float64], high: npt.NDArray[np.float64], box: npt.NDArray[Any], width: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _gaps(low: FloatArray, high: FloatArray, box: AnyArray, width: FloatArray) -> FloatArray:
     """Return how far boxes lie from ``box`` along each coordinate, or from its nearest image; 0 where they meet."""
     apart = np.abs((low + high) / 2 - box.mean(axis=0))
     wraps = width > 0
     apart[:, wraps] = np.abs(apart[:, wraps] - width[wraps] * np.round(apart[:, wraps] / width[wraps]))
-    gaps: npt.NDArray[np.float64] = np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)
+    gaps: FloatArray = np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)
     return gaps

@@ -21,8 +21,7 @@ from scidata.data.topology import EdgeType, Place, Topology
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.meshes.hetero import JOINT, relation_parts
 from scidata.shard.graphs.ghosts import keep_ghosts, node_tensor
-from scidata.shard.graphs.hops import hop_order
-from scidata.shard.graphs.local_graph import Entity, LocalGraph
+from scidata.shard.graphs.local_graph import Entity, LocalGraph, hop_order
 from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_relations
 from scidata.shard.tensor import ShardTensor
 

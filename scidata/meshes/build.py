@@ -41,10 +41,9 @@ from scidata.meshes.order.cells import edges_of_cells
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
 from scidata.meshes.sets.containing import containing_cell_edges
-from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import healpix, lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
-from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges
+from scidata.meshes.sets.neighbours import edge_features, longest_edge, nearest_edges, radius_edges
 from scidata.meshes.sets.node_set import NodeSet
 from scidata.read.arrays import read_array
 from scidata.sources.cf import role_of

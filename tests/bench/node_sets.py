@@ -27,7 +27,7 @@ STEPS = {
 RUN = """
 import json, sys, time
 from scidata.meshes.sets.containing import containing_cell_edges
-from scidata.meshes.sets.features import edge_features
+from scidata.meshes.sets.neighbours import edge_features
 from scidata.meshes.sets.grids import lat_lon
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import longest_edge, nearest_edges, radius_edges

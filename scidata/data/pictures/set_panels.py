@@ -12,8 +12,7 @@ import numpy as np
 from scidata.core.bounds import owners_of
 from scidata.core.types import FloatArray, IntArray
 from scidata.data.pictures.canvas import LEGEND_RANKS, add_legend, colours_of, new_figure
-from scidata.data.pictures.drawing import Drawing, stride
-from scidata.data.pictures.mesh_shapes import Places, number_parts, places_of
+from scidata.data.pictures.drawing import Drawing, Places, number_parts, places_of, stride
 from scidata.errors import ConfigError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT

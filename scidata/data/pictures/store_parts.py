@@ -26,8 +26,15 @@ from scidata.data.pictures.canvas import (
     new_figure,
     save_picture,
 )
-from scidata.data.pictures.drawing import MAX_POINTS, TOWARDS, Drawing, places_in_store, shapes_in_store, stride
-from scidata.data.pictures.mesh_shapes import number_parts
+from scidata.data.pictures.drawing import (
+    MAX_POINTS,
+    TOWARDS,
+    Drawing,
+    number_parts,
+    places_in_store,
+    shapes_in_store,
+    stride,
+)
 from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.meshes.hetero import JOINT
 from scidata.store.format.store import Store

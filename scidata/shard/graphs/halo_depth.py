@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import device_of, reduce
-from scidata.shard.graphs.hops import counted, untrimmed
-from scidata.shard.graphs.local_graph import LocalGraph
+from scidata.shard.graphs.local_graph import LocalGraph, counted, untrimmed
 
 _MAX_CHECKS = 4  # of a module whose samples have no ghost so far away that it could show
 _NOTHING_SEEN, _FINE = 0, 1

@@ -20,8 +20,7 @@ from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.sums import replicate_all
 from scidata.shard.graphs.halo_depth import check_halo_depth
-from scidata.shard.graphs.hops import check_counts, counted
-from scidata.shard.graphs.local_graph import LocalGraph
+from scidata.shard.graphs.local_graph import LocalGraph, check_counts, counted
 from scidata.shard.torch_internals import BatchNorm, parameters_of, tree_map_only
 
 
@@ -36,8 +35,9 @@ def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: object, **kwar
     ----------
     args, kwargs
         Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``graph``, and values that are
-        the same on every rank. With counts of :class:`~scidata.shard.graphs.hops.HopCounts` among them, all in that
-        order, and the result may have left out ghosts.
+        the same on every rank. With counts of
+        :class:`~scidata.shard.graphs.local_graph.HopCounts` among them, all in that order, and the result may have left
+        out ghosts.
 
     Raises
     ------

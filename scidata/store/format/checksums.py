@@ -28,9 +28,8 @@ from scidata.sources.zarr.metadata import known_v3
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.tree import Tree
 from scidata.sources.zarr.walk import Contents
-from scidata.store.format.arrays import ArrayDigest, new_array
+from scidata.store.format.arrays import ArrayDigest, chunks_held, new_array
 from scidata.store.format.manifest import CHECKSUMS, ArrayInfo, SampleInfo
-from scidata.store.format.shards import chunks_held
 
 if TYPE_CHECKING:
     import zarr

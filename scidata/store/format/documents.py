@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 
 from scidata.core.types import ArrayLayout
 from scidata.errors import CorruptDataError
-from scidata.store.format.arrays import blocks_of
+from scidata.store.format.arrays import blocks_of, chunks_held, shard_index
 from scidata.store.format.checksums import SampleSource, manifest_layouts
 from scidata.store.format.manifest import CHECKSUMS, SampleInfo, digest_of, dump_json, sealed
-from scidata.store.format.shards import chunks_held, shard_index
 
 ATTRIBUTE = "scidata"  # of the sample's group: its description
 

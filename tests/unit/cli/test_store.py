@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from scidata.cli.app import app
 from scidata.core.options import ReadOptions
 from scidata.data.pictures import store_parts
-from scidata.data.pictures.drawing import places_in_store, shapes_in_store
-from scidata.data.pictures.mesh_shapes import outlines, unrolled
+from scidata.data.pictures.drawing import outlines, places_in_store, shapes_in_store, unrolled
 from scidata.data.raw_report import inspect_store
 from scidata.errors import UnsupportedFormatError
 from scidata.store.format.store import open_store

@@ -9,9 +9,9 @@ import pytest
 import scidata
 from scidata.core.options import ReadOptions
 from scidata.data.pictures.canvas import LEGEND_RANKS, amplification_text, colours_of, rank_groups
+from scidata.data.pictures.drawing import places_of
 from scidata.data.pictures.grid_field import draw_grid, map_axes
 from scidata.data.pictures.mesh_field import draw_mesh
-from scidata.data.pictures.mesh_shapes import places_of
 from scidata.errors import ConfigError, MissingDependencyError, UnknownNameError
 from scidata.grids.reader import GridReader
 from scidata.store.reading.reader import StoreReader

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from zarr.codecs import Crc32cCodec
 
 import scidata
-from scidata.store.format.arrays import blocks_of, write_array
-from scidata.store.format.shards import write_shard
+from scidata.store.format.arrays import blocks_of, write_array, write_shard
 
 sizes = st.integers(1, 5)
 

@@ -8,10 +8,9 @@ from scipy.spatial.transform import Rotation
 
 from scidata.errors import ConfigError
 from scidata.meshes.sets import features
-from scidata.meshes.sets.features import edge_features
 from scidata.meshes.sets.grids import lat_lon
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
-from scidata.meshes.sets.neighbours import longest_edge, nearest_edges
+from scidata.meshes.sets.neighbours import edge_features, longest_edge, nearest_edges
 from scidata.meshes.sets.node_set import NodeSet, degrees_of, unit_vectors
 
 

@@ -138,11 +138,8 @@ def gather_one(stretches: Sequence[Stretch], index: int, tick: Callable[[float],
 
 
 def check_paths(paths: Sequence[str], folder: str) -> None:
-    """Raise where this process, of any machine, does not see data that a process in ``folder`` has opened.
-
-    Raises
-    ------
-    ConfigError, FileNotFoundError
+    """Raise ConfigError or FileNotFoundError where this process, of any machine, does not see data that a process in
+    ``folder`` has opened.
     """
     for path in paths:
         if not is_url(path) and not os.path.isabs(path) and os.path.realpath(folder) != os.path.realpath(os.getcwd()):

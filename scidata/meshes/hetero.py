@@ -46,12 +46,7 @@ def rows_named(entity: str) -> str:
 
 
 def check_set_name(name: str, where: str) -> None:
-    """Refuse names that sets cannot have.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError for names that sets cannot have."""
     if name in _RESERVED or is_relation(name) or not _NAME.fullmatch(name) or name in (".", ".."):
         why = "is a name that scidata has for something else" if name in _RESERVED else "cannot be the name of a set"
         raise ConfigError(f"{where}: node set {name!r} {why}; call it otherwise")

@@ -38,11 +38,8 @@ def read_indices(source: Source, name: str, options: Options) -> IntArray:
 
 
 def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, num: int, item: str) -> None:
-    """Check that the first of two arrays has pointers into the second, ``num`` long, one for each ``item`` and the end.
-
-    Raises
-    ------
-    CorruptDataError
+    """Raise CorruptDataError unless the first of two arrays has pointers into the second, ``num`` long, one for each
+    ``item`` and the end.
     """
     falls = np.flatnonzero(np.diff(pointers) < 0)
     if pointers[0] != 0 or pointers[-1] != num or len(falls):
@@ -213,11 +210,8 @@ _DUPLICATE, _HIDDEN_POINT, _REFINED_CELL, _HIDDEN_CELL = 1, 2, 8, 32
 
 
 def check_ghosts(path: str, name: str, values: AnyArray, *, of_cells: bool) -> None:
-    """Refuse copies and hidden rows: read as others are, they would be there twice, or count though they do not.
-
-    Raises
-    ------
-    UnsupportedFormatError
+    """Raise UnsupportedFormatError for copies and hidden rows: read as others are, they would be there twice, or count
+    though they do not.
     """
     bits = values.astype(np.int64)
     duplicate = int((bits & _DUPLICATE != 0).sum())

@@ -7,8 +7,6 @@ The ESMF reference manual ("ESMF Unstructured Grid File Format") gives the names
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError, check_known
 from scidata.meshes.formats.arrays import cells_of_rows, read_counted_rows, start_of
@@ -19,7 +17,6 @@ from scidata.meshes.geometry import Geometry
 _STRUCTURE = frozenset(("nodeCoords", "elementConn", "numElementConn", "centerCoords", "origGridDims"))
 
 
-@dataclass(frozen=True, kw_only=True)
 class EsmfTopology(RawTopology):
     """An ESMF mesh."""
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -190,7 +190,6 @@ class MeshioSource(FileSource[MeshData]):
         return of_points | {f"cell/{name}": values for name, values in self.mesh.cell_data.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
 class MeshioTopology(RawTopology):
     """A mesh that meshio read."""
 

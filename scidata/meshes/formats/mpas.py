@@ -10,7 +10,6 @@ x and y.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,6 @@ _STRUCTURE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class MPASTopology(RawTopology):
     """An MPAS mesh."""
 

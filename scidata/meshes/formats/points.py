@@ -8,8 +8,6 @@ the coordinates is the width of the domain where it wraps, 0 where it does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.base import Options, RawTopology
@@ -17,7 +15,6 @@ from scidata.meshes.formats.coordinates import find_points, period_of, read_poin
 from scidata.meshes.geometry import Geometry
 
 
-@dataclass(frozen=True, kw_only=True)
 class PointsTopology(RawTopology):
     """A point cloud."""
 

@@ -69,12 +69,7 @@ def check_files(source: SampleSource, info: SampleInfo, folder: str) -> None:
 
 
 def check_layouts(source: SampleSource, info: SampleInfo, store: str) -> None:
-    """Check that arrays' own metadata, which other readers go by, agree with the manifest.
-
-    Raises
-    ------
-    CorruptDataError
-    """
+    """Raise CorruptDataError unless arrays' own metadata, which other readers go by, agree with the manifest."""
     for path, record in manifest_layouts(info, store).records.items():
         found, expected = source.arrays[path], record.layout
         for name in ("shape", "dtype", "chunks", "shards", "codecs", "axis_order", "fill_value"):
@@ -94,12 +89,7 @@ def _shards(layout: ArrayLayout) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def check_names(folder: str, known: set[str]) -> None:
-    """Check that a folder holds the files of these paths, in no folders but theirs.
-
-    Raises
-    ------
-    CorruptDataError
-    """
+    """Raise CorruptDataError unless a folder holds the files of these paths, in no folders but theirs."""
     folders = {"/".join(path.split("/")[:i]) for path in known for i in range(1, path.count("/") + 1)}
     found: set[str] = set()
     for top, inner, names in os.walk(folder):

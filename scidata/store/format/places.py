@@ -45,12 +45,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def check_inside(store: str, path: str) -> None:
-    """Refuse a file or folder of a store that is a symbolic link out of it; the store itself may be a link.
-
-    Raises
-    ------
-    RefusedError
-    """
+    """Raise RefusedError for a file or folder of a store that is a symbolic link out of it; the store may be a link."""
     if is_url(store) or not os.path.islink(path):
         return
     target, top = os.path.realpath(path), os.path.realpath(store)

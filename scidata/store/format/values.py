@@ -39,12 +39,7 @@ def _decoded(entry: Mapping[str, Any]) -> Any:
 
 
 def check_value(value: object, where: str, key: str) -> dict[str, object]:
-    """Return a value of a manifest that can be decoded.
-
-    Raises
-    ------
-    CorruptDataError
-    """
+    """Return a value of a manifest that can be decoded, or raise CorruptDataError."""
     keys = ("json", "dtype", "shape", "data")
     entry = Entry(value, where, key, keys, optional=keys)
     try:

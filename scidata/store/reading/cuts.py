@@ -57,12 +57,7 @@ def checked_weights(store: Store, weights: Weights) -> str | FloatArray | dict[s
 
 
 def check_cut(bounds: object, weights: object, *, what: str, known: Sequence[str] = ("even",)) -> None:
-    """Check that bounds are named as they can be, and not given beside weights.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Raise ConfigError unless bounds are named as they can be, and not given beside weights."""
     if weights is not None and not (isinstance(bounds, str) and bounds == "even"):
         raise ConfigError("weights and explicit bounds exclude each other: both say where to cut")
     if isinstance(bounds, str) and bounds not in known:

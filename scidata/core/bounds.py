@@ -292,8 +292,7 @@ def chunk_sizes(num_rows: int, num_parts: int) -> tuple[int, ...]:
 
 def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:
     """Return the part that owns each row, int64: of equal bounds the last, because an empty part owns nothing."""
-    owners: IntArray = np.searchsorted(np.asarray(bounds), rows, side="right").astype(np.int64, copy=False) - 1
-    return owners
+    return np.searchsorted(np.asarray(bounds), rows, side="right").astype(np.int64, copy=False) - 1
 
 
 def at_least_one_each(cuts: npt.ArrayLike, num_rows: int) -> IntArray:

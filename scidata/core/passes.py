@@ -83,8 +83,7 @@ def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) 
     usual = among[np.argsort(np.abs(among))[(len(among) - 1) // 2]] if len(among) else np.nan
     if not np.isfinite(usual):
         return is_step
-    found: npt.NDArray[np.bool_] = is_step & (np.abs(steps / usual - 1) < 0.5)
-    return found
+    return is_step & (np.abs(steps / usual - 1) < 0.5)
 
 
 def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: npt.NDArray[np.bool_]) -> IntArray:

@@ -108,16 +108,16 @@ class DatasetAdapter:
         It stays in that epoch. ``empty`` makes the arrays that are read into, where samples differ in size.
         """
         if "epoch_reader" in self._abilities:
-            return self.dataset.epoch_reader(epoch, empty=empty)  # type: ignore[no-any-return]
-        return self.dataset.read_local  # type: ignore[no-any-return]
+            return self.dataset.epoch_reader(epoch, empty=empty)
+        return self.dataset.read_local
 
     def shared_reads(self, index: int) -> Sequence[BlockRead]:
         """Return the blocks that a sample shares with others."""
         if "shared_reads" not in self._abilities:
             return ()
-        return self.dataset.shared_reads(index)  # type: ignore[no-any-return]
+        return self.dataset.shared_reads(index)
 
     def assemble(self, local: Any, *, index: int) -> Sample:
         """Wrap this rank's part of one sample."""
         single = {"batched": False} if self.has_buffers else {}
-        return self.dataset.assemble(local, index=index, **single)  # type: ignore[no-any-return]
+        return self.dataset.assemble(local, index=index, **single)

@@ -230,7 +230,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         index = as_index(index)
         local = self.read_local(index)
         if self._detached or (self.mesh is not None and get_worker_info() is not None):
-            return self._of_worker(local, index % len(self))  # type: ignore[no-any-return]  # no process group here
+            return self._of_worker(local, index % len(self))  # no process group here
         self._note(index % len(self))
         sample = self.assemble(local, index=index % len(self))
         return self.transform(sample) if self.transform is not None else sample

@@ -55,8 +55,7 @@ class LocalFields(dict[str, torch.Tensor]):
     @property
     def index(self) -> int | list[int]:
         """The sample's number, or those of a batch."""
-        found: int | list[int] = dict.__getitem__(self, _INDEX).tolist()
-        return found
+        return dict.__getitem__(self, _INDEX).tolist()
 
 
 def stacked(parts: Sequence[LocalFields]) -> LocalFields:

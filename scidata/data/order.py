@@ -241,8 +241,7 @@ class Order:
         edges = np.cumsum(weights)
         points = self._stream(epoch, _WEIGHTS).random(len(self)) * edges[-1]
         last = np.flatnonzero(weights)[-1]  # where rounding brings a point to the very end
-        entries: IntArray = np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
-        return entries
+        return np.minimum(np.searchsorted(edges, points, side="right"), last).astype(np.int64)
 
     def _mixed(self, mixture: Mixture, epoch: int) -> IntArray:
         starts = np.cumsum([0, *mixture.lengths])
@@ -310,8 +309,7 @@ def _lanes_of(blocks: IntArray, stretches: IntArray, lanes: int, stream: np.rand
     begins = bounds[np.searchsorted((bounds[:-1] + bounds[1:]) / 2, shares, side="right")]
     entries = np.arange(len(blocks))
     lane_of = np.searchsorted(begins, entries, side="right") - 1
-    ordered: IntArray = by_block[np.lexsort((lane_of, entries - begins[lane_of]))]
-    return ordered
+    return by_block[np.lexsort((lane_of, entries - begins[lane_of]))]
 
 
 def _shuffled(rows: IntArray, count: int, keys: npt.NDArray[np.uint64]) -> IntArray:

@@ -81,8 +81,7 @@ def collectives_logger() -> logging.Logger | None:
 
     There is no public hook for that; None where torch has no such logger.
     """
-    logger: logging.Logger | None = getattr(dist.c10d_logger, "_c10d_logger", None)
-    return logger
+    return getattr(dist.c10d_logger, "_c10d_logger", None)
 
 
 _TORCH = os.path.dirname(torch.__file__)
@@ -108,7 +107,7 @@ def set_worker_info(dataset: Any, *, number: int, num_workers: int, seed: int) -
 
 def shared_storage(nbytes: int) -> torch.UntypedStorage:
     """Return uninitialised shared memory, as torch's workers make it; ``share_memory_()`` copies the values."""
-    return torch.UntypedStorage._new_shared(nbytes, device="cpu")  # type: ignore[no-untyped-call, no-any-return]
+    return torch.UntypedStorage._new_shared(nbytes, device="cpu")  # type: ignore[no-untyped-call]
 
 
 def fake_store() -> Any:

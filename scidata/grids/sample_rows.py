@@ -76,14 +76,12 @@ class SampleRows:
     def _unbroken(self, low: int, high: int, breaks: npt.NDArray[np.bool_]) -> list[int]:
         """Return the starts whose windows, from the lowest step to the highest, cross none of the breaks."""
         starts, before = np.array(self._starts, np.int64), np.cumsum(breaks)
-        inside: list[int] = starts[before[starts + high] == before[starts + low]].tolist()
-        return inside
+        return starts[before[starts + high] == before[starts + low]].tolist()
 
     def _other_members(self) -> npt.NDArray[np.bool_]:
         """Return of each selected row whether it lies in another member than the row before."""
         members = np.searchsorted(self._row_bounds, rows_of(self._selected or ()), side="right")
-        others: npt.NDArray[np.bool_] = np.diff(members, prepend=members[:1]) != 0
-        return others
+        return np.diff(members, prepend=members[:1]) != 0
 
     def start_of(self, index: int) -> Callable[[int], int]:
         """Return a function that gives the row of a sample at each step."""

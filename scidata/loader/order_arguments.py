@@ -75,8 +75,7 @@ def _blocks_of(dataset: Any, count: int, *, has_sizes: bool) -> IntArray:
             f'shuffle="blocks": {type(dataset).__name__} does not say which samples share chunks, as grids of '
             "open_dataset do, and what scidata.subset, concat and mix make of them; use shuffle=True"
         )
-    blocks: IntArray = dataset.blocks()
-    return blocks
+    return dataset.blocks()
 
 
 def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:

@@ -117,7 +117,7 @@ class CountedPosition:
 
     def _seeded(self) -> Iterable[object]:
         if type(self._sampler) is not RandomSampler or self._sampler.generator is not None:
-            return self._sampler  # type: ignore[no-any-return]
+            return self._sampler
         if self.torch_seed is None:
             self.torch_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         seeded = copy.copy(self._sampler)

@@ -262,8 +262,7 @@ class _Reading:
         # none detects it: the last adapter's message names the arrays that it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             _, module = self._formats()[-1]
-            named: RawTopology = module.open_topology(source, self.options)
-            return named
+            return module.open_topology(source, self.options)
         shown = ", ".join(f"{n} {a.shape}" for n, a in list(source.arrays.items())[:8]) or "no arrays"
         raise UnsupportedFormatError(
             f"{path}: no mesh, points or graph was found among {shown}; expected a UGRID, MPAS, ESMF, Exodus or VTKHDF "

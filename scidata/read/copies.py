@@ -212,5 +212,4 @@ def _is_commonest(step: IntArray, among: npt.NDArray[np.bool_]) -> npt.NDArray[n
     key = step[:, 0] * 1_000_003 + step[:, 1]
     _, first, count = np.unique(key[among], return_index=True, return_counts=True)
     best = step[among][first[np.argmax(count)]]
-    commonest: npt.NDArray[np.bool_] = (step == best).all(axis=1)
-    return commonest
+    return (step == best).all(axis=1)

@@ -50,8 +50,7 @@ def engine() -> Engine:
         from zlib_ng import zlib_ng
     except ImportError:
         return zlib
-    found: Engine = zlib_ng
-    return found
+    return zlib_ng
 
 
 def decoder_text(layouts: Iterable[ArrayLayout]) -> str | None:

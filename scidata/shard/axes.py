@@ -69,8 +69,7 @@ def mesh_axes(mesh: DeviceMesh) -> tuple[MeshAxis, ...]:
 
 def kept_spec(mesh: DeviceMesh, key: Hashable, make: Callable[[], _T]) -> _T:
     """Return the value that was made for this key and mesh before, else make it: specs, and meshes joined with it."""
-    found: _T = of_mesh(mesh).specs.get_or_make(key, make)
-    return found
+    return of_mesh(mesh).specs.get_or_make(key, make)
 
 
 def by_axis(

@@ -458,8 +458,7 @@ class ShardTensor(ShardBase):
                 raise ShardLayoutError(f"a hook must return None or a ShardTensor of the same layout ({self.spec})")
             return changed
 
-        handle: RemovableHandle = self.local.register_hook(on_local)  # type: ignore[no-untyped-call]
-        return handle
+        return self.local.register_hook(on_local)  # type: ignore[no-untyped-call]
 
     def backward(
         self,

@@ -130,8 +130,7 @@ def of_lists(name: str) -> Callable[..., object]:
 
     Only that function arrives at ``__torch_function__`` then.
     """
-    found: Callable[..., object] = getattr(torch._VF, name)
-    return found
+    return getattr(torch._VF, name)
 
 
 @cache
@@ -178,8 +177,7 @@ def unpatched(name: str) -> Callable[..., Tensor]:
 
     PyTorch Geometric does so with ``torch.select`` and ``torch.index_select``. It keeps torch's nowhere public.
     """
-    own: Callable[..., Tensor] = getattr(torch._C._VariableFunctions, name)
-    return own
+    return getattr(torch._C._VariableFunctions, name)
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -316,8 +314,7 @@ def _watch_forward(function: type[Function], kind: type[Tensor], handle: _Handle
 
 def forward_of(function: type[Function]) -> Callable[..., object]:
     """Return a custom function's own ``forward``."""
-    found: Callable[..., object] = getattr(function.forward, "unwatched", function.forward)
-    return found
+    return getattr(function.forward, "unwatched", function.forward)
 
 
 # -- transforms of functions -------------------------------------------------------------------------------------------

@@ -89,8 +89,7 @@ class NumpySource(FileSource[dict[str, _Member]]):
         def load() -> npt.NDArray[np.generic]:
             with UrlFile(self.path) as stream:
                 found = np.load(stream, allow_pickle=False)
-                values: npt.NDArray[np.generic] = found if isinstance(found, np.ndarray) else found[layout.name]
-                return values
+                return found if isinstance(found, np.ndarray) else found[layout.name]
 
         try:
             if layout.nbytes > _KEPT:
@@ -210,8 +209,7 @@ def _begin_of(stream: UrlFile, info: zipfile.ZipInfo) -> int:
     mark, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
     if mark != b"PK\x03\x04":
         raise zipfile.BadZipFile(f"{info.filename} does not begin where the archive says")
-    begin: int = info.header_offset + _LOCAL_HEADER.size + name + extra
-    return begin
+    return info.header_offset + _LOCAL_HEADER.size + name + extra
 
 
 #: What Python's zipfile raises of archives that are damaged, encrypted, or compressed in a way that it does not know.

@@ -58,8 +58,7 @@ class StorePlan(RankReads):
 
     def num_owned(self, entity: str) -> IntArray:
         """Return the rows of an entity that each rank owns, ``(num_ranks,)`` int64."""
-        owned: IntArray = np.diff(self.cut.bounds[entity])
-        return owned
+        return np.diff(self.cut.bounds[entity])
 
     def balance(self, entity: str) -> float:
         """Return the rows of the fullest rank over the mean."""

@@ -92,8 +92,7 @@ def _job_of(run: Run) -> Job[object]:
         if why is not None:
             raise ClusterError(f"worker {where} cannot do this: {why}")
         _here.run, _here.job = run.name, pickle.loads(run.job)
-    found: Job[object] = _here.job
-    return found
+    return _here.job
 
 
 class _Tell:

@@ -120,8 +120,7 @@ class Metric:
         weight : ndarray
             Sum of the weights.
         """
-        mean: FloatArray = sums[0] / weight
-        return mean
+        return sums[0] / weight
 
     def of_mean(self, mean: FloatArray) -> FloatArray:
         """Return the result from the mean of the samples' values.
@@ -344,8 +343,7 @@ class Metric:
 
     def _mean(self, total: FloatArray, count: Count) -> FloatArray:
         """Return the mean of the samples' values from their sum and number."""
-        mean: FloatArray = total / count
-        return mean
+        return total / count
 
     def _of_domain(self) -> dict[Key, Entry]:
         """Return each sample's value, of all dp ranks: first the sums over the domain, then the values from them."""

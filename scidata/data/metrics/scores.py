@@ -159,8 +159,7 @@ class RMSE(MSE):
 
     def of_mean(self, mean: FloatArray) -> FloatArray:
         """Return the root."""
-        root: FloatArray = np.sqrt(mean)
-        return root
+        return np.sqrt(mean)
 
 
 class MAE(PairMetric):
@@ -228,8 +227,7 @@ class ACC(PairMetric):
 
     def of_sample(self, sums: Sequence[FloatArray], weight: FloatArray) -> FloatArray:
         """Return the correlation; the weights' sum cancels."""
-        found: FloatArray = sums[0] / (np.sqrt(sums[1]) * np.sqrt(sums[2]))
-        return found
+        return sums[0] / (np.sqrt(sums[1]) * np.sqrt(sums[2]))
 
     @checked_keywords
     def update(

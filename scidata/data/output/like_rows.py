@@ -83,8 +83,7 @@ class RowsLike(Like):
         if described is None:
             return {entity: int(self._reader.counts(entity)[self._sample]) for entity in self._reader.entities}
         info = described(self._sample)
-        found: Mapping[str, int] = info.source_counts if self._in_source else info.counts
-        return found
+        return info.source_counts if self._in_source else info.counts
 
     def _dim_of(self, entity: str, dim: str, num_rows: int) -> str:
         """Return the name of an entity's dim: the topology's, where its file has another name for that."""

@@ -123,8 +123,7 @@ def _fits(numbers: AnyArray, dtype: np.dtype[Any]) -> BoolArray:
     """Return which numbers an integer dtype can hold; ``max`` itself may be no float, but ``max + 1`` is one."""
     limits = np.iinfo(dtype)
     if numbers.dtype.kind != "f":
-        fits: BoolArray = (numbers >= limits.min) & (numbers <= limits.max)
-        return fits
+        return (numbers >= limits.min) & (numbers <= limits.max)
     wide = numbers.astype(np.float64)
     return (wide >= float(limits.min)) & (wide < float(int(limits.max) + 1))
 

@@ -29,8 +29,7 @@ class Staged:
         """Return the values, when the copy is done; bfloat16, which NumPy has not, as float32."""
         if self.ready is not None:
             self.ready.synchronize()
-        found: Array = (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
-        return found
+        return (self.host.float() if self.host.dtype is torch.bfloat16 else self.host).numpy()
 
 
 class Staging:

@@ -255,8 +255,7 @@ class Drawing:
     def scatter(self, axes: Any, rows: IntArray, **style: Any) -> ScalarMappable:
         """Draw points at some rows, in space without the fading by distance that would change their colours."""
         flat = {"depthshade": False} if self.places.in_space else {}
-        drawn: ScalarMappable = axes.scatter(*self.places.xy[rows].T, rasterized=True, **flat, **style)
-        return drawn
+        return axes.scatter(*self.places.xy[rows].T, rasterized=True, **flat, **style)
 
     def fill(self, axes: Axes, colours: FloatArray, *, line: float = 0.0) -> None:
         """Draw the polygons in a colour each, with white lines of some width between them."""

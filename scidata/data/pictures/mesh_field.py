@@ -84,8 +84,7 @@ def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str
     entity, dim = reader.info(name).entity, reader.entity_dim(name)
     owned = [np.moveaxis(p.fields[name], dim, 0)[: p.index_maps[entity].num_owned] for p in read]
     rows = np.concatenate(owned).astype(np.float64)
-    column: FloatArray = rows.reshape(len(rows), -1)[:, 0] if rows.size else rows.reshape(len(rows))
-    return column
+    return rows.reshape(len(rows), -1)[:, 0] if rows.size else rows.reshape(len(rows))
 
 
 def _positions(

@@ -141,8 +141,7 @@ def _light(polygons: Sequence[FloatArray]) -> FloatArray:
     first = np.array([polygon[:3] for polygon in polygons])
     normal = np.cross(first[:, 1] - first[:, 0], first[:, 2] - first[:, 0])
     length = np.linalg.norm(normal, axis=1)
-    bright: FloatArray = 0.75 + 0.25 * np.abs(normal @ TOWARDS) / np.where(length > 0, length, 1)
-    return bright
+    return 0.75 + 0.25 * np.abs(normal @ TOWARDS) / np.where(length > 0, length, 1)
 
 
 def _draw_edges(axes: Axes, store: Store, cut: SamplePart, drawing: Drawing, colours: Colours) -> list[str]:

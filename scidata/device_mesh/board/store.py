@@ -81,8 +81,7 @@ class Postings:
 
     def claim(self, key: str, value: str) -> str:
         """Post a value unless there is one; return the one that is there then."""
-        first: str = json.loads(self._store.compare_set(key, "", json.dumps(value)))
-        return first
+        return json.loads(self._store.compare_set(key, "", json.dumps(value)))
 
     def count(self, key: str, more: int = 1) -> int:
         """Add to a counter, which begins with 0, and return it."""

@@ -160,5 +160,4 @@ def _chunks_of(block: _Block, share: Share) -> IntArray:
         np.unique(rows // size) if each is None else each
         for size, each in zip(block.layout.chunks, share.chunks, strict=True)
     ]
-    found: IntArray = np.stack(np.meshgrid(*ids, indexing="ij"), axis=-1).reshape(-1, len(ids)).astype(np.int64)
-    return found
+    return np.stack(np.meshgrid(*ids, indexing="ij"), axis=-1).reshape(-1, len(ids)).astype(np.int64)

@@ -130,8 +130,7 @@ class BlockSizes:
         most = max(self.layout.fields, key=self.layout.most)
         firsts = np.array([self.layout.together(most, i, alone=False).member for i in range(len(bounds) - 1)])
         places = firsts[members] * bounds[-1] + (rows - bounds[members]) // size
-        numbers: IntArray = np.unique(places, return_inverse=True)[1].astype(np.int64)
-        return numbers
+        return np.unique(places, return_inverse=True)[1].astype(np.int64)
 
 
 class PartSizes:

@@ -102,8 +102,7 @@ def open_any(path: str, *, allow_external: bool = False) -> Source:
     except UnsupportedFormatError:
         if not is_known(path) or os.path.isdir(path):
             raise
-        source: Source = MeshioSource(path, allow_external=allow_external)
-        return source
+        return MeshioSource(path, allow_external=allow_external)
 
 
 class MeshioSource(FileSource[MeshData]):

@@ -142,8 +142,7 @@ def _corners(kind: int, cells: RawCells) -> NodeIds:
         )
     if len(rows) == cells.num_cells:  # one type only: no gather
         return nodes[offsets[0] : offsets[-1]].reshape(-1, size)
-    corners: NodeIds = nodes[offsets[rows][:, None] + np.arange(size)]
-    return corners
+    return nodes[offsets[rows][:, None] + np.arange(size)]
 
 
 def rings(starts: IntArray, stops: IntArray) -> tuple[IntArray, IntArray]:

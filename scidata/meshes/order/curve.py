@@ -118,8 +118,7 @@ def _table(num_axes: int, levels: int) -> IntArray:
             index = (index << 1) | ((cells[axis] >> level) & 1)
         entry = _automaton(num_axes)[index]
         state, digits = entry >> _STATE_SHIFT, (digits << num_axes) | (entry & _KEY_MASK)
-    table: IntArray = (state << _STATE_SHIFT) | digits
-    return table
+    return (state << _STATE_SHIFT) | digits
 
 
 @lru_cache(maxsize=2)

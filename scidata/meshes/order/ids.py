@@ -107,8 +107,7 @@ def ranges(starts: IntArray, stops: IntArray) -> IntArray:
     counts = stops - starts
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
-    rows: IntArray = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
-    return rows
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
 
 
 def contains(sorted_ids: IntArray, wanted: NodeIds) -> BoolArray:
@@ -116,8 +115,7 @@ def contains(sorted_ids: IntArray, wanted: NodeIds) -> BoolArray:
     if not len(sorted_ids):
         return np.zeros(len(wanted), np.bool_)
     at = np.minimum(np.searchsorted(sorted_ids, wanted), len(sorted_ids) - 1)
-    found: BoolArray = sorted_ids[at] == wanted
-    return found
+    return sorted_ids[at] == wanted
 
 
 _BLOCK = 1 << 15

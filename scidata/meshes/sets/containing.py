@@ -256,8 +256,7 @@ def _exact_signs(one: FloatArray, two: FloatArray, points: FloatArray) -> Signs:
     value = (a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1]) * p[:, 0]
     value += (a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2]) * p[:, 1]
     value += (a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]) * p[:, 2]
-    signs: Signs = (value > 0).astype(np.int8) - (value < 0).astype(np.int8)
-    return signs
+    return (value > 0).astype(np.int8) - (value < 0).astype(np.int8)
 
 
 def _integers(values: FloatArray) -> AnyArray:

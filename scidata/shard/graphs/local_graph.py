@@ -48,8 +48,7 @@ def check_counts(arguments: object, num_rows: int, num_edges: int) -> None:
 
 def untrimmed(arguments: _T) -> _T:
     """Return arguments with counts by which nothing is left out."""
-    found: _T = tree_map_only(HopCounts, lambda counts: HopCounts([0] * len(counts)), arguments)
-    return found
+    return tree_map_only(HopCounts, lambda counts: HopCounts([0] * len(counts)), arguments)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -243,8 +242,7 @@ class LocalGraph:
             more = 1 if isinstance(of, str) else new[of].shape[1]
             return torch.cat([x, x.new_full((more, *x.shape[1:]), fill)])
 
-        found: _T = self._mapped(extend, value, more=1)
-        return found
+        return self._mapped(extend, value, more=1)
 
     def _new_edges(self, relation: Relation, into: bool, outof: bool) -> Tensor:
         source, _, target = relation

@@ -174,10 +174,7 @@ def unique_consecutive(
     """Keep the first of each run of equal elements, or rows of a dim. Collective."""
     spec, x = input.spec, map_local(input, Tensor.detach)
     if 0 in spec.global_shape:
-        found: Tensor | tuple[Tensor, ...] = torch.unique_consecutive(
-            x.full_tensor(), return_inverse, return_counts, dim
-        )
-        return found
+        return torch.unique_consecutive(x.full_tensor(), return_inverse, return_counts, dim)
     if dim is None:
         line, axis = in_a_row(x)
         result, inverse, counts = _of_runs(line, 0, axis)
@@ -206,8 +203,7 @@ def unique(
     """
     spec, x = input.spec, map_local(input, Tensor.detach)
     if 0 in spec.global_shape:
-        found: Tensor | tuple[Tensor, ...] = torch.unique(x.full_tensor(), sorted, return_inverse, return_counts, dim)
-        return found
+        return torch.unique(x.full_tensor(), sorted, return_inverse, return_counts, dim)
     result, inverse, counts = _unique_values(x) if dim is None else _unique_rows(x, normal_dim(dim, spec.ndim))
     return _chosen(input, result, inverse() if return_inverse else None, counts if return_counts else None)
 

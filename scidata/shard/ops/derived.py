@@ -299,8 +299,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -
         return y.sum(dim, dtype=y.dtype)
     if x is not None:
         return (_heights(y, dim) * _steps(y, x, dim)).sum(dim) / 2.0
-    result: Tensor = (y.sum(dim) - (y.select(dim, 0) + y.select(dim, -1)) * 0.5) * float(dx)
-    return result
+    return (y.sum(dim) - (y.select(dim, 0) + y.select(dim, -1)) * 0.5) * float(dx)
 
 
 @handles(torch.cumulative_trapezoid)

@@ -244,8 +244,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
         norm = torch.linalg.vector_norm(x, 2, dim, True) * math.sqrt(repeats)
         low = norm.detach() < eps  # torch raises short lengths to eps, and their gradient passes
         units.append(x / torch.where(low, norm + (eps - norm.detach()), norm))
-    cosine: Tensor = (units[0] * units[1]).sum(dim)
-    return cosine
+    return (units[0] * units[1]).sum(dim)
 
 
 # -- margins -------------------------------------------------------------------------------------------------------

@@ -135,8 +135,7 @@ def matrix_norm(
     x = A if dtype is None else A.to(dtype)
     first, second = (normal_dim(d, len(x.shape)) for d in dim)
     if ord == "fro":
-        result: Tensor = torch.linalg.vector_norm(x, 2, (first, second), keepdim)
-        return result
+        return torch.linalg.vector_norm(x, 2, (first, second), keepdim)
     if ord in ("nuc", 2, -2):
         values: Tensor = torch.linalg.svdvals(x.movedim((first, second), (-2, -1)))
         found = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord == 2 else values.amin(-1)

@@ -260,8 +260,7 @@ def glu(input: ShardTensor, dim: int = -1) -> Tensor:
     if dim not in spec.sharded:
         return ShardTensor(F.glu(input.local, dim), spec.with_rows(dim, half))
     first, second = input.split(half, dim)  # type: ignore[no-untyped-call]
-    result: Tensor = first * second.sigmoid()
-    return result
+    return first * second.sigmoid()
 
 
 @handles(F.rrelu, torch.rrelu)

@@ -129,16 +129,14 @@ def _to_all(
     if reduce == "sum":
         values = widened(values)  # sums of ranks, too, are rounded once
         empty = torch.zeros_like(base, dtype=values.dtype, memory_format=torch.contiguous_format)
-        total: Tensor = base + _sum_over_ranks(func, compute(empty, ids, values), fault, group).to(base.dtype)
-        return total
+        return base + _sum_over_ranks(func, compute(empty, ids, values), fault, group).to(base.dtype)
     if reduce in ("amax", "amin"):
         return _extreme_over_ranks(func, base.contiguous(), dim, ids, values, reduce=reduce, fault=fault, group=group)
     if reduce == "prod":
         own = compute(torch.ones_like(base, memory_format=torch.contiguous_format), ids, values)
         _sum_over_ranks(func, base.new_zeros(1), fault, group)
         parts = all_gather_v(own[None], ones(group_size(group)), 0, group)
-        product: Tensor = base.clone() * parts.prod(0)  # base may be written to
-        return product
+        return base.clone() * parts.prod(0)  # base may be written to
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index.spec)
 
 

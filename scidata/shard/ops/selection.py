@@ -163,8 +163,7 @@ def _reduced(
         found = [_finish_as(each, spec, new) for each in func(moved_off(x, [dim]), *args)]
     else:
         found = [each if keepdim else each.squeeze(dim) for each in on_lines(x, dim, of_line)]
-    result: Pair = kind(found)
-    return result
+    return kind(found)
 
 
 def _finish_as(x: Tensor, like: ShardSpec, spec: ShardSpec) -> Tensor:

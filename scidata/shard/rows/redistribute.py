@@ -131,8 +131,7 @@ def _elements(shape: tuple[int, int], extent: int, start: int, stop: int) -> Int
     """Return the flat numbers of some rows of the middle one of three dims."""
     outer, inner = shape
     rows = np.arange(outer)[:, None, None] * extent + np.arange(start, stop)[:, None]
-    found: IntArray = (rows * inner + np.arange(inner)).reshape(-1)
-    return found
+    return (rows * inner + np.arange(inner)).reshape(-1)
 
 
 def move_rows(local: Tensor, plan: RowPlan, dim: int, group: Group) -> Tensor:

@@ -62,8 +62,7 @@ class _Level:
         """Return nested arguments with aliases in the places of tensors."""
         flat, tree = tree_flatten(args)
         self.aliases = [self._alias(x) for x in flat]
-        new: _T = tree_unflatten(self.aliases, tree)
-        return new
+        return tree_unflatten(self.aliases, tree)
 
     def _alias(self, x: object) -> Tensor:
         if not isinstance(x, Tensor):
@@ -82,8 +81,7 @@ class _Level:
             kept = self.keeps_graphs or local.is_leaf  # a leaf came in from outside
             return x if not x.requires_grad or (kept and _leads_elsewhere(local, own, idle)) else _without_graph(x)
 
-        new: _T = tree_map_only(Tensor, released, results)
-        return new
+        return tree_map_only(Tensor, released, results)
 
     def gradients(
         self, outputs: Sequence[Tensor], given: Sequence[Tensor] | None, *, retain_graph: bool, create_graph: bool
@@ -220,8 +218,7 @@ class Pullback:
 
 
 def _zeros_like(values: _T) -> _T:
-    new: _T = tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), values)
-    return new
+    return tree_map_only(Tensor, lambda x: torch.zeros(x.shape, dtype=x.dtype), values)
 
 
 def vjp(

@@ -263,10 +263,9 @@ def _store(
     if certificates is not None:
         client["root_certificate"] = certificates
     known = {name: value for name, value in settings.items() if value is not None}
-    made: ObjectStore = getattr(_obstore("obstore.store"), kind)(
+    return getattr(_obstore("obstore.store"), kind)(
         bucket, config=known, client_options=client, retry_config=_NO_RETRIES, **more
     )
-    return made
 
 
 def _content(path: str) -> str:

@@ -290,5 +290,4 @@ def fetch(url: Url, offset: int, nbytes: int) -> bytes | memoryview:
     ShortReadError
         The object ends before it; a body cut short on the way is fetched again instead.
     """
-    found: bytes | memoryview = request(url, "range", offset=offset, nbytes=nbytes)
-    return found
+    return request(url, "range", offset=offset, nbytes=nbytes)

@@ -157,8 +157,7 @@ def _array_of(key: str, arrays: Mapping[str, _Rows]) -> _Rows | None:
 
 def _read(path: str) -> bytes:
     if isinstance(url := url_of(path), Url):
-        document: bytes = request(url, "document", most=_MAX_BYTES)
-        return document
+        return request(url, "document", most=_MAX_BYTES)
     size = files().size(path)
     if size > _MAX_BYTES:
         raise TooLargeError(

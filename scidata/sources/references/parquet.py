@@ -168,8 +168,7 @@ def _numbers(column: pyarrow.ChunkedArray | None, num: int, where: str) -> IntAr
         return np.zeros(num, np.int64)
     if not pyarrow.types.is_integer(column.type):
         raise CorruptDataError(f"{where}: has {column.type} where whole numbers were expected; the set is damaged")
-    found: IntArray = column.fill_null(0).to_numpy().astype(np.int64)
-    return found
+    return column.fill_null(0).to_numpy().astype(np.int64)
 
 
 def _as_bytes(value: str | bytes) -> bytes:

@@ -265,8 +265,7 @@ class Reordered:
             self._load(box)
             self._lead = lead
         if self._whole is not None:
-            taken: Array = np.take(self._whole, self._order[rows], axis=self._dim)
-            return taken
+            return np.take(self._whole, self._order[rows], axis=self._dim)
         return self._from_scratch(rows, [s.stop - s.start for s in box[: self._dim]])
 
     def _box(self, lead: Slices, rows: slice) -> Slices:

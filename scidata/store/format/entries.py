@@ -76,8 +76,7 @@ class Entry:
         return value
 
     def _object(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._checked(key, lambda value: isinstance(value, dict), "a JSON object")
-        return found
+        return self._checked(key, lambda value: isinstance(value, dict), "a JSON object")
 
     def _list(self, key: str, fits: Callable[[object], bool], expected: str) -> tuple[Any, ...]:
         value = self.data[key]
@@ -110,8 +109,7 @@ class Entry:
     def one_of(self, key: str, known: tuple[T, ...]) -> T:
         """Return one of some values."""
         fits = lambda value: not isinstance(value, list | dict) and value in known  # noqa: E731
-        found: T = self._checked(key, fits, " or ".join(map(repr, known)))
-        return found
+        return self._checked(key, fits, " or ".join(map(repr, known)))
 
     def counts(self, key: str) -> tuple[int, ...]:
         """Return a shape, or other list of numbers of things."""

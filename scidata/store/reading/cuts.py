@@ -140,8 +140,7 @@ def cut_sample(
 def _pointers_at(access: RowAccess, path: str, rows: IntArray) -> IntArray:
     """Read the entries of sorted rows, of which some may be equal."""
     each, back = np.unique(rows, return_inverse=True)
-    values: IntArray = access.gather(path, each)[back]
-    return values
+    return access.gather(path, each)[back]
 
 
 def _given_bounds(info: SampleInfo, given: Mapping[str, Any], num_parts: int) -> dict[str, IntArray]:

@@ -75,8 +75,7 @@ class Numbering:
         if self.sample_dim is None:
             return []
         stored, places = zip(*self.times(index), strict=True)
-        found: list[int] = self.times_at(stored[0], np.array(places)).tolist()
-        return found
+        return self.times_at(stored[0], np.array(places)).tolist()
 
     def times(self, index: int) -> list[tuple[int, int]]:
         """Return the stored sample of a sample, and the place of each of its steps among the times that are kept."""

@@ -156,8 +156,7 @@ class StoreReader(PartReader):
         start, stop = cut.owned(entity, self._checked_part(part))
         of_edges = entity == "edge" or is_relation(entity)
         path = f"{folder_of_edges(entity)}/{'edge_id' if of_edges else 'original_id'}"
-        ids: IntArray = access.rows(path, start, stop) if rows is None else access.gather(path, rows)
-        return ids
+        return access.rows(path, start, stop) if rows is None else access.gather(path, rows)
 
 
 def _check(options: ReadOptions, path: str) -> None:

@@ -154,8 +154,7 @@ class Draw:
         strata = [self._rows_of(s, offset) for s in range(start // size, (stop - 1) // size + 1)]
         rows = np.concatenate(strata)
         first, last = np.searchsorted(rows, (start, stop))
-        kept: IntArray = rows[first:last]
-        return kept
+        return rows[first:last]
 
     def count_before(self, rows: IntArray) -> IntArray:
         """Return how many rows are drawn before each of some rows, from 0 to ``num_global``, ``(num,)`` int64."""
@@ -192,8 +191,7 @@ class Draw:
         blocks = first + np.sort(chosen.astype(np.int64, copy=False))
         if self.block == 1:
             return blocks
-        rows: IntArray = (blocks[:, None] * self.block + np.arange(self.block)).reshape(-1)
-        return rows
+        return (blocks[:, None] * self.block + np.arange(self.block)).reshape(-1)
 
     def _stream(self, number: int) -> np.random.Generator:
         # Two words for each number: SeedSequence fills up with zeros and splits large numbers, so that plain lists of

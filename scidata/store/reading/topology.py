@@ -159,8 +159,7 @@ def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, r
     if not len(rows):
         return rows
     distance = tree.query(wrapped(points, info.period)[0], distance_upper_bound=np.nextafter(reach, np.inf))[0]
-    within: IntArray = rows[distance <= reach]
-    return within
+    return rows[distance <= reach]
 
 
 def _near(boxes: AnyArray, points: FloatArray, tree: cKDTree, reach: float, width: FloatArray) -> BoolArray:
@@ -184,5 +183,4 @@ def _gaps(low: FloatArray, high: FloatArray, box: AnyArray, width: FloatArray) -
     apart = np.abs((low + high) / 2 - box.mean(axis=0))
     wraps = width > 0
     apart[:, wraps] = np.abs(apart[:, wraps] - width[wraps] * np.round(apart[:, wraps] / width[wraps]))
-    gaps: FloatArray = np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)
-    return gaps
+    return np.maximum(apart - (high - low) / 2 - (box[1] - box[0]) / 2, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from scidata.core.options import ReadOptions
@@ -93,8 +94,7 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
         raise UnsupportedFormatError(
             f"{paths[0]}: is a partitioned store; scidata.store.reading.report.inspect_partitioned describes it"
         )
-    source = open_any(paths[0])
-    try:
+    with closing(open_any(paths[0])) as source:
         fields = set(data_fields(source))
         kind, reason = kind_of(source)
         reader, warnings = None, list[str]()
@@ -126,8 +126,6 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
             inflated=decoder_text(source.arrays.values()),
             warnings=tuple(warnings),
         )
-    finally:
-        source.close()
 
 
 def _reader_warnings(reader: GridReader) -> Iterator[str]:
@@ -148,13 +146,10 @@ def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
     shown = min(len(paths), _MOST_COMPARED)
     alike = 1
     for path in paths[1:shown]:
-        source = open_any(path)
-        try:
+        with closing(open_any(path)) as source:
             if texts := list(_differences(first, source)):
                 yield f"{path}: {'; '.join(texts[:3])}{'; …' if len(texts) > 3 else ''}"
             alike += not texts
-        finally:
-            source.close()
     left = f"; {len(paths) - shown} more were not looked at" if shown < len(paths) else ""
     yield f"each of the {len(paths)} files is a sample; shown is the first, {alike} have its arrays{left}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -327,14 +328,12 @@ def _tried(plan: GridPlan, options: ReadOptions, axis_sizes: Mapping[str, int]) 
         reader = GridReader(plan.reader.paths, options, axis_sizes=axis_sizes)
     except SciDataError:  # it was only an idea
         return None
-    try:
+    with closing(reader):
         if reader.sample_dims != plan.reader.sample_dims:
             return None  # a sample would be something else
         # of a large domain a few ranks tell
         ranks = np.linspace(0, plan.num_ranks - 1, min(plan.num_ranks, _TRIED_RANKS)).astype(np.int64).tolist()
         return plan_grid(reader, plan.sample, ranks=ranks)
-    finally:
-        reader.close()
 
 
 def layout_advice(plan: GridPlan) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,7 @@ def _read(path: str) -> AnyArray:
     """Read a table: of a text file all its numbers, of others the array of that name, or the only one it can be."""
     if os.path.splitext(path)[1].lower() in _TEXTS and os.path.isfile(os.path.expanduser(path)):
         return _of_text(path)
-    source = open_source(path)
-    try:
+    with closing(open_source(path)) as source:
         for name in _NAMES:
             if name in source.arrays:
                 return read_array(source, source.arrays[name])
@@ -99,8 +99,6 @@ def _read(path: str) -> AnyArray:
             f"{path}: has no array {' or '.join(map(repr, _NAMES))}, the points on each latitude, and "
             f"{len(rows)} that could be it"
         )
-    finally:
-        source.close()
 
 
 def _of_text(path: str) -> AnyArray:

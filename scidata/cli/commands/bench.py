@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -118,8 +118,7 @@ def bench_path(
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, not {repeats}")
     kind_of_raw(path, ReadOptions(kind=kind))
-    source = open_source(path)
-    try:
+    with closing(open_source(path)) as source:
         rows: list[BenchRow] = []
         threads = num_threads or os.cpu_count() or 1
         with ThreadPoolExecutor(threads, thread_name_prefix="scidata-bench") as executor:
@@ -127,8 +126,6 @@ def bench_path(
                 for case, selection in _cases(layout, max_bytes).items():
                     rows += _bench_case(source, layout, case, selection, repeats, executor)
         return rows
-    finally:
-        source.close()
 
 
 def _chosen(source: Source, fields: Sequence[str] | None) -> list[ArrayLayout]:

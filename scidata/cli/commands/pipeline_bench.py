@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -147,12 +148,10 @@ def bench_pipeline(
     if repeats < 1 or num_samples < 1 or not workers or min(workers) < 0 or (step is not None and step < 0):
         raise ConfigError("samples and repeats must be at least 1, workers and the step not negative")
     ds = open_dataset(paths if len(paths) > 1 else paths[0], fields=fields, kind=kind, num_threads=num_threads)
-    try:
+    with closing(ds):
         if not len(ds):
             raise ConfigError(f"{paths[0]}: there are no samples")
         return _measure(ds, num_samples, workers, step, repeats)
-    finally:
-        ds.close()
 
 
 def _measure(

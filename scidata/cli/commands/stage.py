@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from scidata.cli.arguments import names_store, num_parts_of, parse_ranks
@@ -39,7 +40,7 @@ def run_stage(
 
 
 def _stage_grid(reader: GridReader, ranks: Sequence[int], jobs: int, disk: DiskCache) -> dict[str, Any]:
-    try:
+    with closing(reader):
         staging = Staging(reader, ranks)
         if staging.num_left:
             needed, limit, left = map(human_bytes, (staging.num_bytes, disk.max_bytes, staging.bytes_left))
@@ -50,8 +51,6 @@ def _stage_grid(reader: GridReader, ranks: Sequence[int], jobs: int, disk: DiskC
         with progress("staging", staging.num_parts - staging.num_left) as tick:
             staged = staging.run(jobs=jobs, tick=tick)
         names = sorted(set(reader.fields) - reader.pool.worth.on_disk)
-    finally:
-        reader.close()
     return {
         "parts": staging.num_parts, "written": staged.written, "there": staged.there, "left": staging.num_left,
         "unknown": staged.unknown, "bytes": staging.num_bytes, "bytes_written": staged.bytes_written,
@@ -62,13 +61,11 @@ def _stage_grid(reader: GridReader, ranks: Sequence[int], jobs: int, disk: DiskC
 
 def _stage_store(reader: StoreReader, ranks: Sequence[int], jobs: int, disk: DiskCache) -> dict[str, Any]:
     staged, names = StagedStore(), list(reader.fields)
-    try:
+    with closing(reader):
         if reader.store.kept is not None:
             staging, names = StoreStaging(reader, ranks), []
             with progress("staging", staging.num_parts) as tick:
                 staged = staging.run(jobs=jobs, tick=tick)
-    finally:
-        reader.close()
     if staged.left:
         limit, cache = human_bytes(disk.max_bytes), reader.options.cache_dir
         _warn(f"{limit} of {cache} are full: the last {staged.left} parts are left out; give more --cache-bytes")

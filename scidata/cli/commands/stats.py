@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -48,14 +49,11 @@ def run_stats(
         named[0] if len(named) == 1 else named, dtype=floating, kind=options.kind, fields=options.fields,
         isel=options.isel, sel=options.sel, sample_dim=options.sample_dim, allow_missing=options.allow_missing,
     )  # fmt: skip
-    try:
-        with cluster(dask, jobs) as client, progress("statistics", 100, " %") as tick:
-            found = statistics(
-                dataset, by=by, differences=differences, stored=stored, jobs=jobs, client=client,
-                tick=lambda share, total: tick(100 * share / max(1, total)),
-            )  # fmt: skip
-    finally:
-        dataset.close()
+    with closing(dataset), cluster(dask, jobs) as client, progress("statistics", 100, " %") as tick:
+        found = statistics(
+            dataset, by=by, differences=differences, stored=stored, jobs=jobs, client=client,
+            tick=lambda share, total: tick(100 * share / max(1, total)),
+        )  # fmt: skip
     if named != list(paths):  # the output is the same as without a cluster
         found = replace(found, path=found.path.removeprefix(here))
     if out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,14 +68,11 @@ def draw_grid(
 def _whole(reader: GridReader, index: int, name: str) -> AnyArray:
     """Read a field of all ranks, as a reader of one part."""
     options = replace(reader.options, shard=None, bounds="even", weights=None, align=1, halo=0, periodic=())
-    alone = GridReader(reader.paths, options)
-    try:
+    with closing(GridReader(reader.paths, options)) as alone:
         spec = alone.buffer_specs({})[name]
         values = np.empty(spec.shape, spec.dtype)
         alone.read_into(index, {name: values}, {})
         return values
-    finally:
-        alone.close()
 
 
 def _plane(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple, TypeVar, Unpack
 
 from scidata.core.urls import Url
@@ -138,13 +139,10 @@ class Fetches(_Window):
 def each(urls: Sequence[Url], method: str, **options: Unpack[RequestOptions]) -> list[Any]:
     """Call one of fsspec's methods on many URLs, side by side; return the results, or errors, in order."""
     found: list[Any] = [None] * len(urls)
-    window = _Window([(url, method, options) for url in urls], [0] * len(urls))
-    try:
+    with closing(_Window([(url, method, options) for url in urls], [0] * len(urls))) as window:
         while (item := window.take()) is not None:
             found[item[0]] = item[1]
             window.release(item[0])
-    finally:
-        window.close()
     return found
 
 

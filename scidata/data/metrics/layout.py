@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -47,14 +48,9 @@ class Layout:
 
     def select(self, kept: Sequence[int]) -> Layout:
         """Keep some dims."""
-        return replace(
-            self,
-            dims=tuple(self.dims[d] for d in kept),
-            global_shape=tuple(self.global_shape[d] for d in kept),
-            local_shape=tuple(self.local_shape[d] for d in kept),
-            offsets=tuple(self.offsets[d] for d in kept),
-            split=tuple(self.split[d] for d in kept),
-        )
+        by_dim = ("dims", "global_shape", "local_shape", "offsets", "split")
+        found: dict[str, Any] = {name: tuple(getattr(self, name)[d] for d in kept) for name in by_dim}
+        return replace(self, **found)
 
 
 def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:

@@ -35,7 +35,7 @@ def run_inspect(paths: Sequence[str], *, sample: int | None, as_json: bool) -> N
     if stores:
         partitioned = inspect_partitioned(stores[0], sample=sample or 0)
         if as_json:
-            print_json(partitioned.to_dict())
+            print_json(asdict(partitioned))
         else:
             _print_partitioned(partitioned)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -88,10 +88,6 @@ class PartitionedReport:
     quality_edges: str
     quality: Quality | None
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain Python values for JSON."""
-        return asdict(self)
 
 
 def inspect_partitioned(

@@ -10,14 +10,14 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.install import install_hint
 from scidata.core.memory import empty
-from scidata.core.types import Empty, IntArray
+from scidata.core.types import AnyArray, Empty, IntArray
 from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
 
 
@@ -134,7 +134,7 @@ def allocate(
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
     empty: Empty = empty,
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """Return an uninitialised array; ``what`` is read into it.
 
     Raises

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
+
 #: Moments as JSON holds them: counts, and other numbers in hexadecimal.
 State: TypeAlias = dict[str, list[int | str]]
 
@@ -54,7 +53,7 @@ class Moments:
         """Number of cells."""
         return len(self.count)
 
-    def add(self, values: Array, minus: Array | None = None) -> None:
+    def add(self, values: AnyArray, minus: AnyArray | None = None) -> None:
         """Take in numbers, ``(num_cells, n)`` of any real dtype, or their differences from ``minus`` in float64."""
         num_cells, num = values.shape
         at_once = max(1, _PIECE // max(1, num))  # cells
@@ -72,7 +71,7 @@ class Moments:
                         np.subtract(piece, minus[cells, columns], out=x, dtype=np.float64)
                 self._add_piece(first, x, work[1:])
 
-    def _add_piece(self, first: int, x: Floats, work: Floats) -> None:
+    def _add_piece(self, first: int, x: FloatArray, work: FloatArray) -> None:
         cells = slice(first, first + len(x))
         low, high = x.min(axis=1), x.max(axis=1)
         self.count[cells] += x.shape[1]
@@ -89,7 +88,9 @@ class Moments:
         self.max[cells] = np.maximum(self.max[cells], high + 0.0)
         self._add_finite(first, x, 0, work, max(float(high.max()), -float(low.min()), 0.0))
 
-    def _add_finite(self, first: int, x: Floats, scaled: int, work: Floats | None = None, peak: float = -1.0) -> None:
+    def _add_finite(
+        self, first: int, x: FloatArray, scaled: int, work: FloatArray | None = None, peak: float = -1.0
+    ) -> None:
         """Add numbers, which are ``2**scaled`` times the real ones, to the sums of cells from ``first`` on."""
         if peak < 0:
             peak = max(float(x.max()), -float(x.min()))
@@ -111,7 +112,7 @@ class Moments:
             self._add_finite(first + int(row), x[row][left[row]][None], scaled)  # type: ignore[index]
 
     @staticmethod
-    def _put(to: list[int], first: int, sums: Floats, unit: int) -> None:
+    def _put(to: list[int], first: int, sums: FloatArray, unit: int) -> None:
         """Add exact sums to integers, in units of ``2**-unit``."""
         for cell, value in enumerate(sums.tolist(), first):
             if value:
@@ -120,7 +121,7 @@ class Moments:
                 number = int(mantissa * 2.0**53)
                 to[cell] += number << shift if shift >= 0 else number >> -shift  # multiples of the unit: exact
 
-    def merge(self, other: Moments, cells: npt.NDArray[np.int64] | None = None) -> None:
+    def merge(self, other: Moments, cells: IntArray | None = None) -> None:
         """Add the moments of other numbers, of the same cells, or of those with the numbers ``cells``."""
         at = np.arange(self.num_cells) if cells is None else cells
         for name in _COUNTS:
@@ -167,13 +168,13 @@ class Moments:
 class RoundedMoments:
     """Moments rounded to float64: counts int64, the others float64, all of one shape; ``std`` is the population's."""
 
-    count: npt.NDArray[np.int64]
-    missing: npt.NDArray[np.int64]
-    infinite: npt.NDArray[np.int64]
-    mean: Floats
-    std: Floats
-    min: Floats
-    max: Floats
+    count: IntArray
+    missing: IntArray
+    infinite: IntArray
+    mean: FloatArray
+    std: FloatArray
+    min: FloatArray
+    max: FloatArray
 
     def parts(self) -> dict[str, Any]:
         """Return the arrays by name."""
@@ -184,14 +185,14 @@ class RoundedMoments:
         return RoundedMoments(**{name: array.reshape(shape) for name, array in self.parts().items()})
 
 
-def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.NDArray[np.bool_] | None]:
+def _sliced(x: FloatArray, exponent: int, work: FloatArray) -> tuple[list[FloatArray], BoolArray | None]:
     """Cut numbers of at most ``2**exponent`` into slices that add up to them, but for those in the mask returned.
 
     Slice k consists of multiples of ``2**(exponent - 19 - 20 k)``, at most ``2**19`` of them. They lie in ``work``.
     """
     # With slices of 2 decimal digits instead of 19 bits 0.1234 is 0.12 + 0.0034. Adding a number so large that its last
     # place is 0.01, and subtracting it again, rounds to 0.12; the rest goes through the next round, with 0.0001.
-    slices: list[Floats] = []
+    slices: list[FloatArray] = []
     room = [row[: x.size].reshape(x.shape) for row in work]
     rest = x
     for a in room[1:]:
@@ -209,7 +210,7 @@ def _sliced(x: Floats, exponent: int, work: Floats) -> tuple[list[Floats], npt.N
     return slices, left
 
 
-def _row_dots(a: Floats, b: Floats) -> Floats:
+def _row_dots(a: FloatArray, b: FloatArray) -> FloatArray:
     if len(a) > 1:
         return np.asarray(np.einsum("ij,ij->i", a, b))
     pieces = range(0, a.shape[1], _DOT)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 #: Bytes of a field that a pass holds at once, unless a single chunk is more.
 PASS_BYTES = 128 << 20
@@ -47,11 +46,11 @@ class FieldPass(Protocol):
     units: str | None
     has_steps: bool
     bounds: IntArray
-    is_step: npt.NDArray[np.bool_]
+    is_step: BoolArray
     num_skipped: int = 0
     num_tiles: int
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, tile: int, start: int, stop: int) -> AnyArray:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
         raise NotImplementedError
 
@@ -72,7 +71,7 @@ class FieldPass(Protocol):
         return None
 
 
-def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def usual_steps(times: FloatArray, is_step: BoolArray) -> BoolArray:
     """Return ``is_step`` without the steps over gaps: those that are not within half of the median step.
 
     So months of 28 to 31 days are steps, and years with a leap day; a missing file is not, nor is a time that comes
@@ -86,7 +85,7 @@ def usual_steps(times: npt.NDArray[np.float64], is_step: npt.NDArray[np.bool_]) 
     return is_step & (np.abs(steps / usual - 1) < 0.5)
 
 
-def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: npt.NDArray[np.bool_]) -> IntArray:
+def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: BoolArray) -> IntArray:
     """Return bounds of blocks: neighbouring ones together while they have no more than ``at_once`` rows.
 
     Parameters

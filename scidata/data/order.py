@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 
 #: Entries of an order that is listed whole. Another number gives other orders: saved places would not fit them.
@@ -32,7 +32,7 @@ _ROUNDS = 10
 _DIGESTED = 1 << 12
 
 #: Sample numbers in as few bytes as hold them.
-_Numbers: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+_Numbers: TypeAlias = npt.NDArray[np.int32] | IntArray
 
 # Streams besides the plain permutation's, which has no spawn key
 _WEIGHTS, _PARTS, _GROUPS, _BLOCKS = 1, 2, 3, 4
@@ -123,10 +123,10 @@ class Order:
     num_samples: int
     shuffle: bool
     seed: int
-    weights: npt.NDArray[np.float64] | None = None
+    weights: FloatArray | None = None
     draws: int | None = None
     mixture: Mixture | None = None
-    sizes: npt.NDArray[np.float64] | None = None
+    sizes: FloatArray | None = None
     group: int | None = None
     blocks: IntArray | None = None
     stretches: IntArray | None = None
@@ -237,7 +237,7 @@ class Order:
         seeds = np.random.SeedSequence([self.seed, epoch], spawn_key=key)
         return _shuffled(rows, count, seeds.generate_state(_ROUNDS, np.uint64).astype(np.uint64, copy=False))
 
-    def _weighted(self, weights: npt.NDArray[np.float64], epoch: int) -> IntArray:
+    def _weighted(self, weights: FloatArray, epoch: int) -> IntArray:
         edges = np.cumsum(weights)
         points = self._stream(epoch, _WEIGHTS).random(len(self)) * edges[-1]
         last = np.flatnonzero(weights)[-1]  # where rounding brings a point to the very end
@@ -271,7 +271,7 @@ class Order:
         stretches = blocks if self.stretches is None else self.stretches[first + entries]
         return entries[_lanes_of(blocks, stretches, self.lanes, stream)]
 
-    def _grouped(self, entries: IntArray, sizes: npt.NDArray[np.float64], epoch: int) -> IntArray:
+    def _grouped(self, entries: IntArray, sizes: FloatArray, epoch: int) -> IntArray:
         """Sort by size inside windows of several groups, then put the groups in a random order."""
         assert self.group is not None
         window = self.group * _GROUPS_SORTED_TOGETHER

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core.checks import check_mapping
 from scidata.core.html import card, sizes
+from scidata.core.types import Array
 from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
-Coordinate: TypeAlias = torch.Tensor | npt.NDArray[np.generic]
+Coordinate: TypeAlias = torch.Tensor | Array
 
 
 class _Coords(dict[str, Coordinate]):
@@ -33,7 +33,7 @@ class Origin(Protocol):
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
         """Return the coordinates that all samples have, by dim."""
 
-    def own_coords(self, index: int) -> dict[str, npt.NDArray[np.generic]]:
+    def own_coords(self, index: int) -> dict[str, Array]:
         """Return those of one sample, by dim, as NumPy has them."""
 
     def attributes(self, name: str) -> Mapping[str, object]:

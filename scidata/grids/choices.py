@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, rows_of, segments_of_slice
 from scidata.core.checks import names_of
 from scidata.core.options import ReadOptions, SampleDim
-from scidata.core.types import ArrayLayout, Source
+from scidata.core.types import ArrayLayout, FloatArray, Source
 from scidata.errors import (
     ConfigError,
     FieldMismatchError,
@@ -113,9 +112,7 @@ def choose_split(
     return split
 
 
-def row_weights(
-    source: Source, name: str, split: Mapping[str, str], crop: Mapping[str, Any]
-) -> dict[str, npt.NDArray[np.float64]]:
+def row_weights(source: Source, name: str, split: Mapping[str, str], crop: Mapping[str, Any]) -> dict[str, FloatArray]:
     """Sum a field over every dimension but the sharded one: the cost of each row."""
     layout = array_of(source, name)
     if len(split) != 1:
@@ -128,7 +125,7 @@ def row_weights(
         )
     values = read_array(source, layout, decoding=decoding_of(layout, np.dtype("f8")))
     others = tuple(i for i, d in enumerate(layout.dims) if d != dim)
-    cost: npt.NDArray[np.float64] = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
+    cost: FloatArray = np.atleast_1d(np.nansum(values, axis=others, dtype=np.float64))
     return {dim: cost[rows_of(segments_of_slice(crop.get(dim, slice(None)), len(cost)))]}
 
 

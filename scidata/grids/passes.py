@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import compose, num_rows_of, rows_of, segments_of_slice
 from scidata.core.checks import allocate
 from scidata.core.passes import PASS_BYTES, merged_blocks, usual_steps
-from scidata.core.types import ArrayLayout, IntArray, Segment, Segments
+from scidata.core.types import AnyArray, ArrayLayout, FloatArray, IntArray, Segment, Segments
 from scidata.core.urls import Url
 from scidata.grids.gaps import times_of
 from scidata.grids.labels import known_labels, label_text, labels_of
@@ -135,7 +134,7 @@ class GridPass:
     def _layout(self, i: int) -> ArrayLayout:
         return self._series.layout_in(i, self.name)
 
-    def read(self, tile: int, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, tile: int, start: int, stop: int) -> AnyArray:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
         i = int(self._members[start])
         layout, source = self._layout(i), self._series.sources[i]
@@ -194,7 +193,7 @@ def plain_labels(series: Series, partition: GridPartition, dim: str) -> list[Any
     return chosen.tolist() if chosen.dtype.kind in "iuf" else [str(label) for label in chosen]
 
 
-def row_times(series: Series) -> npt.NDArray[np.float64] | None:
+def row_times(series: Series) -> FloatArray | None:
     """Return when each row along the sample dim is, in a unit of its own; None where nothing says so."""
     found = times_of(series)
     if found is not None or series.sample_dim is None:

@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.apart import check_apart
 from scidata.core.bounds import rows_of
 from scidata.core.options import DEFAULTS, ReadOptions
-from scidata.core.types import ArrayLayout, BufferSpec, IntArray, Selection, Source
+from scidata.core.types import AnyArray, ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.blocks.chain import BlockChain
 from scidata.grids.blocks.key import SampleRead
@@ -172,7 +171,7 @@ class GridReader:
         """Return the dtype that a field is read as."""
         return self._fields[self._known(name)].dtype
 
-    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+    def coordinate(self, dim: str) -> AnyArray | None:
         """Return the selected values along a dimension, or None where it has no coordinate variable."""
         dim = resolve_dim(dim, list(self.partition.sizes), "coordinate")
         values = self.series.coordinate(dim)
@@ -180,7 +179,7 @@ class GridReader:
             return None
         return values[rows_of(self.partition.selected[dim])]
 
-    def sample_labels(self, index: int) -> dict[str, npt.NDArray[Any]]:
+    def sample_labels(self, index: int) -> dict[str, AnyArray]:
         """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else.
 
         Of fields that have other steps, ``"u_time"``, too.
@@ -281,7 +280,7 @@ class GridReader:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_into(
-        self, index: int, out: Mapping[str, npt.NDArray[Any]], coordinate: Mapping[str, int], *, once: bool = False
+        self, index: int, out: Mapping[str, AnyArray], coordinate: Mapping[str, int], *, once: bool = False
     ) -> ReadStats:
         """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe.
 

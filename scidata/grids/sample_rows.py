@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of
-from scidata.core.types import IntArray, Segment, Segments
+from scidata.core.types import BoolArray, IntArray, Segment, Segments
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 
@@ -53,7 +52,7 @@ class SampleRows:
         steps: FieldSteps,
         *,
         crosses: bool,
-        breaks: npt.NDArray[np.bool_] | None = None,
+        breaks: BoolArray | None = None,
     ) -> None:
         self._steps, self._trajectories = steps, None
         self._selected = None if series.sample_dim is None else selected[series.sample_dim]
@@ -73,12 +72,12 @@ class SampleRows:
             self.num *= len(self._trajectories)
             self.num_skipped *= len(self._trajectories)
 
-    def _unbroken(self, low: int, high: int, breaks: npt.NDArray[np.bool_]) -> list[int]:
+    def _unbroken(self, low: int, high: int, breaks: BoolArray) -> list[int]:
         """Return the starts whose windows, from the lowest step to the highest, cross none of the breaks."""
         starts, before = np.array(self._starts, np.int64), np.cumsum(breaks)
         return starts[before[starts + high] == before[starts + low]].tolist()
 
-    def _other_members(self) -> npt.NDArray[np.bool_]:
+    def _other_members(self) -> BoolArray:
         """Return of each selected row whether it lies in another member than the row before."""
         members = np.searchsorted(self._row_bounds, rows_of(self._selected or ()), side="right")
         return np.diff(members, prepend=members[:1]) != 0
@@ -124,7 +123,7 @@ class SampleRows:
         rows = rows_of(self._selected)[at]
         return rows if self._trajectories is None else self._trajectories[trajectory] + rows
 
-    def are_steps(self, positions: IntArray) -> npt.NDArray[np.bool_]:
+    def are_steps(self, positions: IntArray) -> BoolArray:
         """Return of each position whether its row is one step after the row at the position before: ``(num,)``."""
         found = np.zeros(len(positions), np.bool_)
         if self._selected is None or len(positions) < 2:

@@ -11,13 +11,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Source
+from scidata.core.types import AnyArray, ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
 from scidata.read.arrays import array_of, decoded, read_array
 from scidata.sources.cf import decoding_of
@@ -132,7 +131,7 @@ class Series:
             )
         return rows.pop() if rows else 1
 
-    def _check(self, f: int, of_first: Callable[[str], npt.NDArray[Any] | None]) -> None:
+    def _check(self, f: int, of_first: Callable[[str], AnyArray | None]) -> None:
         """Compare file ``f`` with the first, whose coordinates ``of_first`` gives."""
         here, path, first = self.layouts(f), self.files[f].path, self.files[0].path
         for name, wanted in self.layouts(0).items():
@@ -156,7 +155,7 @@ class Series:
     def _static_shape(self, layout: ArrayLayout) -> tuple[int, ...]:
         return tuple(n for n, dim in zip(layout.shape, layout.dims, strict=True) if dim != self._along)
 
-    def _coordinate(self, f: int, dim: str) -> npt.NDArray[Any] | None:
+    def _coordinate(self, f: int, dim: str) -> AnyArray | None:
         layout = self.files[f].arrays.get(dim)
         if layout is None or layout.dims != (dim,):
             return None
@@ -184,7 +183,7 @@ class Series:
             f"{self._path(i - 1)}; list the files in order, without overlap"
         )
 
-    def _values(self, dim: str) -> tuple[npt.NDArray[Any], IntArray] | None:
+    def _values(self, dim: str) -> tuple[AnyArray, IntArray] | None:
         """Return the values along a dimension over all files, and their bounds; None where a file has none."""
         files = self.files_along(dim)
         if self.is_uniform(dim) and isinstance(files, IndexedFiles) and (stored := files.joined(dim)) is not None:
@@ -287,7 +286,7 @@ class Series:
         """Return the files that hold rows of a dimension: all of them of the one along which they follow each other."""
         return self.files if dim == self._along else self.files[:1]
 
-    def coordinate(self, dim: str) -> npt.NDArray[Any] | None:
+    def coordinate(self, dim: str) -> AnyArray | None:
         """Return the values along a dimension over all files, or None where one has no coordinate variable."""
         found = self._values(dim)
         return None if found is None else found[0]

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, Files, IntArray, Source
 from scidata.read.arrays import read_array
 from scidata.sources.cf import decoding_of
 
@@ -62,7 +61,7 @@ class CentredSource:
         nowhere = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(str(self.path),), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
         """Read a box (positive steps): the faces on either side, and their mean."""
         own, axis = self._faces(layout)
         if axis is None:

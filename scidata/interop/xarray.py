@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core.checks import optional_module
-from scidata.core.types import ArrayLayout
+from scidata.core.types import Array, ArrayLayout
 from scidata.errors import ConfigError
 from scidata.shard import ShardTensor
 from scidata.sources import open_source
@@ -28,7 +27,7 @@ _FROM_FILE = 2  # layers of a dask array that reads a file: the array that is re
 def dataset_of(
     fields: Mapping[str, torch.Tensor],
     dims: Mapping[str, Sequence[str]],
-    coords: Mapping[str, torch.Tensor | npt.NDArray[np.generic]],
+    coords: Mapping[str, torch.Tensor | Array],
     attributes: Mapping[str, Mapping[str, object]],
 ) -> Any:
     """Return fields as an ``xarray.Dataset`` on the host; ShardTensors give the rows that this rank owns.
@@ -59,12 +58,12 @@ def dataset_of(
     return xarray.Dataset(variables, coords=shown)
 
 
-def _said_by(values: npt.NDArray[np.generic]) -> set[str]:
+def _said_by(values: Array) -> set[str]:
     """Name the attributes that decoded times have in themselves."""
     return {"units", "calendar"} if values.dtype.kind not in "iuf" else set()
 
 
-def _owned(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+def _owned(tensor: torch.Tensor) -> Array:
     local = (tensor.to_local() if isinstance(tensor, ShardTensor) else tensor).detach().cpu()
     return (local.float() if local.dtype is torch.bfloat16 else local).numpy()
 

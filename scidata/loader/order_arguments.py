@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.checks import check_int
-from scidata.core.types import IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.data.order import MAX_DRAWN, Mixture, Order
 from scidata.errors import ConfigError
 
@@ -78,7 +78,7 @@ def _blocks_of(dataset: Any, count: int, *, has_sizes: bool) -> IntArray:
     return dataset.blocks()
 
 
-def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64] | None:
+def _of_samples(name: str, values: npt.ArrayLike | None, count: int) -> FloatArray | None:
     if values is None:
         return None
     try:

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler as _DistributedSampler
 
 from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
-from scidata.core.types import IntArray
+from scidata.core.types import Array, IntArray
 from scidata.device_mesh import axes_of, axis_rank, axis_size
 from scidata.errors import ConfigError
 from scidata.grids.blocks.sizes import BLOCKS_AT_ONCE
@@ -409,5 +409,5 @@ def fingerprint_of(dataset: object) -> str:
     return str(getattr(dataset, "fingerprint", ""))
 
 
-def _digest(values: npt.NDArray[np.generic] | None) -> str:
+def _digest(values: Array | None) -> str:
     return "none" if values is None else hashlib.sha256(values.tobytes()).hexdigest()[:12]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import ArrayLayout, BoolArray, ChunkRefs, IntArray
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.plan.cut import Cut
 from scidata.plan.spans import (
@@ -24,8 +22,6 @@ from scidata.plan.spans import (
 )
 
 _MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
-
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

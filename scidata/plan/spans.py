@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, IntArray
+from scidata.core.types import ArrayLayout, BoolArray, IntArray
 from scidata.plan.pieces import Boxes, DimPieces
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
@@ -40,8 +39,6 @@ MIN_PARTS = 16
 #: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
 #: The two cost the same at 3-4 KiB (measured).
 MIN_DIRECT = 4 << 10
-
-_BoolArray = npt.NDArray[np.bool_]
 
 
 def decoded_limit(layout: ArrayLayout) -> int:
@@ -77,7 +74,7 @@ class Spans:
     count: IntArray
     offset: IntArray
     nbytes: IntArray
-    direct: _BoolArray
+    direct: BoolArray
     dest: IntArray
 
     def take(self, order: IntArray) -> Spans:
@@ -190,7 +187,7 @@ def make_spans(
     )
 
 
-def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: IntArray, to: IntArray) -> _BoolArray:
+def _is_direct(layout: ArrayLayout, count: IntArray, nbytes: IntArray, sign: IntArray, to: IntArray) -> BoolArray:
     """Say which spans have no gap on disk and none in the destination, in the same order."""
     run = np.ones(len(count), np.int64)
     direct = np.ones(len(count), np.bool_)
@@ -208,7 +205,7 @@ def group_reads(
     nbytes: IntArray,
     *,
     remote: bool,
-    direct: _BoolArray | None = None,
+    direct: BoolArray | None = None,
     decoded: IntArray | None = None,
     max_decoded: int = 0,
 ) -> tuple[IntArray, Reads]:
@@ -271,7 +268,7 @@ def group_reads(
     return order, reads
 
 
-def _parts(begin: IntArray, end: IntArray, cut: _BoolArray, limit: int) -> _BoolArray:
+def _parts(begin: IntArray, end: IntArray, cut: BoolArray, limit: int) -> BoolArray:
     """Say where runs of ranges, which begin at ``cut``, pass a multiple of ``limit``."""
     run_begin = begin[np.flatnonzero(cut)][np.cumsum(cut) - 1] if len(cut) else begin
     part = (end - run_begin - 1) // limit

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of, segments_of_slice
 from scidata.core.checks import allocate
-from scidata.core.types import ArrayLayout, Decoding, Source
+from scidata.core.types import AnyArray, ArrayLayout, Decoding, Source
 from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
 from scidata.read import read_plan
@@ -27,7 +25,7 @@ def read_array(
     *,
     decoding: Decoding | None = None,
     allow_missing: bool = False,
-) -> npt.NDArray[Any]:
+) -> AnyArray:
     """Read a whole array, or a box of it: a slice of each dimension.
 
     ``decoding`` and ``allow_missing`` are as in :func:`scidata.read.read_plan`. Values are of the decoded dtype, or of
@@ -46,7 +44,7 @@ def read_array(
     return out
 
 
-def decoded(values: npt.NDArray[Any], decoding: Decoding | None) -> npt.NDArray[Any]:
+def decoded(values: AnyArray, decoding: Decoding | None) -> AnyArray:
     """Return flat stored values, in native byte order, decoded into memory of their own."""
     out = np.empty(len(values), values.dtype if decoding is None else decoding.dtype)
     converter(values.dtype, decoding, out.dtype).copy(out, values, thread_scratch())

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core import trace
-from scidata.core.types import ChunkRefs, Decoding, IntArray
+from scidata.core.types import Array, ByteArray, ChunkRefs, Decoding, IntArray
 from scidata.errors import MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
 from scidata.plan.spans import dest_strides, element_strides
@@ -28,7 +27,7 @@ READ, DECODE, COPY = range(3)  # stages
 _STAGES = ("read", "decode", "copy")
 
 #: A buffer that a read fills.
-ByteBuffer: TypeAlias = npt.NDArray[np.uint8] | memoryview
+ByteBuffer: TypeAlias = ByteArray | memoryview
 
 #: Notes a stage, its begin and its end, and its bytes.
 Tracer: TypeAlias = Callable[..., None]
@@ -123,10 +122,10 @@ class Target:
 
     __slots__ = ("arrived", "out", "out_bytes", "out_view", "places", "tracer")
 
-    def __init__(self, out: npt.NDArray[np.generic], places: Places) -> None:
+    def __init__(self, out: Array, places: Places) -> None:
         self.places = places
         self.out = out.reshape(-1)
-        self.out_bytes: npt.NDArray[np.uint8] = self.out.view(np.uint8)
+        self.out_bytes: ByteArray = self.out.view(np.uint8)
         self.out_view = self.out_bytes.data
         self.tracer: Tracer | None = None
         if trace.active is not None:
@@ -212,13 +211,13 @@ class Context:
             chunk = next((c for c, end in found if end > size), found[0][0])
             raise ShortReadError(f"{target.places.where(chunk)}: {e}") from e
 
-    def copy(self, copies: Copies, read: int, buffer: npt.NDArray[np.uint8], target: Target, scratch: Scratch) -> None:
+    def copy(self, copies: Copies, read: int, buffer: ByteArray, target: Target, scratch: Scratch) -> None:
         """Do the copies of one read."""
         stored, dtype, out, convert = self.convert.stored, self.convert.dtype, target.out_bytes, self.convert.copy
         for i in range(copies.bounds[read], copies.bounds[read + 1]):
             shape = copies.shape[i]
-            raw: npt.NDArray[np.generic] = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
-            piece: npt.NDArray[np.generic] = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
+            raw: Array = np.ndarray(shape, stored, buffer, copies.source[i], copies.source_strides[i])
+            piece: Array = np.ndarray(shape, dtype, out, copies.dest[i], copies.dest_strides[i])
             convert(piece, raw, scratch)
         for gather in copies.gathers.get(read, ()):
             if self.convert.trivial:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import Decoding
+from scidata.core.types import Array, BoolArray, Decoding
 from scidata.read.codecs import Scratch
-
-Array = npt.NDArray[np.generic]
-
 
 _made: Cache[tuple[Converter, Decoding | None]] = Cache(256)
 
@@ -77,8 +73,8 @@ class Converter:
         self._compute(work, mask)
         np.copyto(piece, work, casting="unsafe")
 
-    def _mask(self, raw: Array, scratch: Scratch) -> npt.NDArray[np.bool_] | None:
-        mask: npt.NDArray[np.bool_] | None = None
+    def _mask(self, raw: Array, scratch: Scratch) -> BoolArray | None:
+        mask: BoolArray | None = None
         for fill in self._fills:
             if mask is None:
                 mask = scratch.get("mask", raw.size).view(np.bool_).reshape(raw.shape)
@@ -87,7 +83,7 @@ class Converter:
                 mask |= raw == fill
         return mask if mask is not None and mask.any() else None
 
-    def _compute(self, piece: Array, mask: npt.NDArray[np.bool_] | None) -> None:
+    def _compute(self, piece: Array, mask: BoolArray | None) -> None:
         if self._scale is not None:
             np.multiply(piece, self._scale, out=piece)
         if self._offset is not None:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import Array, BoolArray, ByteArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +32,7 @@ class Gather:
     source: IntArray
     dest: IntArray
 
-    def run(self, buffer: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8], dtype: np.dtype[np.generic]) -> None:
+    def run(self, buffer: ByteArray, out: ByteArray, dtype: np.dtype[np.generic]) -> None:
         """Copy values of ``dtype`` as they are."""
         ndim, nbytes = len(self.shape), dtype.itemsize
         strides = list(zip(self.shape, self.source_strides, self.dest_strides, strict=True))
@@ -46,12 +45,12 @@ class Gather:
 
 
 def at_any_byte(
-    data: npt.NDArray[np.uint8],
+    data: ByteArray,
     dtype: np.dtype[np.generic],
     shape: Sequence[int],
     strides: Sequence[int],
     places: IntArray,
-) -> tuple[npt.NDArray[np.generic], IntArray]:
+) -> tuple[Array, IntArray]:
     """Return a view of bytes with an item of ``shape`` for every byte that one may begin at, and ``places`` in it.
 
     Strides may be negative; items overlap.
@@ -59,7 +58,7 @@ def at_any_byte(
     reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
     below, above = -sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
     num = data.size - below - above - dtype.itemsize + 1
-    view: npt.NDArray[np.generic] = np.ndarray((num, *shape), dtype, data.data, below, (1, *strides))
+    view: Array = np.ndarray((num, *shape), dtype, data.data, below, (1, *strides))
     return view, places - below if below else places
 
 
@@ -99,7 +98,7 @@ class _Table:
     source_strides: IntArray
     dest_strides: IntArray
 
-    def rows(self, which: IntArray | npt.NDArray[np.bool_]) -> _Table:
+    def rows(self, which: IntArray | BoolArray) -> _Table:
         """Return some of the copies."""
         return _Table(*(getattr(self, name)[which] for name in self.__slots__))
 
@@ -205,7 +204,7 @@ def _gathered(table: _Table) -> tuple[_Table, dict[int, list[Gather]]]:
     return table.rows(kept), gathers
 
 
-def _is_commonest(step: IntArray, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _is_commonest(step: IntArray, among: BoolArray) -> BoolArray:
     """Say where the distance is the one that occurs most often ``among`` the rows given."""
     if not among.any():
         return among

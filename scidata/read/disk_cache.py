@@ -19,12 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from scidata.core.checks import check_optional_int
 from scidata.core.own_files import make_own_folder, open_own
+from scidata.core.types import ByteArray
 from scidata.core.urls import is_url, public_text
 from scidata.errors import ConfigError, RefusedError
 
@@ -130,7 +129,7 @@ class DiskCache:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def put(self, key: bytes, rows: npt.NDArray[np.uint8]) -> bool:
+    def put(self, key: bytes, rows: ByteArray) -> bool:
         """Keep rows, ``(num_rows, bytes of a row)`` uint8, C-contiguous; say whether they are there now."""
         path, nbytes = self._path(key), self.entry_nbytes(*rows.shape)
         if os.path.lexists(path):
@@ -308,7 +307,7 @@ def _header_nbytes(num_rows: int) -> int:
     return -(-(_HEAD.size + _CRC.size * (num_rows + 1)) // _ALIGNED) * _ALIGNED
 
 
-def _header(key: bytes, rows: npt.NDArray[np.uint8]) -> bytes:
+def _header(key: bytes, rows: ByteArray) -> bytes:
     """Return the header: key and sizes, a checksum of each row, and at the end one of all this."""
     nbytes = _header_nbytes(len(rows))
     checksums = b"".join([_CRC.pack(crc32c(row.data)) for row in rows])

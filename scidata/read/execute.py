@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.checks import largest_encoded
-from scidata.core.types import Decoding, IntArray, Source
+from scidata.core.types import Array, Decoding, IntArray, Source
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
@@ -72,7 +71,7 @@ class Execution:
         self.cost = sum(self.costs)
         self._raw_rows = [row for kind, row in self.tasks if kind == "raw"]
 
-    def begin(self, out: npt.NDArray[np.generic], places: Places) -> Target:
+    def begin(self, out: Array, places: Places) -> Target:
         """Begin a run into ``out``, of the chunks in these places: fill absent ones."""
         target = Target(out, places)
         if self._has_absent or self._absent:

@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
-
 from scidata.core.cache import Cache
-from scidata.core.types import IntArray
+from scidata.core.types import BoolArray, IntArray
 from scidata.plan.chunk_tables import Pattern
 from scidata.read.copies import Copies
 
@@ -86,7 +83,7 @@ class EncodedTables:
     few: list[bool]
     box_source: IntArray
     copies: Copies | None
-    blocks: dict[tuple[int, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
+    blocks: dict[tuple[int, int], BoolArray] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import BoolArray, IntArray
 from scidata.errors import ChecksumError, CorruptDataError
 from scidata.plan.chunk_tables import EncodedChunks
 from scidata.plan.spans import Reads, dest_strides
@@ -214,8 +213,7 @@ class EncodedRun:
     def _make_box_source(self) -> IntArray:
         plan, (strides, _) = self._context.plan, self._context.box_strides
         step = plan.boxes.gather(plan.pieces, "step")
-        source: IntArray = (plan.boxes.gather(plan.pieces, "start") * (strides // step)).sum(axis=1)
-        return source
+        return (plan.boxes.gather(plan.pieces, "start") * (strides // step)).sum(axis=1)
 
     def _make_copies(self, copied: IntArray, box_source: IntArray, place: IntArray) -> Copies:
         """Return the copies of the chunks ``copied``, in the order of the reads."""
@@ -286,7 +284,7 @@ class EncodedRun:
         tally.mark(DECODE, now, decoded)
         tally.decoded += decoded
 
-    def _needed_blocks(self, i: int, header: blosc.ChunkHeader) -> npt.NDArray[np.bool_]:
+    def _needed_blocks(self, i: int, header: blosc.ChunkHeader) -> BoolArray:
         """Return which Blosc blocks of a chunk hold a wanted element: ``(num_blocks,)`` bool."""
         known = self._tables.blocks.get((i, header.blocksize))
         if known is not None:
@@ -314,7 +312,7 @@ class EncodedRun:
 
 
 def _mark_blocks(
-    needed: npt.NDArray[np.bool_], blocksize: int, item: int, shape: list[int], offset: int, strides: list[int]
+    needed: BoolArray, blocksize: int, item: int, shape: list[int], offset: int, strides: list[int]
 ) -> None:
     """Mark the blocks that a strided box of a chunk touches."""
     extent = item

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import IntArray
+from scidata.core.types import BoolArray, ByteArray, IntArray
 from scidata.errors import CorruptDataError, ShortReadError
 from scidata.plan.spans import MAX_SPAN, MIN_DIRECT, Reads, Spans
 from scidata.read.codecs import Scratch
@@ -83,7 +82,7 @@ class RawRun:
             context.copy(tables.copies, group, buffer, target, scratch)
         tally.mark(COPY, now, nbytes)
 
-    def _read_group(self, first: int, stop: int, buffer: npt.NDArray[np.uint8], target: Target) -> None:
+    def _read_group(self, first: int, stop: int, buffer: ByteArray, target: Target) -> None:
         place, view, places = self._tables.place, buffer.data, target.places
         if not target.arrived:
             path = places.paths[self._tables.path_index[first]]
@@ -155,7 +154,7 @@ class RawRun:
             copies=None if direct.all() else self._make_copies(offset, direct, groups, place),
         )
 
-    def _group(self, direct: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+    def _group(self, direct: BoolArray) -> tuple[IntArray, IntArray]:
         """Return the bounds of groups of reads, and the first byte of each read in its group's buffer."""
         reads, num = self._reads, len(direct)
         total = np.cumsum(reads.nbytes)
@@ -168,9 +167,7 @@ class RawRun:
         groups = np.append(first, num)
         return groups, before - np.repeat(before[first], np.diff(groups))
 
-    def _make_copies(
-        self, offset: IntArray, direct: npt.NDArray[np.bool_], groups: IntArray, place: IntArray
-    ) -> Copies:
+    def _make_copies(self, offset: IntArray, direct: BoolArray, groups: IntArray, place: IntArray) -> Copies:
         spans, reads = self._spans, self._reads
         source, dest = self._context.box_strides
         read = np.repeat(np.arange(len(reads.offset)), np.diff(reads.bounds))

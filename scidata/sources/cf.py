@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from scidata.core.types import ArrayLayout, Decoding
+from scidata.core.types import Array, ArrayLayout, Decoding
 from scidata.errors import UnsupportedFormatError
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
@@ -37,7 +36,7 @@ _EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)
 _SINCE = re.compile(r"\s*(\w+)\s+since\s+\S", re.IGNORECASE)  # "days since 1900-01-01"; "days accumulated" is no axis
 
 
-def array_of(value: object) -> npt.NDArray[np.generic]:
+def array_of(value: object) -> Array:
     """Return an attribute as an array; the empty text where it is none, such as lists of lists of other lengths."""
     try:
         return np.asarray(value)
@@ -69,8 +68,7 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) 
     key = "decoding", dtype
     if key not in layout.derived:
         layout.derived[key] = _decoding_of(layout, dtype)
-    found: Decoding | None = layout.derived[key]
-    return found
+    return layout.derived[key]
 
 
 def _decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None) -> Decoding | None:
@@ -137,8 +135,7 @@ def _number(layout: ArrayLayout, name: str) -> np.generic | None:
             f"{layout.store}: field {layout.name!r}: {name} is {value!r}, but one number was expected; "
             "correct the attribute or read with decode=False"
         )
-    scalar: np.generic = array.reshape(-1)[0]
-    return scalar
+    return array.reshape(-1)[0]
 
 
 def _packed_dtype(
@@ -177,7 +174,7 @@ def _fill_values(
     return has_fill, tuple(found.values())
 
 
-def _parsed(given: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _parsed(given: Array) -> Array:
     """Read text as numbers, nothing where it is none: JSON has no NaN, so some write "NaN"."""
     values = []
     for text in map(str, given.tolist()):
@@ -206,8 +203,7 @@ def _as_stored(
     for dtype in (seen,) if viewed is None else (raw, seen):
         limits = np.iinfo(dtype.str)
         if limits.min <= exact <= limits.max:
-            stored: np.generic = np.array(int(exact), dtype).view(seen).reshape(1)[0]
-            return stored
+            return np.array(int(exact), dtype).view(seen).reshape(1)[0]
     return None
 
 

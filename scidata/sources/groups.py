@@ -14,11 +14,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, Files, IntArray, Source
+from scidata.core.types import Array, ArrayLayout, ChunkRefs, Files, IntArray, Source
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import files, version_at
 from scidata.sources.single_files import open_file
@@ -128,7 +125,7 @@ class GroupSource:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates."""
         return self.file.locate(self._whole(layout), chunks)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: Array) -> None:
         """Read a box (positive steps) with the format's own library into ``out``."""
         self.file.read_box(self._whole(layout), box, out)
 

@@ -15,10 +15,9 @@ from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
-from scidata.core.types import ArrayLayout, Codec, IntArray
+from scidata.core.types import AnyArray, ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError
 from scidata.sources.access.files import Version
 
@@ -154,7 +153,7 @@ class FileIndex:
         firsts = self.tables["parts"][part : part + 2, 2].tolist()
         return self.tables["numbers"][firsts[0] : firsts[1] if len(firsts) > 1 else None]
 
-    def values_of(self, part: int) -> npt.NDArray[Any] | None:
+    def values_of(self, part: int) -> AnyArray | None:
         """Return the values of a part, flat and read-only; None where they are not kept."""
         number = int(self.tables["parts"][part, 1])
         return None if number < 0 else np.frombuffer(self._bytes_of(number), self._dtype_of(number))
@@ -174,10 +173,9 @@ class FileIndex:
         columns = [parts[self.tables["first_parts"][rows], 0]]
         for name in dict.fromkeys([*names, *valued]):
             columns += [parts[self._parts_of(rows, name), k] for k in ((0, 1) if name in valued else (0,))]
-        kinds: IntArray = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-        return kinds
+        return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
 
-    def joined(self, rows: IntArray, name: str) -> npt.NDArray[Any] | None:
+    def joined(self, rows: IntArray, name: str) -> AnyArray | None:
         """Return the values of a coordinate of some rows, one after the other; None where they are not all kept."""
         numbers = self.tables["parts"][self._parts_of(rows, name), 1]
         if not len(numbers) or numbers.min() < 0 or len(np.unique(self.tables["value_types"][numbers])) != 1:
@@ -191,8 +189,7 @@ class FileIndex:
         places = np.zeros(len(self.texts), np.int64)
         for head in np.unique(heads).tolist():
             places[head] = self._made(self._heads, head, _head).places.get(name, 0)
-        found: IntArray = first + places[heads]
-        return found
+        return first + places[heads]
 
     # -- as rows, and as bytes ---------------------------------------------------------------------------------------
 
@@ -328,8 +325,7 @@ class KeptFile:
     @property
     def numbers(self) -> list[int]:
         """Numbers of the file itself."""
-        found: list[int] = self.index.numbers(self._first).tolist()
-        return found
+        return self.index.numbers(self._first).tolist()
 
     def layout(self, name: str) -> tuple[ArrayLayout, dict[str, Any]]:
         """Return a layout, of no store, and more facts."""
@@ -339,7 +335,7 @@ class KeptFile:
         """Return the numbers of an array."""
         return self.index.numbers(self._first + self.head.places[name])
 
-    def values_of(self, name: str) -> npt.NDArray[Any] | None:
+    def values_of(self, name: str) -> AnyArray | None:
         """Return the values of a coordinate, as stored, in native byte order; None where they are not kept."""
         place = self.head.places.get(name)
         return None if place is None else self.index.values_of(self._first + place)

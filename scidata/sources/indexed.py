@@ -13,13 +13,12 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.own_files import make_own_folder, open_own, write_whole
-from scidata.core.types import ArrayLayout, Source
+from scidata.core.types import AnyArray, ArrayLayout, Source
 from scidata.errors import CorruptDataError, RefusedError, SciDataError
 from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.access.validators import Validator
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from scidata.sources.netcdf import NetCDF3Source
 
 #: Reads an array as it is stored, in native byte order.
-Read: TypeAlias = Callable[[Source, ArrayLayout], npt.NDArray[Any]]
+Read: TypeAlias = Callable[[Source, ArrayLayout], AnyArray]
 
 NAME = ".scidata-index"  # beside the data
 FOLDER = "scidata-index"  # below cache_dir
@@ -160,10 +159,9 @@ class IndexedFiles(Sequence[Source]):
                 found = index.kinds_of(self._rows[1, mine], names, valued)
                 _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
                 kinds[mine] = mine[first][inverse]
-        found_kinds: list[int] = kinds.tolist()
-        return found_kinds
+        return kinds.tolist()
 
-    def joined(self, name: str) -> npt.NDArray[Any] | None:
+    def joined(self, name: str) -> AnyArray | None:
         """Return a coordinate of all files as stored, one after the other; None where one index has not all of it."""
         (which, *others) = np.unique(self._rows[0]).tolist()
         return None if others or which < 0 else self._indices[which].joined(self._rows[1], name)

@@ -20,10 +20,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import Array, ArrayLayout, ChunkRefs, IntArray
 from scidata.errors import CorruptDataError, ShortReadError
 from scidata.sources.access.files import files
 from scidata.sources.access.url_file import BeforeFileError, UrlFile
@@ -57,7 +56,7 @@ class NumpySource(FileSource[dict[str, _Member]]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._whole: Cache[npt.NDArray[np.generic]] = Cache(_KEPT, "lru")
+        self._whole: Cache[Array] = Cache(_KEPT, "lru")
         self.skipped: dict[str, str] = {}
 
     @cached_property
@@ -83,10 +82,10 @@ class NumpySource(FileSource[dict[str, _Member]]):
         places = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(str(self.path),), path_index=places, offset=places + begin, nbytes=places + nbytes)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: Array) -> None:
         """Read a box (positive steps) with NumPy into ``out``."""
 
-        def load() -> npt.NDArray[np.generic]:
+        def load() -> Array:
             with UrlFile(self.path) as stream:
                 found = np.load(stream, allow_pickle=False)
                 return found if isinstance(found, np.ndarray) else found[layout.name]
@@ -99,7 +98,7 @@ class NumpySource(FileSource[dict[str, _Member]]):
         except (ValueError, zipfile.BadZipFile, EOFError, zlib.error) as e:
             raise CorruptDataError(f"{self.path}: field {layout.name!r} cannot be decompressed: {e}") from e
 
-    def _read_packed(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
+    def _read_packed(self, layout: ArrayLayout, box: tuple[slice, ...], out: Array) -> None:
         """Decompress all of an array, for its checksum, and keep some rows of its slowest dim at a time."""
         order = layout.axis_order
         shape = [layout.shape[i] for i in order]

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import Array, ArrayLayout, ChunkRefs, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.sources.access.files import version_at
 from scidata.sources.file_source import FileSource
@@ -36,7 +35,7 @@ ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 class _Contents:
     """A file that was read: values and layouts by array; and why others are left out."""
 
-    values: dict[str, npt.NDArray[np.generic]]
+    values: dict[str, Array]
     layouts: dict[str, ArrayLayout]
     left_out: dict[str, str]
 
@@ -85,7 +84,7 @@ class TorchSource(FileSource[_Contents]):
         nowhere = np.zeros(len(chunks), np.int64)
         return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
 
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: Array) -> None:
         """Copy a box into ``out``."""
         out[...] = self._item(layout, self._read().values)[box]
 

@@ -19,11 +19,11 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.types import Array, IntArray
 from scidata.device_mesh import domain_mesh
 from scidata.device_mesh.board import Postings, begin, call_with_timeout
 from scidata.device_mesh.groups import break_group, explained
@@ -216,17 +216,17 @@ class Ranks:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def send(self, values: npt.NDArray[np.generic], part: int) -> tuple[dist.Work | None, torch.Tensor]:
+    def send(self, values: Array, part: int) -> tuple[dist.Work | None, torch.Tensor]:
         """Begin to send values to a part of the domain; return the work, and a tensor to keep until its end."""
         tensor = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         return dist.isend(tensor, self._members[part], group=self._group, tag=self._tag), tensor
 
-    def receive(self, out: npt.NDArray[np.generic], part: int) -> dist.Work | None:
+    def receive(self, out: Array, part: int) -> dist.Work | None:
         """Begin to receive values from a part of the domain into a contiguous array; returns the work."""
         tensor = torch.from_numpy(out.reshape(-1).view(np.uint8))
         return dist.irecv(tensor, self._members[part], group=self._group, tag=self._tag)
 
-    def exchange_rows(self, rows: Sequence[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int64]]:
+    def exchange_rows(self, rows: Sequence[IntArray]) -> list[IntArray]:
         """Send an array to each part of the domain, and return the arrays received. Collective over the domain."""
         self.agree(None)  # all come to the exchange, or hear of the failure of one
         sent, held = torch.zeros(2, len(self._all), dtype=torch.int64)

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from scidata.core.types import Array
 from scidata.grids.parts import Part
 from scidata.read.context import ReadStats
 
 #: Decoded values of any dtype.
-Rows: TypeAlias = npt.NDArray[np.generic]
+Rows: TypeAlias = Array
 
 
 class BlockKey(NamedTuple):

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import rows_of, segments_of_slice
 from scidata.core.cache import Cache
-from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection, Source
+from scidata.core.types import ArrayLayout, BoolArray, IntArray, Segment, Segments, Selection, Source
 from scidata.core.urls import is_url
 from scidata.errors import CorruptDataError
 from scidata.grids.partition import GridPartition
@@ -147,7 +146,7 @@ def _slices(to: IntArray, source: IntArray) -> list[tuple[slice, slice]]:
 
 def touched_blocks(
     chunk: Sequence[int], axis_order: Sequence[int], rows: Sequence[IntArray], item: int, block: int, num_blocks: int
-) -> npt.NDArray[np.bool_]:
+) -> BoolArray:
     """Return which blocks of ``block`` bytes of a chunk hold some of its elements, ``(num_blocks,)``; perhaps more.
 
     Parameters

@@ -22,11 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.memory import ArrayPool
-from scidata.core.types import ArrayLayout, Files, Selection
+from scidata.core.types import ArrayLayout, ByteArray, Files, Selection
 from scidata.core.urls import Url
 from scidata.grids.blocks.key import BlockKey, BlockStage, Rows, SampleRead, Wanted
 from scidata.grids.blocks.sizes import BlockSizes
@@ -274,5 +273,5 @@ class DiskBlocks:
         return bool(entry.digest) and self.disk.read(entry.digest, (entry.shape[0], nbytes), [])
 
 
-def _bytes_of(values: Rows) -> npt.NDArray[np.uint8]:
+def _bytes_of(values: Rows) -> ByteArray:
     return values.reshape(-1).view(np.uint8)

@@ -27,14 +27,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.cache import Cache
 from scidata.core.memory import empty
 from scidata.core.own_files import open_own
+from scidata.core.types import Array
 
 _HEADER = 4096  # bytes: the key, a flag for each taker; the array begins on a page
 _MAGIC = b"scidata3"
@@ -51,7 +51,6 @@ _MAX_MAPPED = 128 << 20  # bytes of files, and so many of them, that stay mapped
 _MAX_MAPS = 64
 
 T = TypeVar("T")
-Array: TypeAlias = npt.NDArray[np.generic]
 
 
 class _Wanted(NamedTuple):

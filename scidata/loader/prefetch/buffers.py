@@ -16,16 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from scidata.core.checks import NO_MEMORY, too_large
 from scidata.core.memory import ArrayPool, Lent
-from scidata.core.types import BufferSpec
+from scidata.core.types import Array, BufferSpec
 from scidata.errors import ConfigError
 from scidata.loader.prefetch.slots import SlotSet
 
-Array: TypeAlias = npt.NDArray[np.generic]
 #: The result for an item: tensors by field, or samples' parts, one after another.
 Batch: TypeAlias = Mapping[str, torch.Tensor] | list[Any]
 

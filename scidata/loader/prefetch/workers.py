@@ -23,13 +23,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.multiprocessing
 
 from scidata.core import trace
 from scidata.core.interrupts import ignore_interrupts, interrupts_held
-from scidata.core.types import BufferSpec
+from scidata.core.types import Array, BufferSpec
 from scidata.data.adapter import DatasetAdapter
 from scidata.device_mesh.torch_internals import set_worker_info, shared_storage
 from scidata.errors import WorkerDiedError
@@ -125,7 +124,7 @@ class WorkerReader:
         self._pool, self._epoch, self._keep = pool, epoch, keep
         self._over = False
 
-    def __call__(self, index: int, out: Slot | Mapping[str, npt.NDArray[np.generic]]) -> object:
+    def __call__(self, index: int, out: Slot | Mapping[str, Array]) -> object:
         """Fill a slot, or buffers; return the statistics of the read."""
         part, stats = self._pool.read(index, self._epoch, lambda: self._over)
         if isinstance(out, Slot):

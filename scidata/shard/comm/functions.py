@@ -14,8 +14,7 @@ from scidata.shard.torch_internals import has_dual_level
 
 def call(function: type[Function], *args: object) -> Tensor:
     """Apply an autograd function of one result (torch does not type ``apply``)."""
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
-    return result
+    return function.apply(*args)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 class _Linear(Function):
@@ -60,16 +59,14 @@ def linear(
     linear_part
         That instead, where ``compute`` also puts in constants.
     """
-    result: Tensor = _linear((compute, transposed, linear_part or compute, layout), x)
-    return result
+    return _linear((compute, transposed, linear_part or compute, layout), x)
 
 
 def linear_together(
     compute: Callable[..., tuple[Tensor, ...]], transposed: Callable[..., tuple[Tensor, ...]], xs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """Do as :func:`linear` with several tensors; ``transposed`` is called once, when all gradients are there."""
-    results: tuple[Tensor, ...] = _linear((compute, transposed, compute, ()), *xs)
-    return results
+    return _linear((compute, transposed, compute, ()), *xs)
 
 
 class _How(NamedTuple):

@@ -413,8 +413,7 @@ def norm(
 ) -> Tensor:
     """Vector norms over any dims, and the nuclear norm of matrices."""
     if p == "nuc":
-        result: Tensor = torch.linalg.matrix_norm(x, "nuc", dims_of(dim, x.spec), keepdim, dtype=dtype)
-        return result
+        return torch.linalg.matrix_norm(x, "nuc", dims_of(dim, x.spec), keepdim, dtype=dtype)
     return vector_norm(func, x, p, dim, keepdim, dtype=dtype)
 
 

@@ -137,8 +137,7 @@ def _plan_in_halo(spec: ShardSpec, dim: int, halo: HaloDim | None, asked: _Asked
         found = _inside(has, parts_as_runs(sizes) if asked is None else asked.wanted())
         return () if found is None else (plan_runs((sum(n for _, n in has[rank]),), 0, (found[rank],)),)
 
-    plans: tuple[RunsPlan, ...] = spec.plans.get_or_make(("in halo", dim, halo, asked and asked.key), make)
-    return plans
+    return spec.plans.get_or_make(("in halo", dim, halo, asked and asked.key), make)
 
 
 # -- an op on windows ----------------------------------------------------------------------------------------------

@@ -12,10 +12,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.install import install_hint
-from scidata.core.types import ArrayLayout, Codec, IntArray
+from scidata.core.types import Array, ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError
 from scidata.sources.hdf5.parts import iterate_chunks, rows_of_parts
 
@@ -182,9 +181,7 @@ def describe(
     return layout, Storage(path=path, shape=shape, chunked=chunked, offset=offset)
 
 
-def _fill_value(
-    dset: h5py.Dataset, plist: h5py.h5p.PropDCID, dtype: np.dtype[np.generic], *, exact: bool
-) -> npt.NDArray[np.generic]:
+def _fill_value(dset: h5py.Dataset, plist: h5py.h5p.PropDCID, dtype: np.dtype[np.generic], *, exact: bool) -> Array:
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return np.zeros((), dtype)  # as HDF5 itself gives
     try:

@@ -8,8 +8,8 @@ import re
 import struct
 
 import numpy as np
-import numpy.typing as npt
 
+from scidata.core.types import Array
 from scidata.errors import UnsupportedFormatError
 
 _NUMBER_V3 = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
@@ -84,14 +84,14 @@ def check_named(entry: object, part: str, where: str) -> tuple[str, dict[str, ob
     return found
 
 
-def _bits(text: str, itemsize: int) -> npt.NDArray[np.generic]:
+def _bits(text: str, itemsize: int) -> Array:
     raw = bytes.fromhex(text[2:].rjust(2 * itemsize, "0"))
     if len(raw) != itemsize:
         raise ValueError(text)
     return np.frombuffer(raw, f">f{itemsize}").reshape(())
 
 
-def _float(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+def _float(value: object, dtype: np.dtype[np.generic]) -> Array:
     """Numbers, ``"NaN"``, ``"-Infinity"``, ``"0x7fc00001"`` (bits, v3), base64 of a float64 (as xarray writes)."""
     if isinstance(value, str) and value[:2].lower() == "0x":
         return _bits(value, dtype.itemsize).astype(dtype)
@@ -115,7 +115,7 @@ def _integer(value: object) -> int:
     raise ValueError(value)
 
 
-def _convert(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+def _convert(value: object, dtype: np.dtype[np.generic]) -> Array:
     match dtype.kind:
         case "f":
             return _float(value, dtype)
@@ -142,7 +142,7 @@ def _convert(value: object, dtype: np.dtype[np.generic]) -> npt.NDArray[np.gener
             return np.array(number, dtype)
 
 
-def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> npt.NDArray[np.generic] | None:
+def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> Array | None:
     """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none.
 
     Raises

@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from scidata.core.bounds import num_rows_of
 from scidata.core.checks import allocate
-from scidata.core.types import ArrayLayout, Empty, IntArray, Segment, Segments, SegmentTable, Selection, Source
+from scidata.core.types import (
+    AnyArray,
+    ArrayLayout,
+    Empty,
+    IntArray,
+    Segment,
+    Segments,
+    SegmentTable,
+    Selection,
+    Source,
+)
 from scidata.meshes.order.ids import ranges
 from scidata.plan.array import ArrayPlan, plan_array
 from scidata.read import Job, read_plans
@@ -162,7 +172,7 @@ class RowAccess:
         self.plans.setdefault(path, []).append(plan)
         return plan
 
-    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    def run(self, plan: ArrayPlan, dtype: npt.DTypeLike | None = None) -> AnyArray:
         """Run a plan of this object; return values in native byte order or as ``dtype``."""
         return self.run_each([(self.job(plan), dtype)])[0]
 
@@ -170,16 +180,16 @@ class RowAccess:
         """Return a plan of this object as work that can be done any number of times."""
         return self._store.job(self._index, plan)
 
-    def run_each(self, jobs: Sequence[tuple[Job, npt.DTypeLike | None]]) -> list[npt.NDArray[Any]]:
+    def run_each(self, jobs: Sequence[tuple[Job, npt.DTypeLike | None]]) -> list[AnyArray]:
         """Run jobs, each into its dtype: behind a URL all their requests are on their way at once."""
         reads = [(job, self._empty(job.plan, job.dtype if d is None else np.dtype(d))) for job, d in jobs]
         self.stats += read_plans(reads, executor=self._executor)
         return [out for _, out in reads]
 
-    def _empty(self, plan: ArrayPlan, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _empty(self, plan: ArrayPlan, dtype: np.dtype[Any]) -> AnyArray:
         return allocate(f"{plan.layout.store}: field {plan.layout.name!r}", plan.out_shape, dtype, self.empty)
 
-    def rows(self, path: str, start: int, stop: int) -> npt.NDArray[Any]:
+    def rows(self, path: str, start: int, stop: int) -> AnyArray:
         """Read rows ``[start, stop)`` of the first dimension."""
         return self.run(self.plan(path, np.array([start]), np.array([stop])))
 
@@ -221,7 +231,7 @@ class RowAccess:
             steps.append((plan, pick))
         return steps
 
-    def run_gather(self, gather: GatherPlan, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> npt.NDArray[Any]:
+    def run_gather(self, gather: GatherPlan, dtype: npt.DTypeLike | None = None, *, dim: int = 0) -> AnyArray:
         """Run a plan of :meth:`plan_gather`; the rows are C-contiguous."""
         parts = []
         for plan, pick in gather:
@@ -229,7 +239,7 @@ class RowAccess:
             parts.append(values if pick is None else values.take(pick, axis=dim))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
-    def gather(self, path: str, ids: IntArray) -> npt.NDArray[Any]:
+    def gather(self, path: str, ids: IntArray) -> AnyArray:
         """Read scattered rows of the first dimension: sorted ids, each once."""
         return self.run_gather(self.plan_gather(path, ids))
 

@@ -253,8 +253,7 @@ class RemotePlace:
 
     def forget_progress(self) -> None:
         """Remove the folder of the progress."""
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self._folder, recursive=True)
+        self._remove(self._folder)
 
     def sync(self) -> None:
         """Do nothing: an object store has stored every write that it acknowledged."""

@@ -193,12 +193,6 @@ def successor(out: str) -> str:
     return os.path.realpath(out) + SUFFIX
 
 
-def forget(out: str) -> None:
-    """Remove the manifest, so that the folder is no finished store any more."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(os.path.join(out, MANIFEST))
-
-
 def finished_samples(out: str) -> list[int]:
     """Return the indices of the samples that are there under their final name."""
     names = os.listdir(out) if os.path.isdir(out) else []
@@ -207,7 +201,7 @@ def finished_samples(out: str) -> list[int]:
 
 def remove_samples(out: str, indices: Iterable[int]) -> None:
     """Remove the manifest, so that nothing opens as valid any more, then the samples."""
-    forget(out)
+    remove(os.path.join(out, MANIFEST))
     wanted = set(indices)
     for name in os.listdir(out):
         match = _SAMPLE.fullmatch(name)

@@ -18,7 +18,7 @@ from scidata.core.urls import is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
-from scidata.store.format.durable import rename_over
+from scidata.store.format.durable import remove, rename_over
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
@@ -275,7 +275,7 @@ def _run(
         beside = output.successor(out)
         if part is None and ((overwrite and manifest) or (resume and os.path.isdir(beside))):
             if overwrite:
-                output.forget(beside)
+                remove(os.path.join(beside, MANIFEST))  # it is no finished store any more
             report = _run(
                 task, beside, indices, part=None, executor=executor, overwrite=overwrite, resume=resume, tick=tick
             )

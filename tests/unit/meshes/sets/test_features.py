@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from scidata.errors import ConfigError
-from scidata.meshes.sets import features
+from scidata.meshes.sets import neighbours
 from scidata.meshes.sets.grids import lat_lon
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
 from scidata.meshes.sets.neighbours import edge_features, longest_edge, nearest_edges
@@ -81,7 +81,7 @@ def test_on_a_plane_nothing_is_turned():
 def test_no_block_size_changes_anything(sets, monkeypatch):
     grid, mesh, edges, _ = sets
     before = edge_features(grid, mesh, edges)
-    monkeypatch.setattr(features, "_BLOCK", 7)
+    monkeypatch.setattr(neighbours, "_BLOCK", 7)
     assert np.array_equal(edge_features(grid, mesh, edges), before)
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from scidata.core.tasks.dask_jobs import connected
 from scidata.errors import near_matches, visible
 
 if TYPE_CHECKING:
@@ -391,6 +390,8 @@ def cluster(address: str | None, jobs: int) -> Iterator[Any]:
         return
     if jobs > 1:
         raise usage_error("--dask", "excludes --jobs: its workers are the processes.")
+    from scidata.core.tasks.dask_jobs import connected
+
     # a lost connection is reported once, by the error that ends the command
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     with connected(address) as client:

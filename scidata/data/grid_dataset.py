@@ -19,9 +19,10 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, BufferSpec, IntArray
 from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.data.domain_dataset import DomainDataset
-from scidata.data.local_fields import LocalFields, StaticFields
+from scidata.data.local_fields import LocalFields
 from scidata.data.local_transform import apply_locally
 from scidata.data.sample import Coordinate, Sample
+from scidata.data.static_fields import StaticFields
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 from scidata.grids.blocks.pool import BlockRead
 from scidata.grids.passes import plain_labels

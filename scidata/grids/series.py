@@ -78,7 +78,7 @@ class Series:
             self._kinds = files.kinds([*self.fields, *sorted(dims & along)], sorted(dims - along))
         self.kinds = sorted(set(self._kinds))
         of_first = functools.cache(functools.partial(self._coordinate, 0))
-        self._times: dict[int, npt.NDArray[Any] | None] = {}  # read once, while the file is open
+        self._times: dict[int, AnyArray | None] = {}  # read once, while the file is open
         for f in self.kinds[1:]:
             self._layouts[f] = {name: array_of(self.files[f], name) for name in self.fields}
             self._check(f, of_first)

@@ -106,6 +106,8 @@ def _ask(url: Url, method: str, options: RequestOptions, place: Place, until: fl
             data, size = b"", None  # of an empty object
         size = note_version() if size is None else size
         return at_most(data[:nbytes], url, nbytes, size)
+    if method == "tail" and place.is_web:
+        return run(web.read_tail, url, fs, path, nbytes)
     if method == "tail":  # obstore was to read it, and does not understand the server
         size = note_version()
         nbytes = min(nbytes, size or 0)
@@ -257,7 +259,7 @@ def gives_tails(url: Url) -> bool:
     if isinstance(url, KeptUrl):
         return False
     if current().bucket(url) is None:
-        return False
+        return _find(url).is_web
     return url.target.startswith(("s3://", "s3a://", "gs://", "gcs://"))
 
 

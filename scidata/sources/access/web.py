@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, RefusedError, SciDataError, UnsupportedFormatError
-from scidata.sources.access.answers import BLAME, Info, check_document, check_version, version_of
+from scidata.sources.access.answers import BLAME, Info, at_most, check_document, check_version, size_in, version_of
+from scidata.sources.access.retry import status_of
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _PIECE = 256 << 10
+_REFUSALS = (400, 416, 501)  # of a range of the last bytes, which it need not know
 #: Headers of a request that any host may know. All others are the user's.
 _PUBLIC = {"range", "accept", "accept-encoding", "user-agent", "host", "connection"}
 
@@ -59,7 +61,7 @@ def redirect_error(url: Url, errors: Iterable[BaseException]) -> SciDataError | 
 async def read(
     url: Url, fs: HTTPFileSystem, path: str, span: tuple[int, int] | None, most: int | None = None
 ) -> tuple[bytes, int | None]:
-    """Read an object of a web server, or ``span``, a first byte and a number of bytes.
+    """Read an object of a web server, or ``span``, a first byte and a number of bytes; of the last bytes, it is -1.
 
     Returns
     -------
@@ -71,7 +73,7 @@ async def read(
     # as fsspec asks for the size: a compressed answer would be another representation, with another ETag
     headers = dict(options.pop("headers", None) or {}) | {"Accept-Encoding": "identity"}
     if span is not None:
-        headers["Range"] = f"bytes={span[0]}-{sum(span) - 1}"
+        headers["Range"] = f"bytes=-{span[1]}" if span[0] < 0 else f"bytes={span[0]}-{sum(span) - 1}"
     async with session.get(fs.encode_url(path), headers=headers, **options) as answer:
         if answer.status >= 400:
             fs._raise_not_found_for_status(answer, path)
@@ -86,7 +88,24 @@ async def read(
         check_version(url, version_of(answer.headers, size))
         if most is not None:
             check_document(url, size, most)
+        if span is not None and span[0] < 0:
+            if size is None:
+                raise CorruptDataError(f"{url}: all of it comes, and the answer does not say how much that is; {BLAME}")
+            span = max(0, size - span[1]), span[1]
         return await _part_of_body(answer, span, url, most), size
+
+
+async def read_tail(url: Url, fs: HTTPFileSystem, path: str, nbytes: int) -> tuple[bytes, int]:
+    """Read the last bytes of an object, and its size; where a server refuses or misreads such a range, ask for that."""
+    try:
+        data, known = await read(url, fs, path, (-1, nbytes))
+        return at_most(data, url, nbytes, known)
+    except Exception as e:
+        if not isinstance(e, CorruptDataError) and status_of(e) not in _REFUSALS:
+            raise
+    size = size_in(await info(url, fs, path), url)
+    data, _ = await read(url, fs, path, (max(0, size - nbytes), nbytes)) if size else (b"", size)
+    return at_most(data, url, nbytes, size)
 
 
 async def _part_of_body(answer: ClientResponse, span: tuple[int, int] | None, url: Url, most: int | None) -> bytes:
@@ -136,9 +155,10 @@ def _size_of_range(url: Url, span: tuple[int, int], content_range: str | None) -
     CorruptDataError
         It says nothing, or names other bytes than those that were asked for.
     """
-    first, last = span[0], sum(span) - 1
     found = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range or "")
     size = int(found[3]) if found is not None and found[3] != "*" else None
+    first = span[0] if span[0] >= 0 else max(0, (size or 0) - span[1])
+    last = first + span[1] - 1
     wanted = first, last if size is None else min(last, size - 1)
     if found is None or (int(found[1]), int(found[2])) != wanted:
         said = f"names others: {content_range!r:.80}" if content_range else "does not name them (Content-Range)"

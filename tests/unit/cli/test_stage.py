@@ -6,7 +6,6 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from scidata.grids.reader import GridReader
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access import filesystems
 from tests.unit._children import Forked
-from tests.unit._s3 import KEY, SECRET, serve
+from tests.unit._s3 import KEY, SECRET
 
 SHAPE = (24, 13, 10)
 VALUES = np.random.default_rng(0).normal(size=(2, *SHAPE)).astype("f4")
@@ -228,12 +227,6 @@ def test_source_written_just_now(tmp_path: Path) -> None:
     )
     array[:] = 1
     assert run(tmp_path / "new", tmp_path / "c", "--domain", 1, "--sample-dim", "time", "--json")["written"] == 4
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
-    with serve() as server:
-        yield server
 
 
 def test_from_s3(store: Path, tmp_path: Path, s3: Any, monkeypatch: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from scidata.grids.reader import GridReader
 from scidata.grids.staging import Staging
 from scidata.sources.access.files import files
 from scidata.sources.references.kerchunk import JsonSet
-from tests.unit._s3 import serve
 from tests.unit.sources._references import PLAIN, ROWS, parquet_set, plain_refs, save
 
 
@@ -119,12 +117,6 @@ def test_parquet_and_raw_chunks(tmp_path: Path) -> None:
     assert not reader.chain.disk.fields  # raw, on a local disk: nothing to gain
     assert np.array_equal(read(reader)[0], PLAIN)
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
-    with serve() as server:
-        yield server
 
 
 @pytest.mark.parametrize("form", ["json", "local json", "parquet"])

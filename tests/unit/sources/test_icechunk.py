@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from scidata.errors import ConfigError, CorruptDataError, MissingChunkError, Ref
 from scidata.grids.reader import GridReader
 from scidata.sources import open_source
 from scidata.testing import run_ranks
-from tests.unit._s3 import BUCKET, KEY, SECRET, Server, serve
+from tests.unit._s3 import BUCKET, KEY, SECRET, Server
 from tests.unit.sources._sets import check_parts, read_part
 
 icechunk = pytest.importorskip("icechunk")
@@ -316,12 +316,6 @@ def test_damaged_chunks(tmp_path: Path, repository: Any) -> None:
 
 
 # -- object stores ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[Server]:
-    with serve() as server:
-        yield server
 
 
 def test_a_repository_on_a_web_server(tmp_path: Path, repository: Any) -> None:

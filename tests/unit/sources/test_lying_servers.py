@@ -14,6 +14,7 @@ from scidata.core.urls import url_of
 from scidata.errors import CorruptDataError, RefusedError, ShortReadError, SourceChangedError, UnsupportedFormatError
 from scidata.sources.access import retry
 from scidata.sources.access.files import files
+from scidata.sources.access.first_reads import read_tail
 from scidata.sources.access.remote import request
 
 pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
@@ -38,7 +39,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, *, body):
         how, span = self.path.split("/")[1].replace("-", " "), self.headers.get("Range")
         self.seen.append((self.server.server_address[1], str(self.headers)))
-        begin, end = map(int, span.removeprefix("bytes=").split("-")) if span else (0, SIZE - 1)
+        begin, end = [int(each or -1) for each in span.removeprefix("bytes=").split("-")] if span else (0, SIZE - 1)
+        if begin < 0:
+            begin, end = (0, end) if how == "tail misread" else (max(0, SIZE - end), SIZE - 1)
         end = min(end, SIZE - 1)
         status, data = (206 if span else 200), CONTENT[begin : end + 1]
         headers = {"Content-Range": f"bytes {begin}-{end}/{SIZE}"} if span else {}
@@ -67,6 +70,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 status, data, headers = 206, CONTENT[:10], {"Content-Range": f"bytes 0-9/{SIZE}"}
             case "unsatisfiable":
                 status, data, headers = 416, b"", {"Content-Range": f"bytes */{SIZE}"}
+            case "no tails" if span and span.startswith("bytes=-"):
+                status, data, headers = 501, b"", {}
             case "head lies" if self.command == "HEAD":
                 data = data[:-5]
             case "to a file" | "to nowhere" | "in circles":
@@ -187,6 +192,34 @@ def test_a_whole_document(servers, how):
         return
     with pytest.raises(expected[0], match=expected[1]):
         request(at(servers, how), "document", most=1 << 20)
+
+
+TAILS = {  # requests, or the error
+    "honest": 1,
+    "whole": 1,
+    "elsewhere": 2,
+    "no tails": 3,
+    "tail misread": 3,
+    "other bytes": (CorruptDataError, "were asked for, and the answer names others: 'bytes"),
+    "short": (OSError, "the body ended after 99 of 100 bytes"),
+    "long": (CorruptDataError, "100 bytes were asked for, and 102 came"),
+    "whole chunked": (OSError, "does not say how large it is"),
+    "whole gzip": (OSError, "does not say how large it is"),
+    "gzip": (UnsupportedFormatError, "parts of it compressed"),
+    "to a file": (RefusedError, "redirects to file://"),
+}
+
+
+@pytest.mark.parametrize("how", TAILS)
+def test_the_last_bytes(servers, how):
+    expected = TAILS[how]
+    if isinstance(expected, int):
+        assert read_tail(at(servers, how), 100) == (CONTENT[-100:], SIZE)
+        assert len(Handler.seen) == expected
+        assert read_tail(at(servers, how), 2 * SIZE) == (CONTENT, SIZE)
+        return
+    with pytest.raises(expected[0], match=expected[1]):
+        read_tail(at(servers, how), 100)
 
 
 SIZES = {

@@ -30,16 +30,10 @@ from scidata.sources.access import load
 from scidata.sources.access import retry as _retry
 from scidata.sources.access.files import files
 from scidata.sources.access.url_file import UrlFile
-from tests.unit._s3 import BUCKET, serve
+from tests.unit._s3 import BUCKET
 
 VALUES = np.random.default_rng(0).normal(size=(4, 16, 24)).astype("f4")
 OTHERS = np.arange(4 * 16 * 24, dtype="i4").reshape(4, 16, 24)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with serve() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

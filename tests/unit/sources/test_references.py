@@ -38,7 +38,7 @@ from scidata.sources.access.files import files
 from scidata.sources.references import kerchunk as json_sets
 from scidata.sources.references import parquet as parquet_sets
 from scidata.sources.references.templates import Templates
-from tests.unit._s3 import BUCKET, KEY, SECRET, serve
+from tests.unit._s3 import BUCKET, KEY, SECRET
 from tests.unit.sources._references import ARRAY, PLAIN, ROWS, parquet_set, plain_refs, save
 from tests.unit.sources._sets import check_parts, read_part
 
@@ -338,12 +338,6 @@ def test_a_pipe_is_not_opened(plain: Path) -> None:
     os.mkfifo(plain / "pipe")
     with pytest.raises(RefusedError, match="no regular file"):
         rows_of(save(plain / "refs.json", plain_refs("pipe")))
-
-
-@pytest.fixture(scope="module")
-def s3() -> Any:
-    with serve() as server:
-        yield server
 
 
 def test_sets_in_a_bucket(plain: Path, s3: Any) -> None:

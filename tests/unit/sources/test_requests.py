@@ -9,7 +9,7 @@ import zarr
 import scidata
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.sources.access import retry
-from tests.unit._s3 import BUCKET, serve
+from tests.unit._s3 import BUCKET
 from tests.unit.sources._requests import CASES, Counts, count, put
 
 pytest.importorskip("obstore", reason="fsspec follows each range by a HEAD")
@@ -42,12 +42,6 @@ EXPECTED_OF_FOUR = {
 }
 
 
-@pytest.fixture(scope="module")
-def s3():
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(retry, "RETRY", retry.Retry(attempts=2, first_wait=0.001))
@@ -64,6 +58,19 @@ def test_requests_of_four_ranks(tmp_path, s3):
     urls = [put(s3, tmp_path, case) for case in CASES]
     found = count(s3, urls, 4)
     assert {case: tuple(map(str, counts)) for case, counts in zip(CASES, found, strict=True)} == EXPECTED_OF_FOUR
+
+
+def test_requests_of_shards_on_a_web_server(tmp_path, s3):
+    pytest.importorskip("aiohttp", reason="fsspec needs aiohttp to read http://")
+    case = "Zarr v3, shards"
+    url, client = put(s3, tmp_path, case), s3.client()
+    for each in client.list_objects_v2(Bucket=BUCKET, Prefix=url.removeprefix(f"s3://{BUCKET}/"))["Contents"]:
+        client.put_object_acl(Bucket=BUCKET, Key=each["Key"], ACL="public-read")
+    ds = scidata.open_dataset(url.replace("s3:/", s3.endpoint))
+    s3.wire.forget()
+    for i in range(len(ds)):
+        ds[i]
+    assert str(Counts(get=len(s3.wire.gets), head=len(s3.wire.heads))) == EXPECTED[case][1]
 
 
 # -- nobody has asked before whether a chunk is there --------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.unit._s3 import Server, serve
 REASONS = {
     "slurm": "needs a cluster with SLURM",
     "cloud": "a bucket of somebody else's, on the internet",
+    "dlio": "DLIO, with MPI, is no dependency; tests/unit/loader/test_dlio.py runs it where it is installed",
     "another library": "shows what a script looked like before, for a library that is no dependency",
     "other tests": "tests of the reader run the same on files of their own",
 }

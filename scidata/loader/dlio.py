@@ -1,0 +1,160 @@
+"""Plug-ins for DLIO, the I/O benchmark of MLPerf Storage: it times scidata on the files that it has written.
+
+``reader.data_loader_classname=scidata.loader.dlio.Loader`` with ``reader.data_loader_sampler=index`` has scidata read
+and batch the files; ``reader.reader_classname=scidata.loader.dlio.Reader`` reads single samples for DLIO's PyTorch
+loader. Both read HDF5, NPZ, and Zarr stores under HDF5 files' names, since DLIO has no Zarr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data
+
+from scidata.data.grid_dataset import ShardedDataset
+from scidata.data.local_transform import LocalTransform
+from scidata.data.open_dataset import open_dataset
+from scidata.data.sample import Sample
+from scidata.errors import ConfigError
+from scidata.loader.data_loader import DataLoader
+
+
+class _Config(Protocol):
+    """DLIO's ``ConfigArguments``, as far as they are used here: its options, lists of files and maps of samples."""
+
+    format: object
+    num_dset_per_record: int
+    file_list_train: Sequence[str]
+    file_list_eval: Sequence[str]
+    train_global_index_map: Mapping[int, tuple[str, int]]  # of this rank, and in its order: file, and row in it
+    val_global_index_map: Mapping[int, tuple[str, int]]
+    batch_size: int
+    batch_size_eval: int
+    read_threads: int
+    prefetch_size: int
+    read_type: object
+    preprocess_time: object
+    resized_image: npt.NDArray[np.generic]
+
+
+def _config() -> _Config:
+    found: _Config = importlib.import_module("dlio_benchmark.utils.config").ConfigArguments.get_instance()
+    return found
+
+
+def _preprocess(config: _Config) -> None:
+    if config.preprocess_time:
+        importlib.import_module("dlio_benchmark.utils.utility").sleep(config.preprocess_time)
+
+
+def open_records(
+    paths: Sequence[str], format: str, num_records: int = 1, local_transform: LocalTransform | None = None
+) -> ShardedDataset:
+    """Open files of DLIO, one after the other, as one data set that keeps nothing from epoch to epoch.
+
+    Parameters
+    ----------
+    format
+        ``"hdf5"`` or ``"npz"``.
+    num_records
+        Arrays of a sample in HDF5.
+
+    Raises
+    ------
+    ConfigError
+        DLIO writes this format, and scidata does not read it.
+    """
+    if format not in ("hdf5", "npz"):
+        raise ConfigError(f"dataset.format={format}: of DLIO's formats scidata reads hdf5 and npz")
+    fields = ["x"] if format == "npz" else [f"records_{i}" for i in range(num_records)]
+    dataset = open_dataset(
+        list(paths),
+        kind="grid",
+        fields=fields,
+        sample_dim=-1 if format == "npz" else 0,
+        local_transform=local_transform,
+        num_threads=1,  # besides those of the loader
+        pool_bytes=0,
+    )
+    assert isinstance(dataset, ShardedDataset)
+    return dataset
+
+
+class Order(torch.utils.data.Sampler[int]):
+    """The samples of this rank in the order that DLIO draws before each epoch."""
+
+    def __init__(self, config: _Config, *, train: bool) -> None:
+        self._config, self._train = config, train
+
+    def _map(self) -> Mapping[int, tuple[str, int]]:
+        return self._config.train_global_index_map if self._train else self._config.val_global_index_map
+
+    def __iter__(self) -> Iterator[int]:
+        return map(int, list(self._map()))
+
+    def __len__(self) -> int:
+        return len(self._map())
+
+
+class Loader:
+    """Data loader of DLIO: scidata's, of all files of the training or evaluation set."""
+
+    def __init__(self, format_type: object, dataset_type: object, epoch_number: int) -> None:
+        self._config, self._train = _config(), str(dataset_type) == "train"
+
+    def read(self) -> None:
+        """Open the files; DLIO calls this once."""
+        config = self._config
+        paths = config.file_list_train if self._train else config.file_list_eval
+        preprocess = self._preprocess if config.preprocess_time else None
+        self._batches = DataLoader(
+            open_records(paths, str(config.format), config.num_dset_per_record, preprocess),
+            batch_size=config.batch_size if self._train else config.batch_size_eval,
+            sampler=Order(config, train=self._train),
+            num_workers=config.read_threads,
+            prefetch_factor=max(2, config.prefetch_size) if config.read_threads else None,
+            drop_last=True,
+        )
+
+    def _preprocess(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        _preprocess(self._config)
+        return {}  # nothing has changed
+
+    def next(self) -> Iterator[Sample[torch.Tensor]]:
+        """Yield the batches of an epoch."""
+        yield from self._batches
+
+    def finalize(self) -> None:
+        """Do nothing: DLIO calls this after each epoch."""
+
+
+class Reader:
+    """Reader of DLIO, for its PyTorch data loader: reads a sample, and gives what DLIO's readers give in its place."""
+
+    def __init__(self, dataset_type: object, thread_index: int, epoch_number: int) -> None:
+        self._config, self._train = _config(), str(dataset_type) == "train"
+        self._open: dict[str, ShardedDataset] = {}
+
+    def read_index(self, global_sample_idx: int, step: int) -> npt.NDArray[np.generic]:
+        """Read a sample; its file stays open with ``reader.read_type=memory``."""
+        config = self._config
+        samples = config.train_global_index_map if self._train else config.val_global_index_map
+        path, row = samples[global_sample_idx]
+        dataset = self._open.get(path) or open_records([path], str(config.format), config.num_dset_per_record)
+        dataset[int(row)]
+        if str(config.read_type) == "memory":
+            self._open[path] = dataset
+        else:
+            dataset.close()
+        _preprocess(config)
+        return config.resized_image
+
+
+with contextlib.suppress(ImportError):  # DLIO takes subclasses of these; without it, tests import this module
+    importlib.import_module("dlio_benchmark.data_loader.base_data_loader").BaseDataLoader.register(Loader)
+    importlib.import_module("dlio_benchmark.reader.reader_handler").FormatReader.register(Reader)

@@ -1,0 +1,128 @@
+"""DLIO, the I/O benchmark of MLPerf Storage, on its own readers and on scidata's plug-ins, in turns.
+
+    python tests/bench/dlio.py --repeats 5
+
+DLIO writes the files (HDF5 and NPZ), and says how many samples a second come. Zarr stores of the same samples lie under
+HDF5 files' names, in a folder of their own: DLIO has no Zarr. Files are in the page cache. CPU time is that of all
+processes of a run, less that of a run of one epoch. Needs ``dlio_benchmark`` (docs/howto/dlio.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import h5py
+import zarr
+
+PLUGINS = {
+    "DLIO's": [],
+    "Reader": ["reader.reader_classname=scidata.loader.dlio.Reader"],
+    "Loader": ["reader.data_loader_classname=scidata.loader.dlio.Loader", "reader.data_loader_sampler=index"],
+}
+#: Shape of a sample of float32, samples a file, files.
+SETS = {"8 MiB, 1 a file": ((128, 128, 128), 1, 64), "256 KiB, 8 a file": ((256, 256), 8, 128)}
+
+
+EPOCHS = 11
+
+
+def run(folder: Path, form: str, name: str, num_ranks: int, *options: str, epochs: int = EPOCHS) -> list[float]:
+    """Run DLIO; return samples a second of each epoch, and behind them the CPU time of all processes, s."""
+    shape, per_file, num_files = SETS[name]
+    dims = f"[{','.join(map(str, shape))}]"
+    said = [
+        *(f"dataset.format={form}", f"dataset.data_folder={folder}", f"dataset.num_files_train={num_files}"),
+        *("dataset.num_files_eval=0", f"dataset.num_samples_per_file={per_file}", f"dataset.record_dims={dims}"),
+        *("dataset.record_element_type=float32", "dataset.num_subfolders_eval=0", "workflow.evaluation=False"),
+        f"dataset.num_subfolders_train={int(folder.name.endswith('zarr'))}",
+        # batches as large as the samples are: DLIO's readers else give small ones in their place
+        *(f"reader.transformed_record_dims={dims}", "reader.transformed_record_element_type=float32"),
+        *(
+            "reader.batch_size=4",
+            "reader.read_threads=2",
+            "train.computation_time=0",
+            f"train.epochs={epochs}",
+            *options,
+        ),
+    ]
+    ranks = ["mpirun", "--oversubscribe", "-n", str(num_ranks)] if num_ranks > 1 else []
+    with tempfile.TemporaryDirectory() as out:
+        command = [
+            "dlio_benchmark",
+            "workload=default",
+            f"hydra.run.dir={out}",
+            *(f"++workload.{each}" for each in said),
+        ]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([*ranks, *command], capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+        if "workflow.train=False" in options:
+            return []
+        found = json.loads(Path(out, "summary.json").read_text())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return [*found["metric"]["train_throughput_samples_per_second"], seconds]
+
+
+def write(folder: Path) -> list[tuple[str, str, Path]]:
+    """Have DLIO write its files, and copy those of HDF5 to Zarr; return the set, format and folder of each."""
+    made = []
+    for name in SETS:
+        for form in ("hdf5", "npz"):
+            there = folder / f"{name}.{form}".replace(" ", "").replace(",", "-")
+            run(there, form, name, 1, "workflow.generate_data=True", "workflow.train=False")
+            made.append((name, form, there))
+        copies = there.with_suffix(".zarr")
+        (copies / "valid").mkdir(parents=True)  # which DLIO lists
+        for path in (there.with_suffix(".hdf5") / "train").iterdir():
+            with h5py.File(path) as file:
+                data = file["records_0"]
+                group = zarr.open_group(copies / "train/0" / path.name, mode="w")
+                group.create_array("records_0", data=data[:], chunks=(1, *data.shape[1:]), compressors=None)
+        made.append((name, "zarr", copies))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1])
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [
+            (name, form, there, plugin, num_ranks)
+            for name, form, there in write(Path(folder))
+            for num_ranks in args.ranks
+            for plugin in PLUGINS
+            if form != "zarr" or plugin != "DLIO's"
+        ]
+        once, found = [], [[] for _ in cases]
+        for turn in range(args.repeats + 1):
+            for runs, (name, form, there, plugin, num_ranks) in zip(found, cases, strict=True):
+                options = ("npz" if form == "npz" else "hdf5", name, num_ranks, *PLUGINS[plugin])
+                if turn:
+                    runs.append(run(there, *options))
+                else:
+                    once.append(run(there, *options, epochs=1)[-1])
+    print("| | format | read by | ranks | first epoch, samples/s | later ones | CPU ms a sample |")
+    print("|---|---|---|---|---|---|---|")
+    for runs, less, (name, form, _, plugin, num_ranks) in zip(found, once, cases, strict=True):
+        first = statistics.median(each[0] for each in runs)
+        later = statistics.median(x for each in runs for x in each[1:-1])
+        samples = (EPOCHS - 1) * SETS[name][1] * SETS[name][2]
+        cpu = (statistics.median(each[-1] for each in runs) - less) / samples * 1000
+        print(f"| {name} | {form} | {plugin} | {num_ranks} | {first:.0f} | {later:.0f} | {cpu:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _PIECE = 256 << 10
-_REFUSALS = (400, 416, 501)  # of a range of the last bytes, which it need not know
+_REFUSALS = (400, 416, 500, 501)  # of a range of the last bytes, which a server need not know
 #: Headers of a request that any host may know. All others are the user's.
 _PUBLIC = {"range", "accept", "accept-encoding", "user-agent", "host", "connection"}
 
@@ -101,7 +101,8 @@ async def read_tail(url: Url, fs: HTTPFileSystem, path: str, nbytes: int) -> tup
         data, known = await read(url, fs, path, (-1, nbytes))
         return at_most(data, url, nbytes, known)
     except Exception as e:
-        if not isinstance(e, CorruptDataError) and status_of(e) not in _REFUSALS:
+        gave_up = status_of(e) in _REFUSALS or type(e).__name__ == "ServerDisconnectedError"
+        if not gave_up and not isinstance(e, CorruptDataError):
             raise
     size = size_in(await info(url, fs, path), url)
     data, _ = await read(url, fs, path, (max(0, size - nbytes), nbytes)) if size else (b"", size)

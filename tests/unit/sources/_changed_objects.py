@@ -35,7 +35,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content, version = self.objects[path]
         size, span = len(content), self.headers.get("Range", "").removeprefix("bytes=")
         if span:
-            begin, end = (int(x) for x in span.split("-"))
+            begin, end = (int(x or -1) for x in span.split("-"))
+            if begin < 0:
+                begin, end = max(0, size - end), size - 1
             if begin >= size:
                 self.send_response(416)
                 self.send_header("Content-Length", "0")

@@ -271,25 +271,17 @@ def _arg_extreme(x: ShardTensor, dim: int, reduce: Extreme, *, last_missing: boo
     ``reduce`` does so on one rank; ``last_missing`` where it takes the last NaN.
     """
     spec, local = x.spec, x.local.detach()
-    axis = spec.axis_of_dim(dim)
-    if axis is None or spec.axes[axis].size == 1:
+    axis, over = spec.axis_of_dim(dim), _MIN if reduce is torch.min else _MAX
+    if axis is None or spec.axes[axis].size == 1 or not spec.global_shape[dim]:
         return reduce(local, dim, keepdim=True)
-    sizes = spec.sizes_of(axis)
-    rows = facts_of(sizes).held
     if local.shape[dim]:
-        value, index = reduce(local, dim, keepdim=True)
+        own, index = reduce(local, dim, keepdim=True)
         index = index + spec.offsets[dim]
     else:
-        value, index = local, local.to(torch.int64)
+        own = local.new_full(with_dim(local.shape, dim, 1), over.neutral(local.dtype))
+        index = torch.full_like(own, LARGEST, dtype=torch.int64)
     group = spec.group(axis)
-    if gathers_to_reduce(len(sizes)) or not any(rows):
-        values, indices = gather(value, rows, dim, group), gather(index, rows, dim, group)
-        value, rank = reduce(values, dim, keepdim=True)  # torch gives the first, and ranks are in order of rows
-        return value, indices.gather(dim, rank)
-    over, one = _MIN if reduce is torch.min else _MAX, with_dim(local.shape, dim, 1)
-    own = value if local.shape[dim] else value.new_full(one, over.neutral(value.dtype))
     value = over.ranks(own, group)
-    index = index if local.shape[dim] else index.new_full(one, LARGEST)
     sign = torch.where(value.isnan(), -1, 1) if last_missing else 1
     hits = ((own == value) | (own.isnan() & value.isnan())) & (index != LARGEST)
     return value, all_reduce_min(torch.where(hits, index * sign, LARGEST), group) * sign

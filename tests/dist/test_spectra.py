@@ -50,6 +50,11 @@ def by_plain_zeros(x, weight):
     return torch.fft.irfft2(corners(spectrum, weight, zeros), s=(x.size(-2), x.size(-1)))
 
 
+def by_new_zeros(x, weight):
+    spectrum = torch.fft.rfft2(x)
+    return torch.fft.irfft2(corners(spectrum, weight, spectrum.new_zeros(spectrum.shape)), s=x.shape[-2:])
+
+
 def by_shifts(x, weight, like=True):
     """As neuraloperator's layers, finer, and with another norm."""
     spectrum = torch.fft.fftshift(torch.fft.rfftn(x, norm="ortho", dim=[-2, -1]), dim=[-2])
@@ -179,7 +184,7 @@ class SpectralConv2d(nn.Module):
 def check_parallelized(rank, num_ranks, strategy):
     mesh = scidata.init_mesh(domain=2)
     part = ShardSpec.even(mesh["domain"], [Shard(2)], SHAPE)
-    for function in (by_plain_zeros, lambda x, w: by_shifts(x, w, like=False)):
+    for function in (by_plain_zeros, by_new_zeros, lambda x, w: by_shifts(x, w, like=False)):
         torch.manual_seed(0)
         alone = nn.Sequential(nn.Conv2d(3, 3, 1), SpectralConv2d(function), nn.Tanh(), SpectralConv2d(function))
         x = normal(*SHAPE)
@@ -209,7 +214,7 @@ def check_questions(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     x = shard_of(torch.randn(SHAPE), ShardSpec.even(mesh, [Shard(2)], SHAPE)).requires_grad_()
     spectrum = torch.fft.rfft2(x)
-    zeros = torch.zeros_like(spectrum)
+    zeros = torch.zeros_like(spectrum, dtype=spectrum.dtype, device=spectrum.device)
     with Collectives() as seen:
         if rank == 0:
             for each in (spectrum, zeros):
@@ -218,6 +223,8 @@ def check_questions(rank, num_ranks):
                 assert (each.shape, each.dtype, each.device) == ((2, 3, 23, 5), torch.complex64, x.device)
                 assert (each.ndim, each.size(1), each.numel(), len(each)) == (4, 3, 690, 2)
                 assert each.is_complex()
+                assert torch.full_like(each, 2j).to_local()[0, 0, 0, 0] == 2j
+                assert torch.equal(each.new_zeros(2), torch.zeros(2, dtype=each.dtype))
                 assert each.requires_grad == (each is spectrum)
     assert seen.names == []
     dist.barrier()

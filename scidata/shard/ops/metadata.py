@@ -15,7 +15,7 @@ from scidata.shard.op_table import OF_THE_WHOLE, TensorFunction, TorchFunction, 
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
-from scidata.shard.ops.spectra import Blank, Spectrum
+from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
@@ -95,7 +95,7 @@ def convert(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) ->
 @handles(Tensor.type, keeps_replicated=True, any_order=True)
 def type_of(func: Callable[..., str], x: ShardTensor, *args: object, **kwargs: object) -> str | Tensor:
     """Say the type of the parts, or convert to another."""
-    return convert(Tensor.type, x, *args, **kwargs) if args or kwargs else func(x.local)
+    return convert(Tensor.type, x, *args, **kwargs) if args or kwargs else func(x.facts())
 
 
 @handles("detach_", keeps_replicated=True, any_order=True)
@@ -140,18 +140,27 @@ def contiguous(
 @handles(_LIKE, keeps_replicated=True, any_order=True)
 def like(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Make a tensor of the same layout. Memory formats are those of the parts."""
-    if isinstance(x, Spectrum) and func is torch.zeros_like and not args and not kwargs:
+    if isinstance(x, Spectrum) and func is torch.zeros_like and not args and kwargs.items() <= _same(x).items():
         return Blank(x.spec, x.sample.detach())
-    part = x.local
+    part = x.outline() if isinstance(x, Later) else x.local
     if x.spec.is_replicated and x.global_strides is not None and x.global_strides is not UNKNOWN:
         part = laid_out(part, x.global_strides)  # rows that were moved lie as they came
     return ShardTensor(func(part, *args, **kwargs), x.spec, halo=x.halo)
 
 
+def _same(x: ShardTensor) -> dict[str, object]:
+    return {"dtype": x.dtype, "device": x.device}
+
+
+def _sample(x: Tensor) -> Tensor:
+    """Return a tensor of the same dtype and device."""
+    return x.facts() if isinstance(x, ShardTensor) else x
+
+
 def _new(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     if any(isinstance(other, ShardTensor) for other in operands_of(args, kwargs)[0]):
         raise unsupported(func, "the data is sharded", *specs_of([x, *args]))
-    return func(local_of(x), *args, **kwargs)
+    return func(_sample(x), *args, **kwargs)
 
 
 #: Make a plain tensor of the shape that is asked for, the same on each rank.
@@ -164,7 +173,7 @@ def new_full(
 ) -> Tensor:
     """Make a plain tensor of one value, the same on each rank; from edges, a constant for now."""
     known = not isinstance(fill_value, Tensor)
-    make = partial(func, local_of(x), fill_value=fill_value, **kwargs)
+    make = partial(func, _sample(x), fill_value=fill_value, **kwargs)
     filled = new_filled(x, integers(size), make) if known else None
     return _new(func, x, size, fill_value, **kwargs) if filled is None else filled
 
@@ -174,7 +183,7 @@ def new_constant(
     func: TensorFunction, x: Tensor, *shape: int | Sequence[int], size: Sequence[int] = (), **kwargs: object
 ) -> Tensor:
     """Do the same with zeros or ones."""
-    filled = new_filled(x, integers(*shape, *size), partial(func, local_of(x), **kwargs))
+    filled = new_filled(x, integers(*shape, *size), partial(func, _sample(x), **kwargs))
     return _new(func, x, *(shape or (size,)), **kwargs) if filled is None else filled
 
 

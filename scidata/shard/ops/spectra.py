@@ -51,7 +51,7 @@ class Later(ShardTensor):
     @staticmethod
     def __new__(cls, spec: ShardSpec, sample: Tensor, *others: object) -> Later:
         """Wrap a part that is one element for now."""
-        return ShardTensor.__new__(cls, sample.new_empty(()).expand(spec.local_shape), spec)
+        return ShardTensor.__new__(cls, _outline(spec, sample), spec)
 
     @property
     def local(self) -> Tensor:
@@ -67,6 +67,10 @@ class Later(ShardTensor):
     def compute(self) -> Tensor:
         """Compute this rank's part."""
         raise NotImplementedError
+
+    def outline(self) -> Tensor:
+        """Return a tensor of the part's shape, dtype and device; of one element until the part is there."""
+        return _outline(self.spec, self.sample) if self.computed is None else self.computed
 
     def facts(self) -> Tensor:
         """Return the sample; in place of a part that is not there yet."""
@@ -108,6 +112,10 @@ class Later(ShardTensor):
         return (
             super().__repr__() if self.computed is not None else f"ShardTensor({self.spec}, computed when it is used)"
         )
+
+
+def _outline(spec: ShardSpec, sample: Tensor) -> Tensor:
+    return sample.new_empty(()).expand(spec.local_shape)
 
 
 class Spectrum(Later):

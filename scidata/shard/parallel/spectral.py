@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from scidata.shard.op_table import TorchFunction, Types
 from scidata.shard.ops.spectra import Blank, Spectrum, resized
 
+_ZEROS = (torch.zeros, torch.Tensor.new_zeros)
+
 
 class _ZerosAsSpectra(TorchFunctionMode):
     """Notes spectra, and cuts zeros like the last one."""
@@ -36,7 +38,7 @@ class _ZerosAsSpectra(TorchFunctionMode):
         if isinstance(result, Spectrum):
             self.last = result
         last = self.last
-        if func is not torch.zeros or last is None or not isinstance(result, torch.Tensor):
+        if func not in _ZEROS or last is None or not isinstance(result, torch.Tensor):
             return result
         like = (result.dtype, result.device, result.ndim) == (last.dtype, last.device, last.ndim)
         if not like or result.requires_grad or any(result.shape[d] != last.shape[d] for d in last.spec.sharded):

@@ -21,6 +21,7 @@ from scidata.read import Job
 from scidata.read.places import expecting
 from scidata.sources.access.fetches import run_each
 
+_LIE_BYTES = 1 << 10  # about: of one field in one file
 _MAX_FIRSTS = 256  # of fields planned together: places of a sample's rows in their chunks, in kinds of files
 
 
@@ -59,7 +60,7 @@ class Planner:
         self._steps, self._sample_rows, self.allow_missing = steps, sample_rows, allow_missing
         self._parts: dict[tuple[int, ...], Part] = {}
         self._groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # of fields that are asked for
-        self._lies: dict[tuple[int, tuple[str, ...]], list[_Lie]] = {}  # by member and group
+        self._lies: Cache[list[_Lie]] = Cache(MAX_PLAN_BYTES)  # by member and group
         self._kinds: dict[str, int] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
@@ -74,7 +75,7 @@ class Planner:
         self._lies.clear()
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_parts": {}, "_lies": {}}
+        return self.__dict__ | {"_parts": {}}
 
     # -- a rank's part -------------------------------------------------------------------------------------------
 
@@ -217,8 +218,7 @@ class Planner:
             kind = self._kinds.setdefault(repr((facts, () if is_raw else inside)), len(self._kinds))
             fields = {name: (each, None if finder is None else finder(each)) for name, each in layouts.items()}
             found.append(_Lie(fields, kind, is_raw, dim, size, chunks, inside))
-        self._lies[i, names] = found
-        return found
+        return self._lies.put((i, names), found, _LIE_BYTES * len(names))
 
     def job(self, name: str, i: int, family: PlanFamily, layout: ArrayLayout, selection: Selection) -> Job:
         """Plan a read of a field in the file of the ``i``-th member."""

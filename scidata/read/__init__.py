@@ -31,8 +31,6 @@ _MIN_AT_ONCE = 4 << 20
 _MIN_AT_ONCE_RAW = 16 << 20
 _WAKE_NS = 300_000
 _BATCHES_PER_THREAD = 8
-#: About the memory that a job takes whose tables are another's, and its share for each chunk.
-_MOVED_BYTES, _MOVED_BYTES_A_CHUNK = 512, 256
 
 
 def read_plan(
@@ -125,7 +123,7 @@ class Job(Places):
         job = object.__new__(Job)
         job.source, job.layout, job._plan, job._kind, job._moves = source, layout, kind.plan, kind, (by, rows)
         job.bytes_wanted, job.out_shape = self.bytes_wanted, self.out_shape
-        job.num_bytes = _MOVED_BYTES + _MOVED_BYTES_A_CHUNK * kind.plan.num_chunks
+        job.num_bytes = alike.num_bytes
         job.raw = job.offset = job.nbytes = job.begins = job.ends = ()
         return job if alike.fill(job, find, by, rows) else None
 

@@ -15,6 +15,8 @@ from scidata.plan.chunk_tables import Tables
 from scidata.plan.spans import Reads, element_strides
 
 _FEW = 32  # chunks of a read that are found one by one, if they lie like those of another
+#: About the memory that places of such a read take, and their share for each chunk.
+_BYTES, _BYTES_A_CHUNK = 512, 256
 
 
 def expecting(source: Source) -> Locate:
@@ -101,6 +103,8 @@ class Alike:
     ----------
     are_apart
         Whether each chunk is a read of its own: the only one, or in a file of its own.
+    num_bytes
+        About the memory that the places of one read take.
     """
 
     def __init__(self, plan: ArrayPlan, refs: ChunkRefs) -> None:
@@ -114,6 +118,7 @@ class Alike:
         self._most, self._zeros = largest_encoded(plan.layout.chunk_nbytes), (0,) * num
         self._sizes = (plan.layout.chunk_nbytes,) * num  # of raw chunks
         self._is_one = num == 1
+        self.num_bytes = _BYTES + _BYTES_A_CHUNK * num
         self.are_apart = num == 1 or self._path_index == list(range(num))
 
     @classmethod

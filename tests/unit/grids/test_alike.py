@@ -211,9 +211,9 @@ def calls(function):
 @pytest.mark.parametrize(
     ("store", "first", "later"),  # calls a sample of two fields
     [
-        ("a step a chunk", 120, 75),
-        ("raw", 100, 53),
-        ("steps", 132, 83),
+        ("a step a chunk", 119, 75),
+        ("raw", 99, 53),
+        ("steps", 131, 83),
         ("shards", 228, 79),
         ("hdf5", 138, 108),
         ("hdf5 tiles", 360, 210),

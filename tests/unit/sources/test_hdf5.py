@@ -285,7 +285,7 @@ def test_offsets_are_shifted_for_releases_that_leave_the_user_block_out(tmp_path
     there = right.locate(right.arrays["u"], np.array([[1]])).offset
     monkeypatch.setattr(_hdf5_layout, "_offsets_include_user_block", lambda: False)
     with h5py.File(tmp_path / "a.h5") as f:
-        assert _hdf5_layout.chunk_index(f["u"], right.arrays["u"]).places[0, 1] == there[0] + 1024
+        assert _hdf5_layout.chunk_index(f, "u", right.arrays["u"]).places[0, 1] == there[0] + 1024
 
 
 def test_chunks_never_written_are_absent(tmp_path):

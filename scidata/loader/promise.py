@@ -10,6 +10,7 @@ from scidata.grids.reader import GridReader
 
 _THREADS_AHEAD = 2  # that read blocks before samples need them
 _BLOCKS = 2 + _THREADS_AHEAD  # beside those that are kept: free ones, and those that are being read
+_HEAP = 2 << 20  # a thread's decompressor takes and leaves in the C library's heap; trimmed where all rows are kept
 _REST = 4 << 20  # plans, stacks of threads
 
 
@@ -24,7 +25,7 @@ class MemoryPromise:
     batches
         Those that are read ahead, and the one that the loop has.
     chunks
-        Encoded chunks, and chunks of which a part is wanted, in all threads that decode.
+        Encoded chunks, chunks of which a part is wanted and memory of decompressors, in all threads that decode.
     """
 
     pool: int
@@ -43,7 +44,6 @@ def promise_of(
     """Return the bytes that a loader in threads takes for the part of one rank of the domain.
 
     Within 15 % of the peak that ``tests/bench/memory_promise.py`` measures for local Zarr (raw, Blosc, zstd).
-    Not where chunks are decoded anew in each epoch: the C library's heap keeps buffers of threads that ended.
     Not counted: what HDF5's filters, clients of object stores and worker processes allocate.
     """
     place = reader.partition.coordinate(rank)
@@ -53,11 +53,14 @@ def promise_of(
     largest = max((sizes.nbytes(name) for name in shared), default=0)
     pool = sizes.bytes_of_all if sizes.keeps_all else room + _BLOCKS * largest if shared or fixed else 0
     sample = sum(spec.nbytes for spec in reader.buffer_specs(place).values())
+    chunks = _of_thread(reader, rank, shared)
+    if chunks and not sizes.keeps_all:
+        chunks += _HEAP
     threads = num_workers + 1 + (_THREADS_AHEAD if shared and num_workers else 0)
     return MemoryPromise(
         pool=pool,
         batches=(prefetch + 1 if num_workers else 2) * batch_size * sample,
-        chunks=threads * _of_thread(reader, rank, shared),
+        chunks=threads * chunks,
     )
 
 

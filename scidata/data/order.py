@@ -165,13 +165,20 @@ class Order:
     def dealt(self, epoch: int, first: int, step: int, count: int) -> Iterator[int]:
         """Yield ``count`` entries: the ``first``, and each ``step``-th after it; the end is followed by the start."""
         entries_at = self._entries_at(epoch)
+        self.__dict__.pop("_kept", None)
         for begin in range(0, count, _BLOCK):
             rows = first % len(self) + step * np.arange(begin, min(begin + _BLOCK, count))
             yield from entries_at(rows % len(self)).tolist()
 
     def digest(self, epoch: int) -> str:
-        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run."""
+        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run.
+
+        A list that is made for it is kept for the next iteration, which usually is of that epoch.
+        """
+        is_new = epoch not in self._lists
         entries_at, size = self._entries_at(epoch), len(self)
+        if is_new:
+            self.__dict__["_kept"] = entries_at
         digest = hashlib.sha256() if self.listed else hashlib.sha256(f"{size} ".encode())
         # of one that is not listed its first entries, which depend on all that decides the others
         for begin in range(0, size if self.listed else _DIGESTED, _BLOCK):
@@ -194,7 +201,7 @@ class Order:
         return weakref.WeakValueDictionary()
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lists"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lists", "_kept")}
 
     def _list(self, epoch: int) -> IntArray:
         """Return the epoch's sample numbers in as few bytes as hold them."""

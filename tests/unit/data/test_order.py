@@ -183,6 +183,22 @@ def test_saving_the_place_within_an_epoch_makes_no_other_list(monkeypatch: pytes
     assert again.state_dict() == state
 
 
+def test_a_list_that_a_saved_place_needs_serves_the_next_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = Order._made
+    monkeypatch.setattr(Order, "_made", lambda self, epoch: made.append(epoch) or make(self, epoch))
+    sampler, resumed = DistributedSampler(range(100)), DistributedSampler(range(100))
+    expected = list(sampler)
+    next_epoch = sampler.state_dict(epoch=1, consumed=0)  # as a loader saves it at the end of an epoch
+    sampler.set_epoch(1)
+    assert sorted(sampler) == sorted(expected)
+    assert made == [0, 1]
+    resumed.load_state_dict(next_epoch)
+    assert list(pickle.loads(pickle.dumps(resumed))) == list(resumed) == list(sampler)
+    assert made == [0, 1, 1, 1, 1]  # of load_state_dict and its iteration one; of the copy, and of the first again
+    assert "_kept" not in vars(resumed._order)
+
+
 # -- orders that are not listed ------------------------------------------------------------------------------------
 
 HUGE = 2**40

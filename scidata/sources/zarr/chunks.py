@@ -139,18 +139,20 @@ class ChunkLocator(Locator):
         if record.index is not None:
             return functools.partial(self._find_inside, record)
         find_size, key = tree.open_size if is_next else tree.size, record.key_template
-        path, block, sizes = tree.location("").replace("%", "%%") + "/" + key, -1, np.empty(0, np.int64)
+        path, last = tree.location("").replace("%", "%%") + "/" + key, (-1, np.empty(0, np.int64))
 
         def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
-            nonlocal block, sizes
+            nonlocal last
             number, place = 0, tuple(chunk)
             for c, n in zip(chunk, grid, strict=True):
                 if not 0 <= c < n:
                     return None
                 number = number * n + c
-            if number // _SIZES_PER_BLOCK != block:  # that of the last chunk is at hand
+            block, sizes = last  # at hand; in one, as threads share it
+            if number // _SIZES_PER_BLOCK != block:
                 block = number // _SIZES_PER_BLOCK
                 sizes = self._known(record, block)
+                last = block, sizes
             at = number % _SIZES_PER_BLOCK
             size = int(sizes[at])
             if size == _UNKNOWN:

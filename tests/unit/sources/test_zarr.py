@@ -40,6 +40,7 @@ from scidata.errors import (
 )
 from scidata.sources.access.files import files
 from scidata.sources.zarr import tree as _zarr_tree
+from scidata.sources.zarr.chunks import ChunkLocator
 from scidata.sources.zarr.metadata import parse_v2, parse_v3
 from scidata.sources.zarr.source import ZarrSource
 from scidata.sources.zarr.values import cf_fill_value, fill_value_of
@@ -1024,3 +1025,19 @@ def test_very_many_files(tmp_path, kind, separator):
     layout = ZarrSource(str(tmp_path)).arrays["v"]
     with pytest.raises(TooLargeError, match=r"'v'.*too many to be looked for"):
         ZarrSource(str(tmp_path)).locate(layout, np.arange(huge.shape[0])[:, None])
+
+
+def test_threads_that_find_the_first_chunk_together(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "a.zarr", shape=(4, 6), chunks=(1, 6), dtype="f4", compressors=None)[:] = 1
+    source = ZarrSource(str(tmp_path / "a.zarr"))
+    (layout,) = source.arrays.values()
+    find, known = source.finder(layout), ChunkLocator._known
+    with ThreadPoolExecutor(1) as other:
+
+        def meanwhile(*arguments):
+            monkeypatch.setattr(ChunkLocator, "_known", known)
+            assert other.submit(find, [1, 0]).result()[1:] == (0, 24)
+            return known(*arguments)
+
+        monkeypatch.setattr(ChunkLocator, "_known", meanwhile)
+        assert find([2, 0])[1:] == (0, 24)

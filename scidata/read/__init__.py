@@ -121,7 +121,7 @@ class Job(Places):
         if alike is None:
             return None
         job = object.__new__(Job)
-        job.source, job.layout, job._plan, job._kind, job._moves = source, layout, kind.plan, kind, (by, rows)
+        job.source, job.layout, job._plan, job._kind = source, layout, (kind.plan, by, rows), kind
         job.bytes_wanted, job.out_shape = self.bytes_wanted, self.out_shape
         job.num_bytes = alike.num_bytes
         job.raw = job.offset = job.nbytes = job.begins = job.ends = ()
@@ -135,8 +135,9 @@ class Job(Places):
 
     def exact_plan(self) -> ArrayPlan:
         """Return the plan, and keep it, with the place and size of each chunk, for which this asks where need be."""
-        found = exact_plan(self.plan, self.source.locate)
-        if found is not self._plan:
+        plan = self.plan
+        found = exact_plan(plan, self.source.locate)
+        if found is not plan:
             self._plan, self._kind = found, _Kind(found, self._kind.decoding, self._kind.allow_missing)
         return found
 
@@ -149,7 +150,7 @@ class Job(Places):
             if plan.refs is None and not plan.layout.fallback:
                 cut = plan.cut, plan.origin
                 plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self.source), plan.out_shape)
-            if self._plan is kind.plan and self._moves is None:
+            if self._plan is kind.plan:
                 self.take(plan)
             kind.plan, decoding, allow_missing = plan, kind.decoding, kind.allow_missing
             execution = Execution(plan, dtype, places=self, decoding=decoding, allow_missing=allow_missing)

@@ -44,11 +44,11 @@ class Places:
         Of each encoded chunk, in the bytes of its read.
     """
 
-    __slots__ = ("_moves", "_plan", "begins", "ends", "layout", "nbytes", "offset", "paths", "raw", "source")
+    __slots__ = ("_plan", "begins", "ends", "layout", "nbytes", "offset", "paths", "raw", "source")
 
     def __init__(self, source: Source, plan: ArrayPlan) -> None:
-        self.source, self.layout, self._plan = source, plan.layout, plan
-        self._moves: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self.source, self.layout = source, plan.layout
+        self._plan: ArrayPlan | tuple[ArrayPlan, tuple[int, ...], tuple[int, ...]] = plan  # or another's, to be moved
         self.paths: Sequence[str] = ()
         self.raw: Sequence[int] = ()
         self.offset: Sequence[int] = ()
@@ -59,10 +59,11 @@ class Places:
     @property
     def plan(self) -> ArrayPlan:
         """The plan; of chunks that lie like others' it is made where it is asked for."""
-        if self._moves is not None:
-            self._plan = moved_plan(self._plan, self.layout, *self._moves, expecting(self.source))
-            self._moves = None
-        return self._plan
+        plan = self._plan
+        if isinstance(plan, tuple):
+            first, by, rows = plan
+            plan = self._plan = moved_plan(first, self.layout, by, rows, expecting(self.source))
+        return plan
 
     @property
     def refs(self) -> ChunkRefs:

@@ -143,11 +143,42 @@ def by_h5py(path, args, fields):
         yield
 
 
+def by_netcdf4(path, args, fields):
+    paths = [path] if isinstance(path, str) else path
+    opened = [netCDF4.Dataset(p) for p in paths]
+    arrays = [[file[f"v{k}"] for k in range(fields)] for file in opened]
+    for of_file in arrays:
+        for array in of_file:
+            array.set_auto_maskandscale(False)
+    yield
+    while True:
+        for of_file in arrays:
+            for i in range(len(of_file[0])):
+                for array in of_file:
+                    array[i]
+        yield
+
+
+def by_xarray(path, args, fields):
+    import xarray
+
+    paths = [path] if isinstance(path, str) else path
+    opened = [xarray.open_dataset(p, engine="netcdf4", cache=False) for p in paths]
+    arrays = [[file[f"v{k}"] for k in range(fields)] for file in opened]
+    yield
+    while True:
+        for of_file in arrays:
+            for i in range(len(of_file[0])):
+                for array in of_file:
+                    array[i].to_numpy()
+        yield
+
+
 ZARR = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 READERS = {
     "zarr": {"tensorstore": by_tensorstore, "zarrs": by_zarr("zarrs.ZarrsCodecPipeline"), "zarr": by_zarr(ZARR)},
-    "hdf5": {"h5py": by_h5py},
-    "netcdf": {"h5py": by_h5py},
+    "hdf5": {"h5py": by_h5py, "netCDF4": by_netcdf4},
+    "netcdf": {"h5py": by_h5py, "netCDF4": by_netcdf4, "xarray": by_xarray},
 }
 WRITERS = {"zarr": write_zarr, "hdf5": write_hdf5, "netcdf": write_netcdf}
 

@@ -297,7 +297,8 @@ def open_dataset(
         Grids: a folder on a local disk in which decoded rows of this rank's part are kept for other epochs and runs, of
         data behind URLs or that have to be decoded; raw local arrays are read where they are, which costs no more. Any
         number of ranks and jobs may use one folder. The source's files are looked at before kept rows of them are
-        used first: those of a changed file are read again. ``scidata stage`` fills it ahead of a job. Stores behind
+        used first: those of a changed file are read again. ``scidata stage`` fills it ahead of a job. The metadata of
+        many HDF5 and NetCDF files are kept there as well, as ``scidata index`` keeps them. Stores behind
         URLs and on network file systems: blocks of their files are kept there, for any number of ranks; a store that is
         written again has others.
     cache_disk_bytes : int or None, optional

@@ -9,13 +9,17 @@ import numpy as np
 from scidata.core.bounds import num_rows_of, segments_of_slice
 from scidata.core.checks import allocate
 from scidata.core.types import AnyArray, ArrayLayout, Decoding, Source
+from scidata.core.urls import is_url
 from scidata.errors import RefusedError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.plan.array import plan_array
 from scidata.read import read_plan
 from scidata.read.context import thread_scratch
 from scidata.read.convert import converter
 from scidata.read.places import expecting
-from scidata.sources.index import KeptFile
+from scidata.sources.access.files import files
+from scidata.sources.file_source import FileSource
+
+_SMALL = 1 << 20  # bytes
 
 
 def read_array(
@@ -35,8 +39,8 @@ def read_array(
     selection = tuple(segments_of_slice(s, n) for s, n in zip(slices, layout.shape, strict=True))
     dtype = decoding.dtype if decoding is not None else layout.dtype.newbyteorder("=")
     out = allocate(f"{layout.store}: field {layout.name!r}", tuple(map(num_rows_of, selection)), dtype)
-    kept: KeptFile | None = getattr(source, "kept", None) if box is None else None
-    if kept is not None and (values := kept.values_of(layout.name)) is not None:
+    values = _at_once(source, layout) if box is None and isinstance(source, FileSource) else None
+    if values is not None:
         out[...] = decoded(values, decoding).reshape(out.shape)
     elif out.size:
         plan = plan_array(layout, selection, expecting(source), out_shape=out.shape)
@@ -44,9 +48,27 @@ def read_array(
     return out
 
 
+def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None:
+    """Return an array's stored values, flat, if an index has them or one read brings them; None where that is no way.
+
+    Coordinates are so small that a plan costs more than their bytes.
+    """
+    if source.kept is not None and (kept := source.kept.values_of(layout.name)) is not None:
+        return kept
+    place_of = getattr(source, "place_of", None)
+    plain = layout.num_chunks == (1,) and layout.nbytes <= _SMALL and not layout.codecs and not layout.fallback
+    plain = plain and not is_url(source.path)
+    place = place_of(layout, (0,)) if plain and place_of is not None else None
+    if place is None or layout.nbytes > place[2]:
+        return None
+    data = files().read(source.path, place[1], layout.nbytes)
+    source.check_unchanged(layout, (source.path,))
+    return np.frombuffer(data, layout.dtype)
+
+
 def decoded(values: AnyArray, decoding: Decoding | None) -> AnyArray:
-    """Return flat stored values, in native byte order, decoded into memory of their own."""
-    out = np.empty(len(values), values.dtype if decoding is None else decoding.dtype)
+    """Return flat stored values decoded, in native byte order, in memory of their own."""
+    out = np.empty(len(values), values.dtype.newbyteorder("=") if decoding is None else decoding.dtype)
     converter(values.dtype, decoding, out.dtype).copy(out, values, thread_scratch())
     return out
 

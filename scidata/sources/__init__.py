@@ -47,8 +47,12 @@ def open_source(
         It is of no format that scidata reads.
     """
     name = url_of(os.fspath(path), storage_options)
-    files().forget(name)  # a store written again at this path has other files behind the old names
     is_file = not is_url(name) and os.path.isfile(name)  # nothing else is looked for then
+    # a store written again at this path has other files behind the old names
+    if is_file:
+        files().forget_each((name, os.path.abspath(name)))
+    else:
+        files().forget(name)
     if not is_file and (found := _open_folder(name, allow_external)) is not None:
         return found
     try:

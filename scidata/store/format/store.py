@@ -6,6 +6,7 @@ the arrays. Rows are in curve order, so that one store serves any number of rank
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -44,6 +45,7 @@ from scidata.store.format.verify import Fault, FaultFound, check_sample, read_ro
 #: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
 #: times as much memory to read it.
 MAX_MANIFEST_BYTES = 512 << 20
+_MANY = 1024  # samples, from which on metadata servers are not asked for each
 
 
 class Store:
@@ -243,14 +245,25 @@ def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> S
     """
     store = Store(path, disk)
     if not is_url(store.path):
-        for info in store.manifest.samples:
-            check_inside(store.path, os.path.join(store.path, info.folder))
-            if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
-                raise CorruptDataError(
-                    f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not "
-                    "there; copy the whole store, or write it again"
-                )
+        _check_samples(store)
     return store
+
+
+def _check_samples(store: Store) -> None:
+    """Raise where a sample is not there, or a link out of the store; of many, one listing shows the folders."""
+    folders: set[str] = set()
+    if len(store) > _MANY:
+        with contextlib.suppress(OSError), os.scandir(store.path) as entries:  # it may be searched and not listed
+            folders.update(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    for info in store.manifest.samples:
+        if info.folder in folders:
+            continue
+        check_inside(store.path, os.path.join(store.path, info.folder))
+        if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
+            raise CorruptDataError(
+                f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not there; "
+                "copy the whole store, or write it again"
+            )
 
 
 def _read_manifest(path: str) -> tuple[Manifest, bytes]:

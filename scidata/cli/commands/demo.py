@@ -20,7 +20,7 @@ from scidata.cli.output import console, human_bytes, make_table, print_json
 from scidata.cli.progress import doing
 from scidata.core.options import ReadOptions
 from scidata.errors import LauncherError, OutputError
-from scidata.grids.plan import plan_grid
+from scidata.grids.plan import GridPlan, plan_grid
 from scidata.grids.reader import GridReader
 from scidata.testing.grids import make_grid
 
@@ -56,8 +56,7 @@ def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool
     with _folder(keep) as folder:
         path = os.path.join(folder, "weather.zarr")
         make_grid(path, num_times=16, num_lat=_ROWS, num_lon=_COLUMNS, chunks=(1, 3, 32, _COLUMNS))
-        options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
-        plan = plan_grid(GridReader(path, options, axis_sizes={"domain": ranks}))
+        plan = _plan(path, ranks)
         if not as_json:
             size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(path) for name in names)
             console().print(f"wrote synthetic weather: {human_bytes(size)} in {path}", soft_wrap=True)
@@ -152,6 +151,11 @@ def _reason(folder: str) -> str:
         if lines:
             return f": {lines[-1]}"
     return ""
+
+
+def _plan(path: str, ranks: int) -> GridPlan:
+    options = ReadOptions(**READ, **SPLIT, dtype="float64", num_threads=1)
+    return plan_grid(GridReader(path, options, axis_sizes={"domain": ranks}))
 
 
 def _report(plan: Mapping[str, object], results: list[dict[str, Any]], *, seconds: float) -> dict[str, Any]:

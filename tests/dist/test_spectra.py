@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 import scidata
+from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
@@ -98,6 +99,32 @@ def first_without_graph(x, weight):
     return by_zeros_like(x, weight) + (spectrum[:, :, :2, :2].abs() / (1 + size)).sum()
 
 
+def looked_at_in_between(x, weight):
+    """Without gradients; what is made or looked at there has them later, what is shifted there has none."""
+    spectrum, other = torch.fft.rfft2(x), torch.fft.rfft2(2 * x)
+    with torch.inference_mode():
+        spectrum.abs().sum(), other[:, :, :2, :2].abs().sum()
+    with torch.no_grad():
+        out, shifted = torch.zeros_like(spectrum), torch.fft.fftshift(torch.fft.rfft2(x), dim=2)
+    assert not shifted.requires_grad
+    out[:, :, :MODES, :MODES] = mixed(other[:, :, :MODES, :MODES], weight[0])
+    return [torch.view_as_real(y) for y in (out * 1, spectrum * 2, other[:, :, :2, :2] * 1, shifted * 1)]
+
+
+def no_modes(x, weight):
+    spectrum = torch.fft.rfft2(x)
+    out = torch.zeros_like(spectrum)
+    out[:, :, :0, :0] = mixed(spectrum[:, :, :0, :0], weight[0][..., :0, :0])
+    return torch.fft.irfft2(out)
+
+
+def over_channels(x, weight):
+    """Transforms several dims of parts that may be empty."""
+    spectrum = torch.fft.rfftn(x, dim=(2, 1, 3))
+    out = corners(spectrum, weight, torch.zeros_like(spectrum))
+    return torch.fft.irfftn(out, dim=(2, 1, 3), s=(23, 3, 9))
+
+
 CASES = {
     "zeros_like": by_zeros_like,
     "plain zeros": by_plain_zeros,
@@ -107,6 +134,9 @@ CASES = {
     "in place": in_place,
     "used otherwise": used_otherwise,
     "first without graph": first_without_graph,
+    "looked at in between": looked_at_in_between,
+    "no modes": no_modes,
+    "over channels": over_channels,
     "checkpointed": lambda x, w: checkpoint(by_zeros_like, x, w, use_reentrant=False),
 }
 
@@ -237,3 +267,26 @@ def check_questions(rank, num_ranks):
 
 def test_questions_send_nothing():
     run_ranks(check_questions, 2)
+
+
+def check_late_gradients(rank, num_ranks):
+    """What was used in part has no gradient of its own: asked for later, it would be that of other uses alone."""
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    x = shard_of(torch.randn(SHAPE), ShardSpec.even(mesh, [Shard(2)], SHAPE)).requires_grad_()
+    spectrum, zeros = torch.fft.rfft2(x), torch.zeros_like(torch.fft.rfft2(x))
+    zeros[:, :, :2, :2] = spectrum[:, :, :2, :2]
+    loss = torch.fft.irfft2(zeros).square().sum()
+    for used in (spectrum, zeros):
+        with pytest.raises(UnsupportedShardOp, match="before all of it was computed"):
+            used.retain_grad()
+        with pytest.raises(UnsupportedShardOp, match="before all of it was computed"):
+            used.register_hook(print)
+        with pytest.raises(UnsupportedShardOp, match="before all of it was computed"):
+            torch.autograd.grad(loss, [used])
+    whole = torch.fft.rfft2(x).clone()
+    (grad,) = torch.autograd.grad(whole[:, :, :2, :2].abs().sum() + whole.real.sum(), [whole])
+    assert grad.shape == whole.shape
+
+
+def test_gradients_asked_for_late():
+    run_ranks(check_late_gradients, 2)

@@ -82,7 +82,7 @@ def _of_columns(
 def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
     """Bring the zero frequency to the middle, or back: rolls by half. Collective along sharded dims."""
     dims, sign = _dims(x.spec, None, dim), -1 if func is torch.fft.ifftshift else 1
-    if isinstance(x, Spectrum | Blank) and x.computed is None:
+    if isinstance(x, Spectrum | Blank) and x.computed is None and (torch.is_grad_enabled() or not x.requires_grad):
         return x.shifted(func, dims)
     return torch.roll(x, [sign * (x.spec.global_shape[d] // 2) for d in dims], dims)
 

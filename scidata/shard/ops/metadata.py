@@ -224,6 +224,8 @@ def grad(
             reason = "a sharded output needs grad_outputs of the same layout"
             raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
     for x in inputs:
+        if isinstance(x, Later):
+            x.refuse_passed(func)
         if isinstance(x, ShardTensor) and isinstance(x.copied, Copy) and x.copied.may_be_base:
             reason = "whether the result of contiguous() is the tensor itself is not known"
             raise unsupported(func, reason, x.spec, remedy="differentiate with respect to that, or to a clone() of it")

@@ -9,18 +9,20 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from scidata.core.bounds import even_sizes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import replicate_to_shards
-from scidata.shard.op_table import TensorFunction
-from scidata.shard.ops.moving import as_sharded, moved_off, there_and_back, to_layout
+from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
+from scidata.shard.ops.moving import as_sharded, cut_to, moved_off, there_and_back, to_layout
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level, is_transforming, version_of
@@ -46,7 +48,7 @@ class Later(ShardTensor):
 
     def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
         self.sample, self.computed = sample, None
-        self.seen, self.with_graph = 0, torch.is_grad_enabled()
+        self.seen, self.with_graph, self.is_passed = 0, torch.is_grad_enabled(), False
 
     @staticmethod
     def __new__(cls, spec: ShardSpec, sample: Tensor, *others: object) -> Later:
@@ -104,9 +106,35 @@ class Later(ShardTensor):
     def settle(self) -> None:
         """Compute the part, before it is written to. Collective where it is not there."""
         if self.computed is None:
-            with torch.set_grad_enabled(self.with_graph):
+            with self._as_made():
                 self.computed = self.sample = self.compute()
             self.seen = version_of(self.computed)
+
+    @contextmanager
+    def _as_made(self) -> Iterator[None]:
+        """Compute with a graph where there was to be one when this was made, not where it is first asked for."""
+        with torch.inference_mode(self.sample.is_inference()), torch.set_grad_enabled(self.with_graph):
+            yield
+
+    def passed(self) -> None:
+        """Note that gradients of this tensor's elements may reach its source without it."""
+        self.is_passed |= torch.is_grad_enabled() and self.requires_grad
+
+    def refuse_passed(self, func: TorchFunction) -> None:
+        """Raise where the gradient, which is asked for now, may not be all there."""
+        if self.is_passed:
+            reason = "it was used before all of it was computed, so that its gradient is not known"
+            raise unsupported(func, reason, self.spec, remedy="clone() it before it is used")
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of a tensor that was not used yet."""
+        self.refuse_passed(Tensor.retain_grad)
+        super().retain_grad()
+
+    def register_hook(self, hook: Callable[[ShardTensor], Tensor | None]) -> RemovableHandle:
+        """Call ``hook`` with the gradient of a tensor that was not used yet."""
+        self.refuse_passed(Tensor.register_hook)
+        return super().register_hook(hook)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return (
@@ -163,9 +191,10 @@ class Spectrum(Later):
         if key not in self.columns:
             if self.columns or all(each == (0, n, 1) for each, n in zip(ends, self.shape, strict=True)):
                 return None  # of others, too: from now on as any tensor
-            with torch.set_grad_enabled(self.with_graph):
+            with self._as_made():
                 kept = as_sharded(self.source[outer], self.source.spec)
                 self.columns[key] = self.transform(moved_off(kept, self.dims))
+        self.passed()
         part = as_sharded(self.columns[key][inner], self.spec)
 
         def take() -> Tensor:
@@ -178,6 +207,7 @@ class Spectrum(Later):
 
     def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Spectrum:
         """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        self.passed()
         now, later = [d for d in dims if d not in self.dims], [d for d in dims if d in self.dims]
         source = shift(self.source, now) if now else self.source
         transform = self.transform
@@ -191,6 +221,7 @@ class Blank(Later):
 
     def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
         super().__init__(spec, sample)
+        self.with_graph = True  # what is written without a graph has none
         self.written: list[tuple[tuple[slice, ...], Tensor]] = []
         self.shifts: list[tuple[TensorFunction, tuple[int, ...]]] = []
 
@@ -222,6 +253,7 @@ class Blank(Later):
 
     def shifted(self, shift: TensorFunction, dims: Sequence[int]) -> Blank:
         """Return the same after ``fftshift`` or ``ifftshift`` along some dims."""
+        self.passed()
         new = Blank(self.spec, self.sample)
         new.written, new.shifts = [*self.written], [*self.shifts, (shift, tuple(dims))]
         return new
@@ -238,7 +270,7 @@ class Blank(Later):
             return None
         if last in spec.sharded or not {*spec.sharded} <= {*others} or is_transforming() or has_dual_level():
             return None
-        shape[last] = max(stops)
+        shape[last] = max(1, *stops)
         num_parts = math.prod(spec.axes[axis].size for axis in spec.sharded.values())
         if math.prod(shape) * num_parts > _MOST * math.prod(spec.global_shape):
             return None
@@ -251,9 +283,11 @@ class Blank(Later):
         for d in sorted(others, key=lambda d: d not in spec.sharded):  # the cut ones first, which leaves fewer rows
             columns = torch.fft.ifft(columns, sizes[d], d, norm)
             if d in spec.sharded:
-                columns = columns.narrow(d, target.offsets[d], target.local_shape[d])
+                start = min(target.offsets[d], sizes[d] - 1)
+                columns = columns.narrow(d, start, max(1, target.local_shape[d]))  # kernels take no empty ones
+        self.passed()
         transform = getattr(torch.fft, kind)
-        result: Tensor = transform(ShardTensor(columns, target), sizes[last], last, norm)
+        result: Tensor = transform(ShardTensor(cut_to(columns, target), target), sizes[last], last, norm)
         return result
 
 

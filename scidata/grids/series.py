@@ -174,9 +174,10 @@ class Series:
         starts = bounds[1:-1][(np.diff(bounds)[1:] > 0) & (np.diff(bounds)[:-1] > 0)]  # of files after others with rows
         within = np.ones(len(is_later), np.bool_)
         within[bounds[1:-1][(bounds[1:-1] > 0) & (bounds[1:-1] < len(values))] - 1] = False
-        if not is_later[within].all() or is_later[starts - 1].all():
+        overlaps = starts[values[starts] <= values[starts - 1]]  # of which missing times, NaN, are none
+        if not is_later[within].all() or not len(overlaps):
             return
-        start = int(starts[~is_later[starts - 1]][0])
+        start = int(overlaps[0])
         i = int(np.flatnonzero(bounds == start)[-1])
         raise FieldMismatchError(
             f"{self._path(i)}: {dim!r} begins at {values[start]}, not after the end {values[start - 1]} of "

@@ -55,13 +55,16 @@ def _at_once(source: FileSource[object], layout: ArrayLayout) -> AnyArray | None
     """
     if source.kept is not None and (kept := source.kept.values_of(layout.name)) is not None:
         return kept
-    place_of = getattr(source, "place_of", None)
+    finder = getattr(source, "finder", None)
     plain = layout.num_chunks == (1,) and layout.nbytes <= _SMALL and not layout.codecs and not layout.fallback
     plain = plain and not is_url(source.path)
-    place = place_of(layout, (0,)) if plain and place_of is not None else None
+    find = finder(layout) if plain and finder is not None else None
+    place = None if find is None else find((0,))
     if place is None or layout.nbytes > place[2]:
         return None
-    data = files().read(source.path, place[1], layout.nbytes)
+    data = bytearray(layout.nbytes)
+    if not files().read_at_once(source.path, place[1], memoryview(data)):
+        return None  # a plan's read says why, or tries again
     source.check_unchanged(layout, (source.path,))
     return np.frombuffer(data, layout.dtype)
 

@@ -23,12 +23,12 @@ from scidata.sources.access.files import Version
 
 _T = TypeVar("_T")
 _MAGIC = b"sciindex"
-_FORMAT = 1  # another one wherever sources describe files otherwise
+_FORMAT = 2  # another one wherever sources describe files otherwise
 _TABLES = {"versions": 3, "parts": 3}  # columns
 _HEAD_NBYTES = 24  # magic, and the lengths of the description and of all of it
 _FIRST_ARRAY = 2  # parts of the file and of its attributes come before
 
-#: The dtype of values, and their bytes.
+#: The dtype of values, and their bytes; or that of bytes without a meaning, and a digest, which tells values apart.
 Values: TypeAlias = tuple[str, bytes]
 
 
@@ -154,7 +154,7 @@ class FileIndex:
         return self.tables["numbers"][firsts[0] : firsts[1] if len(firsts) > 1 else None]
 
     def values_of(self, part: int) -> AnyArray | None:
-        """Return the values of a part, flat and read-only; None where they are not kept."""
+        """Return the values of a part, or their digest, flat and read-only; None where neither is kept."""
         number = int(self.tables["parts"][part, 1])
         return None if number < 0 else np.frombuffer(self._bytes_of(number), self._dtype_of(number))
 
@@ -180,7 +180,8 @@ class FileIndex:
         numbers = self.tables["parts"][self._parts_of(rows, name), 1]
         if not len(numbers) or numbers.min() < 0 or len(np.unique(self.tables["value_types"][numbers])) != 1:
             return None
-        return np.frombuffer(b"".join(map(self._bytes_of, numbers.tolist())), self._dtype_of(int(numbers[0])))
+        dtype = self._dtype_of(int(numbers[0]))
+        return None if dtype.kind == "V" else np.frombuffer(b"".join(map(self._bytes_of, numbers.tolist())), dtype)
 
     def _parts_of(self, rows: IntArray, name: str) -> IntArray:
         """Return an array's part of each row; the row's first, which has no values, where there is no such array."""
@@ -338,7 +339,8 @@ class KeptFile:
     def values_of(self, name: str) -> AnyArray | None:
         """Return the values of a coordinate, as stored, in native byte order; None where they are not kept."""
         place = self.head.places.get(name)
-        return None if place is None else self.index.values_of(self._first + place)
+        found = None if place is None else self.index.values_of(self._first + place)
+        return None if found is None or found.dtype.kind == "V" else found
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ Read: TypeAlias = Callable[[Source, ArrayLayout], AnyArray]
 NAME = ".scidata-index"  # beside the data
 FOLDER = "scidata-index"  # below cache_dir
 _LEVELS = 3  # folders above the files that are looked at
-_MOST_VALUES = 1 << 16  # bytes of a coordinate that are kept
+_MOST_VALUES = 1 << 16  # bytes of a coordinate that are kept; of a larger one, a digest
 _LONGEST_WAIT = 3.0  # where clocks differ
 _FEWEST = 8  # files that an index is written for without being asked
 
@@ -253,9 +253,10 @@ def _row_of(source: Source, name: str, read: Read) -> FileRow | None:
         check_finished(source)
         facts, version = source.facts(), source.version()
         for layout, _, _ in facts.arrays:
-            if layout.dims == (layout.name,) and layout.nbytes <= _MOST_VALUES and layout.dtype.kind in "iuf":
-                found = np.ascontiguousarray(read(source, layout))
-                values[layout.name] = found.dtype.str, found.tobytes()
+            if layout.dims == (layout.name,) and layout.name not in facts.skipped:
+                found = read(source, layout)
+                data, is_kept = found.tobytes(), layout.nbytes <= _MOST_VALUES and layout.dtype.kind in "iuf"
+                values[layout.name] = (found.dtype.str, data) if is_kept else ("V32", hashlib.sha256(data).digest())
         same = version is not None and version_at(source.path) == version
     except (SciDataError, OSError):  # which is told whoever reads it
         return None

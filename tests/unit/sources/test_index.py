@@ -23,7 +23,7 @@ import scidata
 from scidata.cli.app import app
 from scidata.errors import CorruptDataError, SourceChangedError
 from scidata.read.arrays import read_array
-from scidata.sources import open_source
+from scidata.sources import indexed, open_source
 from scidata.sources.access import validators
 from scidata.sources.index import FileIndex
 from scidata.sources.indexed import NAME, IndexedFiles
@@ -216,7 +216,9 @@ def test_a_file_that_changes_after_opening_is_refused(tmp_path, format):
         later[7]
 
 
-def test_files_of_several_kinds_are_compared(tmp_path):
+@pytest.mark.parametrize("most", [indexed._MOST_VALUES, 16], ids=["values", "digests"])
+def test_files_of_several_kinds_are_compared(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(indexed, "_MOST_VALUES", most)
     paths = write_days(tmp_path, "NETCDF4")
     write_day(paths[1], 1, rows=1)  # shorter, as a February
     index(paths)
@@ -270,7 +272,7 @@ def unlike(data):
     yield "cut off", data[:-9]
     for place in range(8, len(data), max(1, len(data) // 40)):
         yield f"byte {place}", data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
-    yield "version", resealed(data.replace(b'"format": 1', b'"format": 9', 1))
+    yield "version", resealed(data.replace(b'"format": 2', b'"format": 9', 1))
     made = FileIndex.from_bytes(data, "")
     for name, row in (("parts", -1), ("first_parts", -1), ("value_ends", 0), ("parts", 0)):
         tables = {key: table.copy() for key, table in made.tables.items()}
@@ -367,3 +369,11 @@ def test_the_command_says_what_is_wrong(tmp_path, monkeypatch, args, text):
     result = run(*args)
     assert result.exit_code in (1, 2)
     assert text in result.stderr
+
+
+def test_a_missing_time_overlaps_with_nothing(tmp_path):
+    for day in range(3):
+        write_day(tmp_path / f"d{day}.nc", day, rows=1)
+        with netCDF4.Dataset(tmp_path / f"d{day}.nc", "a") as file:
+            file["time"].missing_value = 0.0
+    assert len(scidata.open_dataset(str(tmp_path / "*.nc"), kind="grid")) == 3

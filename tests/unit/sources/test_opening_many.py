@@ -14,6 +14,7 @@ import zarr
 
 import scidata
 from scidata.errors import UnknownNameError
+from scidata.read import arrays
 from scidata.sources import open_source
 from scidata.sources.access.files import files
 
@@ -159,3 +160,13 @@ def test_a_file_whose_lock_is_held_is_refused_unless_locks_are_off(tmp_path, mon
             open_source(path).arrays  # noqa: B018
         monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "FALSE")
         assert "t2m" in open_source(path).arrays
+
+
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_64BIT_OFFSET"])
+def test_a_coordinate_in_one_piece_is_read_without_a_plan(tmp_path, monkeypatch, format):
+    write_day(tmp_path / "d.nc", 1, format)
+    monkeypatch.delattr(arrays, "plan_array")
+    source = open_source(tmp_path / "d.nc")
+    for name in ("latitude", "longitude"):
+        layout = source.arrays[name]
+        np.testing.assert_array_equal(arrays.read_array(source, layout), np.arange(layout.shape[0]))

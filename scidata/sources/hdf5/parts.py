@@ -120,11 +120,49 @@ def _missing_chunks(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
 
 def iterate_chunks(dset: h5py.h5d.DatasetID, keep: Callable[[h5py.h5d.StoreInfo], None]) -> None:
     """Call ``keep`` with the address of each stored chunk, as h5py gives it."""
+    most = dset.get_space().get_simple_extent_dims(True)
+    unlimited = [k for k, n in enumerate(most) if n == h5py.h5s.UNLIMITED]
+    told, found = keep, list[h5py.h5d.StoreInfo]()
+    if len(unlimited) == 1 and unlimited[0] > 0:
+        keep = found.append
     if hasattr(dset, "chunk_iter"):  # HDF5 1.12.3 and later
         dset.chunk_iter(keep)
-        return
-    for i in range(dset.get_num_chunks()):
-        keep(dset.get_chunk_info(i))
+    else:
+        for i in range(dset.get_num_chunks()):
+            keep(dset.get_chunk_info(i))
+    for info in _in_place(dset, found, most, unlimited[0]) if found else ():
+        told(info)
+
+
+def _in_place(
+    dset: h5py.h5d.DatasetID, found: Sequence[h5py.h5d.StoreInfo], most: tuple[int, ...], unlimited: int
+) -> Sequence[h5py.h5d.StoreInfo]:
+    """Return addresses with the chunks that they are of.
+
+    The newest format counts chunks with the unlimited dimension as the slowest. HDF5 (2.0) finds chunks so, and lists
+    them as if it were in its place: those of all rows of the dimensions before as if they were of the first.
+    """
+    if any(any(info.chunk_offset[:unlimited]) for info in found):
+        return found
+    chunks = dset.get_create_plist().get_chunk()
+    grid = [1 if k == unlimited else -(-n // c) for k, (n, c) in enumerate(zip(most, chunks, strict=True))]
+    coords = np.array([info.chunk_offset for info in found], np.int64) // np.array(chunks, np.int64)
+    numbers = coords[:, unlimited:] @ np.array(
+        [math.prod(grid[k + 1 :]) for k in range(unlimited, len(grid))], np.int64
+    )
+    firsts, rest = np.divmod(numbers, math.prod(grid))
+    places = np.stack(np.unravel_index(rest, grid), axis=1)
+    places[:, unlimited] = firsts
+    moved = [info._replace(chunk_offset=tuple(x)) for info, x in zip(found, (places * chunks).tolist(), strict=True)]
+    listed = {info.chunk_offset for info in found}
+    other = next((info.chunk_offset for info in moved if info.chunk_offset not in listed), None)
+    if other is None:
+        return found
+    try:
+        dset.read_direct_chunk(other)
+    except (OSError, RuntimeError, ValueError):  # there is no such chunk: the list is right
+        return found
+    return moved
 
 
 def _missing_of_external(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:

@@ -759,3 +759,18 @@ def test_numbers_that_torch_does_not_have_are_left_out(tmp_path):
     source = open_source(tmp_path / "a.h5")
     assert list(source.arrays) == ["u"]
     assert "at most 64 bits" in source.skipped["long"]
+
+
+@pytest.mark.parametrize("libver", ["latest", "earliest"])
+@pytest.mark.parametrize("maxshape", [(4, None, 6), (8, 4, None), (None, 4, 6)])
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 1), slice(1, 3)], ids=["all", "first", "some"])
+def test_an_unlimited_dimension_may_have_any_place(tmp_path, libver, maxshape, rows):
+    values = np.zeros((4, 4, 6))
+    values[rows] = np.arange(1, 97.0).reshape(4, 4, 6)[rows]
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver) as file:
+        dset = file.create_dataset("a", (4, 4, 6), "f8", chunks=(1, 2, 3), maxshape=maxshape)
+        dset[rows] = values[rows]
+    source = open_source(tmp_path / "a.h5")
+    np.testing.assert_array_equal(read_array(source, source.arrays["a"], allow_missing=True), values)
+    found = read_array(source, source.arrays["a"], [slice(*rows.indices(4)), slice(None), slice(None)])
+    np.testing.assert_array_equal(found, values[rows])

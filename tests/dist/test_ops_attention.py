@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import ShardSpec
-from scidata.shard.attention import blocks
-from scidata.shard.attention.algorithms import chosen_algorithm
+from scidata.shard.attention import algorithms, blocks
+from scidata.shard.attention.algorithms import chosen_algorithm, note_algorithm
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests.dist._layers import Spy
@@ -178,6 +178,21 @@ def check_ways_beside_another_axis(rank, num_ranks):
 
 def test_three_ways_beside_a_sharded_batch():
     run_ranks(check_ways_beside_another_axis, 4)
+
+
+def check_uneven_batch(rank, num_ranks):
+    """Ranks of few samples choose the way of those of many: a mask's gradient is summed over both."""
+    algorithms._ROUND = 1000
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("domain", "dp"))
+    operands, mask = [normal(5, 2, n, 4) for n in (4, 24, 24)], normal(1, 2, 4, 24)
+    specs = [ShardSpec.even(mesh, [Shard(2), Shard(0)], tuple(x.shape), {1: (4, 1)}) for x in operands]
+    note_algorithm()
+    assert_like_one_process(F.scaled_dot_product_attention, [*operands, mask], [*specs, None])
+    return note_algorithm()
+
+
+def test_an_uneven_batch_beside_the_sequence():
+    assert run_ranks(check_uneven_batch, 4) == ["heads"] * 4
 
 
 def check_dtypes(rank, num_ranks):

@@ -24,6 +24,7 @@ from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import Entry, Layout, entry_of, finish, local_of, spec_of_layout, specs_of, to_axis
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import moved_off, replicated, sharded_on, tied_to, to_layout, whole_along
+from scidata.shard.sizes import facts_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -196,13 +197,13 @@ def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Opt
     alike = len({spec.ndim for spec in specs}) == 1 and (len(set(shapes)) == 1 or how.enable_gqa)
     others = [dim for spec in specs for other, dim in enumerate(spec.dims) if other != axis]
     heads = shapes[1][-1] if alike and shapes[1] == shapes[2] and shapes[0] and query.ndim - 3 not in others else 0
-    whole = [math.prod(s.local_shape[:-2]) * s.global_shape[-2] for s in specs]  # rows of all ranks
+    whole = [_longest_batch(s) * s.global_shape[-2] for s in specs]  # rows of all ranks
     itemsize, widths = operands["key"].dtype.itemsize, [s.global_shape[-1] for s in specs]
     gathered = (whole[1] * widths[1] + whole[2] * widths[2]) * itemsize
     exchanged = gathered + whole[0] * (widths[0] + widths[2]) * itemsize
     mask, beside = operands.get("attn_mask"), 0
     if isinstance(mask, ShardTensor) and mask.spec.dims[axis] == mask.spec.ndim - 2:
-        beside = math.prod(mask.spec.local_shape[:-2]) * mask.shape[-2] * mask.shape[-1] * mask.dtype.itemsize
+        beside = _longest_batch(mask.spec) * mask.shape[-2] * mask.shape[-1] * mask.dtype.itemsize
     way = chosen_algorithm(query.axes[axis].size, heads, gathered, exchanged, beside)
     if way == "heads" and not heads:
         remedy = 'choose scidata.attention("ring") or "gather"'
@@ -210,6 +211,12 @@ def _way(func: TensorFunction, operands: dict[str, Tensor], axis: int, how: _Opt
     way = "gather" if way == "ring" and not alike else way
     note_algorithm(way)
     return way
+
+
+def _longest_batch(spec: ShardSpec) -> int:
+    """Return the most samples and heads that any rank has: the same on ranks whose own parts differ."""
+    shape = enumerate(spec.global_shape[:-2])
+    return math.prod(facts_of(spec.sizes_of(spec.sharded[d])).longest if d in spec.sharded else n for d, n in shape)
 
 
 def _by_heads(func: TensorFunction, operands: dict[str, Tensor], how: _Options, axis: int) -> Tensor:

@@ -260,10 +260,10 @@ class Writer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise OutputError(f"{self.path}: the writer is closed; create it again with resume=True")
+        if self._background.error is not None:  # first: others may have left because of it
+            raise self._reason(self._background.error)
         if (failure := self._ranks.failure()) is not None:
             raise failure
-        if self._background.error is not None:
-            raise self._reason(self._background.error)
 
     def _reason(self, error: BaseException) -> BaseException:
         """Return why something has failed: another rank, where gloo says so, or another run that has the output."""

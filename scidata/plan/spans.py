@@ -32,11 +32,9 @@ MAX_READ_URL = 16 << 20
 #: fast as out of it. Reads of 512 KiB took a tenth less than reads of 256 KiB, and as much as longer ones (measured).
 MAX_CHECKED = 512 << 10
 
-#: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads. CPU ms
-#: of 100 MB out of the page cache, in reads of 2, 4, 8 and 16 MiB: 5.8, 5.4, 5.1, 4.6 (measured).
-MIN_READ_DIRECT = 4 << 20
+#: Reads straight into the destination need no scratch: they may be longer, where that leaves enough for threads.
 MAX_READ_DIRECT = 16 << 20
-MIN_PARTS = 8
+MIN_PARTS = 16
 
 #: Shorter rows go through scratch and one strided copy; longer ones are buffers of their own in a ``preadv``.
 #: The two cost the same at 3-4 KiB (measured).
@@ -254,7 +252,7 @@ def group_reads(
         direct = direct[order]
         cut[1:] |= (direct[1:] != direct[:-1]) | ((gap < 0) & direct[1:])
     if direct is not None and direct.all() and int(nbytes.sum()) >= MIN_DIRECT * len(nbytes):
-        max_read = max(max_read, MIN_READ_DIRECT, min(int(nbytes.sum()) // MIN_PARTS, MAX_READ_DIRECT))
+        max_read = max(max_read, min(int(nbytes.sum()) // MIN_PARTS, MAX_READ_DIRECT))
     parts = _parts(offset, end, cut, max_read)
     if decoded is not None and not remote:  # a request to an object store costs more than an uneven load
         total = np.cumsum(decoded[order])

@@ -382,9 +382,12 @@ def _attributes(said: Any) -> dict[str, Any]:
 
 
 def _layout(said: Any) -> tuple[ArrayLayout, dict[str, Any]]:
+    dtype = np.dtype(said["dtype"])
+    if dtype.kind not in "biufcS":  # bytes of a file are no objects
+        raise ValueError(f"an array has dtype {dtype}")
     layout = ArrayLayout(
         store="", name=said["name"], shape=tuple(said["shape"]), dims=tuple(said["dims"]),
-        dtype=np.dtype(said["dtype"]), chunks=tuple(said["chunks"]), axis_order=tuple(said["axis_order"]),
+        dtype=dtype, chunks=tuple(said["chunks"]), axis_order=tuple(said["axis_order"]),
         codecs=tuple(Codec(name=name, config={k: _tuple(v) for k, v in x.items()}) for name, x in said["codecs"]),
         fill_value=None if said["fill"] is None else np.asarray(_decoded(said["fill"])),
         attributes=_attributes(said["attributes"]), fallback=bool(said["fallback"]),

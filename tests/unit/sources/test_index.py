@@ -377,3 +377,12 @@ def test_a_missing_time_overlaps_with_nothing(tmp_path):
         with netCDF4.Dataset(tmp_path / f"d{day}.nc", "a") as file:
             file["time"].missing_value = 0.0
     assert len(scidata.open_dataset(str(tmp_path / "*.nc"), kind="grid")) == 3
+
+
+def test_an_index_makes_no_objects_of_bytes(tmp_path):
+    paths = write_days(tmp_path, "NETCDF4", 1)
+    made = FileIndex.from_bytes(Path(index(paths)).read_bytes(), "")
+    texts = [text.replace('"dtype": "<f8", "chunks"', '"dtype": "|O", "chunks"') for text in made.texts]
+    (tmp_path / NAME).write_bytes(FileIndex(made.names, texts, made.tables, made.values).to_bytes())
+    with pytest.raises(CorruptDataError, match="an array has dtype object"):
+        scidata.open_dataset(paths, kind="grid", fields=["t2m"])

@@ -130,10 +130,8 @@ def by_tensorstore(path, args, fields):
         yield
 
 
-def by_h5py(path, args, fields):
-    paths = [path] if isinstance(path, str) else path
-    opened = [h5py.File(p) for p in paths]
-    arrays = [[file[f"v{k}"] for k in range(fields)] for file in opened]
+def epochs_of(arrays):
+    """Read each step of the fields of each file, one epoch after the other."""
     yield
     while True:
         for of_file in arrays:
@@ -141,6 +139,13 @@ def by_h5py(path, args, fields):
                 for array in of_file:
                     array[i]
         yield
+
+
+def by_h5py(path, args, fields):
+    paths = [path] if isinstance(path, str) else path
+    opened = [h5py.File(p) for p in paths]
+    arrays = [[file[f"v{k}"] for k in range(fields)] for file in opened]
+    yield from epochs_of(arrays)
 
 
 def by_netcdf4(path, args, fields):
@@ -150,13 +155,7 @@ def by_netcdf4(path, args, fields):
     for of_file in arrays:
         for array in of_file:
             array.set_auto_maskandscale(False)
-    yield
-    while True:
-        for of_file in arrays:
-            for i in range(len(of_file[0])):
-                for array in of_file:
-                    array[i]
-        yield
+    yield from epochs_of(arrays)
 
 
 def by_xarray(path, args, fields):

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from scidata.data.statistics import statistics as statistics
     from scidata.data.statistics_table import Statistics as Statistics
     from scidata.device_mesh import init_mesh as init_mesh
-    from scidata.interop.dtensor import from_dtensor as from_dtensor
-    from scidata.interop.dtensor import to_dtensor as to_dtensor
-    from scidata.interop.physicsnemo import from_physicsnemo as from_physicsnemo
-    from scidata.interop.physicsnemo import to_physicsnemo as to_physicsnemo
+    from scidata.interop.shard_tensors import from_dtensor as from_dtensor
+    from scidata.interop.shard_tensors import from_physicsnemo as from_physicsnemo
+    from scidata.interop.shard_tensors import to_dtensor as to_dtensor
+    from scidata.interop.shard_tensors import to_physicsnemo as to_physicsnemo
     from scidata.loader.data_loader import DataLoader as DataLoader
     from scidata.loader.sampler import DistributedSampler as DistributedSampler
     from scidata.shard import ShardTensor as ShardTensor
@@ -79,8 +79,7 @@ _NAMES = {
     "scidata.data.sample": ("Sample",),
     "scidata.data.statistics": ("statistics",),
     "scidata.device_mesh": ("init_mesh",),
-    "scidata.interop.dtensor": ("from_dtensor", "to_dtensor"),
-    "scidata.interop.physicsnemo": ("from_physicsnemo", "to_physicsnemo"),
+    "scidata.interop.shard_tensors": ("from_dtensor", "from_physicsnemo", "to_dtensor", "to_physicsnemo"),
     "scidata.loader.data_loader": ("DataLoader",),
     "scidata.loader.sampler": ("DistributedSampler",),
     "scidata.shard": ("ShardTensor", "register_op", "scatter_tensor", "shard_ops"),

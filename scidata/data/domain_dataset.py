@@ -16,7 +16,7 @@ from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, IntArray
-from scidata.data.local_transform import LocalTransform
+from scidata.data.local_fields import LocalTransform
 from scidata.data.sample import Sample
 from scidata.data.scaling import Scale, scales_of
 from scidata.data.statistics_table import Statistics

@@ -19,8 +19,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, BufferSpec, IntArray
 from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.data.domain_dataset import DomainDataset
-from scidata.data.local_fields import LocalFields
-from scidata.data.local_transform import apply_locally
+from scidata.data.local_fields import LocalFields, apply_locally
 from scidata.data.sample import Coordinate, Sample
 from scidata.data.static_fields import StaticFields
 from scidata.errors import ConfigError, UnknownNameError, near_matches

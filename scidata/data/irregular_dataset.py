@@ -16,7 +16,7 @@ from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.local_transform import apply_locally
+from scidata.data.local_fields import apply_locally
 from scidata.data.topology import Cells, Place, Relation, Topology, edge_type, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named

@@ -13,7 +13,7 @@ from scidata.core.checks import names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.options import Align, Bounds, Crop, Halo, ReadOptions, SampleDim, Steps, Weights
 from scidata.core.urls import url_of
-from scidata.data.local_transform import LocalTransform
+from scidata.data.local_fields import LocalTransform
 from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, check_known

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.checks import check_function
 from scidata.core.options import ReadOptions
 from scidata.core.types import Source
-from scidata.data.local_transform import LocalTransform
+from scidata.data.local_fields import LocalTransform
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, FieldMismatchError, check_known
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch.utils.data
 
 from scidata.data.grid_dataset import ShardedDataset
-from scidata.data.local_transform import LocalTransform
+from scidata.data.local_fields import LocalTransform
 from scidata.data.open_dataset import open_dataset
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError

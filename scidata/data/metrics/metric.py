@@ -16,8 +16,7 @@ from scidata.core.checks import is_int, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import FloatArray, IntArray
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.metrics.entries import Entry, Key, domain_sums, pack, unpack
-from scidata.data.metrics.exact import exact_terms, rounded_sum
+from scidata.data.metrics.exact import Entry, Key, domain_sums, exact_terms, pack, rounded_sum, unpack
 from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of
 from scidata.data.metrics.weighting import Weights, WeightsByDim, weights_fault
 from scidata.data.sample import Sample

@@ -18,8 +18,7 @@ from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.output.fields import OutputLayout, distinct_dims
 from scidata.data.output.flat_output import FlatOutput
-from scidata.data.output.like_grid import GridLike
-from scidata.data.output.like_rows import RowsLike
+from scidata.data.output.like import GridLike, RowsLike
 from scidata.data.output.owner import Owner, living, refusal
 from scidata.data.output.packed_file import PackedFileOutput
 from scidata.data.output.places import Begun, LocalPlace, Place, begun_at, place_of, say_begun, written_steps

@@ -17,9 +17,8 @@ import numpy as np
 
 from scidata.core.checks import optional_module
 from scidata.core.types import Array
-from scidata.data.output.fields import OutputField, OutputLayout
+from scidata.data.output.fields import OutputField, OutputLayout, stored_attributes
 from scidata.data.output.places import LocalPlace
-from scidata.data.output.steps import stored_attributes
 from scidata.errors import ConfigError
 from scidata.plan.owners import Box
 from scidata.sources.unfinished import UNFINISHED

@@ -22,11 +22,10 @@ from scidata.core.cache import Cache
 from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.owner import Owner
-from scidata.data.output.part_writer import Output, Part, PartWriter
+from scidata.data.output.part_writer import Output, Part, PartWriter, Staging, as_tensor
 from scidata.data.output.places import Place, say_written, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route, route_of
-from scidata.data.output.staging import Staging, as_tensor
 from scidata.device_mesh.groups import end_well, explained, fail_at_end, uncaught
 from scidata.errors import (
     ConfigError,

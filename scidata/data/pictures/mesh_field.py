@@ -9,8 +9,7 @@ import numpy as np
 
 from scidata.core.types import FloatArray
 from scidata.data.pictures.canvas import save_picture
-from scidata.data.pictures.drawing import Places, places_in_store, places_of, shapes_in_store
-from scidata.data.pictures.set_panels import SetPanels, places_of_sets
+from scidata.data.pictures.drawing import Places, SetPanels, places_in_store, places_of, places_of_sets, shapes_in_store
 from scidata.errors import ConfigError, check_known
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, is_relation

@@ -30,12 +30,13 @@ from scidata.data.pictures.drawing import (
     MAX_POINTS,
     TOWARDS,
     Drawing,
+    SetPanels,
     number_parts,
     places_in_store,
+    places_of_sets,
     shapes_in_store,
     stride,
 )
-from scidata.data.pictures.set_panels import SetPanels, places_of_sets
 from scidata.meshes.hetero import JOINT
 from scidata.store.format.store import Store
 from scidata.store.reading.part import SamplePart

@@ -17,11 +17,10 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, RawSet, is_relation, relation_ends
 from scidata.meshes.order.cells import cell_owner, edges_of_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges
-from scidata.meshes.order.faces import edges_across_faces
+from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across_faces
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import NodeIds, id_dtype
-from scidata.meshes.order.mesh_edges import AlongMesh, along_mesh_edges
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.sample import RawSample, parse_edges

@@ -16,7 +16,7 @@ from scidata.core.options import ReadOptions
 from scidata.errors import FieldMismatchError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import edges_of_cells
-from scidata.meshes.order.mesh_edges import along_mesh_edges
+from scidata.meshes.order.faces import along_mesh_edges
 from scidata.store.format.store import open_store, verify
 from scidata.store.partitioning.partition import partition
 from scidata.store.reading.reader import StoreReader

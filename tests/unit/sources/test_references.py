@@ -37,7 +37,7 @@ from scidata.sources import open_source
 from scidata.sources.access.files import files
 from scidata.sources.references import kerchunk as json_sets
 from scidata.sources.references import parquet as parquet_sets
-from scidata.sources.references.templates import Templates
+from scidata.sources.references.kerchunk import Templates
 from tests.unit._s3 import BUCKET, KEY, SECRET
 from tests.unit.sources._references import ARRAY, PLAIN, ROWS, parquet_set, plain_refs, save
 from tests.unit.sources._sets import check_parts, read_part

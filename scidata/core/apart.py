@@ -33,11 +33,6 @@ def check_apart(
         The output, as the message names it: ``"the cache"``.
     may_hold
         Whether it may be a folder with inputs in it: one that is added to, and not replaced.
-
-    Raises
-    ------
-    OutputError
-        The output is an input, lies in one, or is a folder with one in it.
     """
     path = os.fspath(out)
     here = local_path(path)

@@ -223,13 +223,7 @@ def _runs(rows: IntArray) -> IntArray:
 
 
 def rows_of(segments: Sequence[Segment]) -> IntArray:
-    """Return the rows of segments, one after the other, ``(num,)`` int64.
-
-    Raises
-    ------
-    TooLargeError
-        There are more than there is memory for.
-    """
+    """Return the rows of segments, one after the other, ``(num,)`` int64."""
     start, count, step, _ = segment_table(segments).T
     num = int(count.sum())
     try:

@@ -22,13 +22,7 @@ from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
 
 
 def as_index(index: SupportsIndex) -> int:
-    """Return the index of a sample as Python's integer.
-
-    Raises
-    ------
-    TypeError
-        A float, a slice or a name.
-    """
+    """Return the index of a sample as Python's integer."""
     try:
         return operator.index(index)
     except TypeError:
@@ -135,13 +129,7 @@ def allocate(
     dtype: npt.DTypeLike,
     empty: Empty = empty,
 ) -> AnyArray:
-    """Return an uninitialised array; ``what`` is read into it.
-
-    Raises
-    ------
-    TooLargeError
-        It takes more than there is memory for.
-    """
+    """Return an uninitialised array; ``what`` is read into it."""
     try:
         return empty(shape, dtype)
     except NO_MEMORY as e:

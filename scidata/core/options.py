@@ -65,11 +65,6 @@ class ReadOptions:
 
     Readers of grids, stores and raw points take it whole; options that mean nothing to them are at their defaults.
     ``dtype`` is NumPy's: the one that floating fields are read as.
-
-    Raises
-    ------
-    ConfigError
-        A value that no data set takes.
     """
 
     kind: str | None = None
@@ -138,12 +133,7 @@ class ReadOptions:
         return self.decode == "node"
 
     def refuse(self, *names: str, why: str) -> None:
-        """Refuse those of some options that are given.
-
-        Raises
-        ------
-        ConfigError
-        """
+        """Refuse those of some options that are given."""
         refuse(dict.fromkeys(self.given(*names), True), why)
 
     def given(self, *names: str) -> list[str]:

@@ -56,13 +56,7 @@ def _refused(path: str, what: str) -> RefusedError:
 
 
 def make_own_folder(path: str) -> None:
-    """Make a folder of scidata's own, if it is not there.
-
-    Raises
-    ------
-    RefusedError
-        It is a link, or no folder.
-    """
+    """Make a folder of scidata's own, if it is not there."""
     with contextlib.suppress(FileExistsError):
         os.makedirs(path, mode=0o700)
     if not stat.S_ISDIR(os.lstat(path).st_mode):

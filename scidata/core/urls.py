@@ -59,11 +59,6 @@ def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
     ----------
     options
         Arguments of fsspec's file system; None keeps those that ``path`` has.
-
-    Raises
-    ------
-    ConfigError
-        Options for a local path.
     """
     if not is_url(path):
         if options:
@@ -189,13 +184,7 @@ class Url(str):
         return repr(sorted(found.items()))
 
     def check(self) -> None:
-        """Refuse a user or password that a client would take for a port, and repeat.
-
-        Raises
-        ------
-        ConfigError
-            It has characters that must be escaped.
-        """
+        """Refuse a user or password that a client would take for a port, and repeat."""
         for part in _chained(self.target):
             _, userinfo, _ = _parted(part)
             port = re.split("[/?#]", userinfo, maxsplit=1)[0].rpartition(":")[2]

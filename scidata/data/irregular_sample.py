@@ -509,13 +509,7 @@ class IrregularSample(Sample[TensorT]):
 
     @property
     def parts(self) -> LocalGraph | None:
-        """The graph that :meth:`call_on_parts` runs on; None where samples are plain.
-
-        Raises
-        ------
-        ConfigError
-            The sample has no edges.
-        """
+        """The graph that :meth:`call_on_parts` runs on; None where samples are plain."""
         topology = self._topology
         if not topology.relations:
             raise ConfigError("the sample has no edges, along which ghosts would be hops away; use to_pyg() as it is")
@@ -529,13 +523,7 @@ class IrregularSample(Sample[TensorT]):
         )
 
     def rows_first(self, name: str, *, entity: str | None = None) -> tuple[Tensor, bool]:
-        """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication.
-
-        Raises
-        ------
-        ConfigError
-            The field does not live on ``entity``.
-        """
+        """Return the local rows of a field along dim 0, and whether ghosts follow the owned ones; no communication."""
         place = self._place(name)
         if entity is not None and place.entity != entity:
             raise ConfigError(f"field {name!r} lives on {place.entity}, not on {entity}")

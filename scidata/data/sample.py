@@ -110,15 +110,7 @@ class Sample(Mapping[str, TensorT]):
         return self._generator
 
     def seed_generator(self, seed: int, epoch: int) -> None:
-        """Set the seed and epoch of :attr:`generator`; for loaders.
-
-        Parameters
-        ----------
-        seed : int
-            Of the loader or sampler.
-        epoch : int
-            Of the loader or sampler.
-        """
+        """Set the seed and epoch of :attr:`generator`; for loaders."""
         self._draws, self._generator = (seed, epoch), None
 
     def _with(self, **changed: object) -> Self:

@@ -127,11 +127,6 @@ def scales_of(
     """Return the shift and scale of each field, default all floating ones, from statistics that fit them.
 
     ``fields`` has the dims of a sample of each field, and ``passes`` know the labels of its rows.
-
-    Raises
-    ------
-    UnknownNameError, FieldMismatchError, ConfigError
-        They do not fit; or a deviation of 0.
     """
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}{near_matches(method, METHODS)}")

@@ -22,13 +22,6 @@ class CentredSource:
 
     Fields of floating numbers with one dimension ``<dim>_stag`` of a row more than ``<dim>``, which other arrays have.
     Each part reads its rows of faces and one more, so ranks still read no more than their part.
-
-    Parameters
-    ----------
-    source
-        As it was opened.
-    allow_missing
-        As in :func:`scidata.open_dataset`.
     """
 
     kept = None  # an index keeps values as they are in the file

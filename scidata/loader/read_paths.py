@@ -29,13 +29,7 @@ from scidata.loader.stats import PrefetchStats
 
 
 class ReadPaths:
-    """Makes the prefetcher of each epoch, with memory and processes of earlier ones. Pickles without these.
-
-    Parameters
-    ----------
-    source
-        The data set.
-    """
+    """Makes the prefetcher of each epoch, with memory and processes of earlier ones. Pickles without these."""
 
     def __init__(self, source: DatasetAdapter) -> None:
         self._source = source

@@ -221,13 +221,7 @@ def row_entity(kind: str) -> str:
 
 
 def parse_edges(edges: str) -> tuple[str, float]:
-    """Take ``"knn:8"`` apart into ``("knn", 8)``; rules without a number give 0.
-
-    Raises
-    ------
-    ConfigError
-        It is no rule.
-    """
+    """Take ``"knn:8"`` apart into ``("knn", 8)``; rules without a number give 0."""
     rule, _, number = str(edges).partition(":")
     if rule in _EDGE_RULES[:3] and not number:
         return rule, 0.0

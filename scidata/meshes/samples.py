@@ -91,13 +91,7 @@ class RawSamples:
         return paths if mesh is None or mesh in paths else (mesh, *paths)
 
     def header(self, index: int) -> SampleHeader | HeteroHeader:
-        """Describe a sample: sizes, fields, dtypes, without reading values.
-
-        Raises
-        ------
-        FileNotFoundError, UnsupportedFormatError, UnknownNameError, FieldMismatchError, ConfigError
-            They name the file, the arrays that it should have, and those that it has.
-        """
+        """Describe a sample: sizes, fields, dtypes, without reading values."""
         with damage_named(", ".join(self.inputs(index))):
             return self._reading.header(self.names[index], self._paths[index])
 

@@ -17,13 +17,7 @@ _Item = TypeVar("_Item")
 
 
 class FileSource(Generic[_Contents]):
-    """The common part of such sources; a subclass reads the description of the file in ``_parse``.
-
-    Parameters
-    ----------
-    path
-        File or URL.
-    """
+    """The common part of such sources; a subclass reads the description of the file in ``_parse``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = url_of(os.fspath(path))

@@ -67,13 +67,6 @@ class GroupSource:
 
     Its attributes are those of its arrays; a group's own are not read.
 
-    Parameters
-    ----------
-    path, group
-        The file, and the group in it.
-    allow_external
-        As in :func:`scidata.sources.open_source`.
-
     Raises
     ------
     FileNotFoundError

@@ -123,12 +123,7 @@ def numbers_cells(dim: str) -> bool:
 
 
 def check_kind(source: Source) -> None:
-    """Refuse a mesh as SCRIP, and a file whose groups are samples: numbered ones that hold the same arrays, no others.
-
-    Raises
-    ------
-    UnsupportedFormatError
-    """
+    """Refuse a mesh as SCRIP, and a file whose groups are samples: numbered ones, of the same arrays, and no others."""
     if {"grid_corner_lat", "grid_corner_lon"} <= set(source.arrays):
         raise UnsupportedFormatError(
             f"{source.path}: a mesh as SCRIP, whose cells share no nodes; write it as one that ESMF describes: "

@@ -123,13 +123,7 @@ class NetCDF3Source(FileSource[_Contents]):
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
-        """Every numeric variable, in the file's order.
-
-        Raises
-        ------
-        ShortReadError
-            The file ends before one of its variables does.
-        """
+        """Every numeric variable, in the file's order."""
         return self._read()[1]
 
     @property

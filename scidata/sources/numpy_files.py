@@ -66,13 +66,7 @@ class NumpySource(FileSource[dict[str, _Member]]):
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
-        """Every array of numbers, in the order of the file.
-
-        Raises
-        ------
-        CorruptDataError, ShortReadError
-            A header is damaged, or the file ends before one of its arrays does.
-        """
+        """Every array of numbers, in the order of the file."""
         return {name: member.layout for name, member in self._read().items()}
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:

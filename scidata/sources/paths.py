@@ -14,12 +14,7 @@ from scidata.sources.groups import expand_groups, split_group
 
 
 def check_paths(path: object) -> None:
-    """Refuse a value that is neither a path nor a list of paths.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Refuse a value that is neither a path nor a list of paths."""
     kind = type(path).__name__
     if hasattr(path, "shape") and hasattr(path, "dtype"):
         raise ConfigError(

@@ -65,13 +65,7 @@ class TorchSource(FileSource[_Contents]):
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
-        """Every tensor.
-
-        Raises
-        ------
-        UnsupportedFormatError
-            The file holds other objects than tensors.
-        """
+        """Every tensor."""
         return self._read().layouts
 
     @property

@@ -127,11 +127,6 @@ def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tic
     """Plan one sample for every rank of the reader's domain, one after the other.
 
     Which ghosts a rank has follows from the edges and positions that it reads, so these are read.
-
-    Parameters
-    ----------
-    tick
-        Called when a rank is done.
     """
     num_ranks, cut = reader.num_parts, reader.partition_of(sample)
     sums = np.zeros((len(TOTALS), num_ranks), np.int64)

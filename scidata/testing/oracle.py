@@ -48,11 +48,6 @@ def assert_like_one_process(
     specs
         The layout of each input; None leaves it plain.
 
-    Returns
-    -------
-    result
-        What ``function`` gave on the shards.
-
     Raises
     ------
     AssertionError

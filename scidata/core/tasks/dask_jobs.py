@@ -88,11 +88,6 @@ class Cluster:
     ----------
     client
         A ``distributed.Client``, which stays open.
-
-    Raises
-    ------
-    ConfigError
-        It is none, is asynchronous, or is closed.
     """
 
     is_remote = True

@@ -149,13 +149,7 @@ class OutputLayout:
 
 
 def sizes_by_dim(what: str, given: Mapping[str, object] | None, known: Sequence[str]) -> dict[str, int]:
-    """Return sizes of chunks by dimension, checked.
-
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        No mapping, no such dimension, or no positive number.
-    """
+    """Return sizes of chunks by dimension, checked."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -200,13 +194,7 @@ def chunks_of(
 def shards_of(
     name: str, dims: Sequence[str], shape: Sequence[int], chunks: Sequence[int], given: Mapping[str, int]
 ) -> tuple[int, ...] | None:
-    """Return the shards of one step; None where none are asked for. Of a dimension that is not named, one chunk.
-
-    Raises
-    ------
-    ConfigError
-        A shard that is no multiple of the chunk.
-    """
+    """Return the shards of one step; None where none are asked for. Of a dimension that is not named, one chunk."""
     if not given:
         return None
     shards = []
@@ -258,11 +246,6 @@ def given_steps(
         Dims along which one step lies.
     said
         The attributes of the source's arrays, by name.
-
-    Raises
-    ------
-    ConfigError
-        No steps, or labels that are none.
     """
     given = dict(times) if isinstance(times, Mapping) else {dim: times}
     sizes: dict[str, int] = {}

@@ -141,13 +141,7 @@ class Owner:
             self.check()
 
     def check(self) -> None:
-        """Raise where the output is another run's now.
-
-        Raises
-        ------
-        OutputError
-            It names the run that has taken it over.
-        """
+        """Raise where the output is another run's now."""
         found = holder_of(self._place)
         self._looked = time.monotonic()
         if found is None:

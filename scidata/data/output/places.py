@@ -302,13 +302,7 @@ def say_begun(place: Place, begun: Begun) -> None:
 
 
 def begun_at(place: Place) -> Begun | None:
-    """Return the record of an output that was begun, and set the place's suffix to its; None if there is none.
-
-    Raises
-    ------
-    OutputError
-        The record cannot be read.
-    """
+    """Return the record of an output that was begun, and set the place's suffix to its; None if there is none."""
     text = place.get(_LAYOUT)
     if text is None:
         return None
@@ -326,13 +320,7 @@ def begun_at(place: Place) -> Begun | None:
 
 
 def written_steps(place: Place) -> set[int]:
-    """Return the steps that all ranks of a domain of some run have written.
-
-    Raises
-    ------
-    CorruptDataError
-        A file of the progress is damaged.
-    """
+    """Return the steps that all ranks of a domain of some run have written."""
     said: dict[str, list[set[int]]] = {}
     sizes: dict[str, int] = {}
     begun = begun_at(place)

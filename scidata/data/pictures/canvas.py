@@ -48,13 +48,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_picture(figure: Figure, path: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed.
-
-    Raises
-    ------
-    OutputError
-        The file is, or lies in, one of the inputs.
-    """
+    """Write a figure to a file, whose suffix is the format; a link of that name is replaced, not followed."""
     check_apart(path, inputs, "the picture")
     if os.path.islink(path):
         os.unlink(path)

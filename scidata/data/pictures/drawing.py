@@ -294,13 +294,7 @@ def stride(num: int, most: int) -> int:
 
 
 def places_in_store(store: Store, index: int, entity: str) -> Places:
-    """Return where the rows of a stored sample are drawn.
-
-    Raises
-    ------
-    ConfigError
-        The store has no positions, or the sample has no rows.
-    """
+    """Return where the rows of a stored sample are drawn."""
     info = store.sample(index)
     if f"{entity}/pos" not in info.arrays:
         raise ConfigError(f"{store.path}: sample {index} has no positions to draw")

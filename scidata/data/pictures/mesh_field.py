@@ -29,11 +29,6 @@ def draw_mesh(
 
     Of fields with several components the first is drawn.
 
-    Parameters
-    ----------
-    reader
-        Of a store, or of raw points.
-
     Raises
     ------
     UnknownNameError, ConfigError

@@ -51,13 +51,7 @@ def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, n
 
 
 def start_of(layout: ArrayLayout) -> int:
-    """Return the attribute ``start_index`` of an array of node indices: 0 where it has none.
-
-    Raises
-    ------
-    CorruptDataError
-        It is no integer.
-    """
+    """Return the attribute ``start_index`` of an array of node indices: 0 where it has none."""
     said = np.ravel(array_of(layout.attributes.get("start_index", 0))).tolist()
     try:
         start = float(said[0])

@@ -26,13 +26,7 @@ def is_angle(layout: ArrayLayout) -> bool:
 
 
 def named_arrays(source: Source, names: Sequence[str]) -> list[ArrayLayout]:
-    """Return the coordinates that the user names.
-
-    Raises
-    ------
-    UnknownNameError
-        One is not there.
-    """
+    """Return the coordinates that the user names."""
     check_known(f"{source.path}: no coordinate", names, source.arrays)
     return [source.arrays[name] for name in names]
 

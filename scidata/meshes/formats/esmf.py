@@ -32,13 +32,7 @@ class EsmfTopology(RawTopology):
 
 
 def open_topology(source: Source, options: Options) -> EsmfTopology:
-    """Describe the mesh of a file.
-
-    Raises
-    ------
-    UnknownNameError, UnsupportedFormatError
-        An array is not there; or the elements are one long list, as of three-dimensional ones.
-    """
+    """Describe the mesh of a file."""
     needed = "nodeCoords", "elementConn", "numElementConn"
     check_known(f"{source.path}: an ESMF mesh has an array", needed, source.arrays, ", which is not there")
     points, rows = source.arrays["nodeCoords"], source.arrays["elementConn"]

@@ -109,13 +109,7 @@ class Picked:
 
 
 def open_topology(source: Source, options: Options) -> ExodusTopology:
-    """Describe the mesh of a file.
-
-    Raises
-    ------
-    UnknownNameError
-        Coordinates or the sizes of polygons are not there.
-    """
+    """Describe the mesh of a file."""
     arrays = source.arrays
     blocks = tuple(sorted(int(m[1]) for m in map(EXODUS_CONNECT.fullmatch, arrays) if m))
     if "coordx" in arrays:

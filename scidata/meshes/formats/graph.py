@@ -63,13 +63,7 @@ class GraphTopology(RawTopology):
 
 
 def open_topology(source: Source, options: Options) -> GraphTopology:
-    """Describe the graph of a file.
-
-    Raises
-    ------
-    FieldMismatchError
-        The edges have not the shape that was expected.
-    """
+    """Describe the graph of a file."""
     pairs = find_array(source, EDGE_PAIRS)
     pointers = edge_pointers(source) if pairs is None else None
     if pairs is not None:

@@ -279,13 +279,7 @@ _CGNS_TETRA = 10
 
 
 def _check_cgns(path: str) -> None:
-    """Refuse files that meshio reads wrongly: it leaves out further zones, and takes any four nodes for a tetrahedron.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        Several zones, or elements of another type.
-    """
+    """Refuse files that meshio reads wrongly: it leaves out further zones, and takes any four nodes for tetrahedra."""
     with contextlib.suppress(OSError, KeyError, AttributeError), h5py.File(path, "r") as file:
         base = file["Base"]
         zones = [name for name in base if name == "Zone1" or base[name].attrs.get("label") in ("Zone_t", b"Zone_t")]

@@ -48,13 +48,7 @@ class MPASTopology(RawTopology):
 
 
 def open_topology(source: Source, options: Options) -> MPASTopology:
-    """Describe the mesh of a file.
-
-    Raises
-    ------
-    UnknownNameError
-        An array of the specification is not there.
-    """
+    """Describe the mesh of a file."""
     on_sphere = str(source.attributes.get("on_a_sphere", "NO")).strip().upper().startswith("Y")
     needed = ["lonVertex", "latVertex"] if on_sphere else ["xVertex", "yVertex"]
     own_edges = options.edges == "edge_index"

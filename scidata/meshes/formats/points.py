@@ -24,13 +24,7 @@ class PointsTopology(RawTopology):
 
 
 def open_topology(source: Source, options: Options) -> PointsTopology:
-    """Describe the cloud of a file.
-
-    Raises
-    ------
-    UnknownNameError, FieldMismatchError
-        The coordinates are not there, or are none.
-    """
+    """Describe the cloud of a file."""
     found = find_points(source, options)
     if found is None:
         shown = ", ".join(f"{name} {layout.shape}" for name, layout in list(source.arrays.items())[:12])

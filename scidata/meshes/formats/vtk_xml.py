@@ -239,15 +239,7 @@ def _of_text(text: str, dtype: np.dtype[Any]) -> AnyArray:
 
 
 def parse(path: str, data: bytes) -> VTKFile:
-    """Parse a file; its arrays are decoded when they are read.
-
-    Raises
-    ------
-    CorruptDataError
-        It is no XML.
-    UnsupportedFormatError
-        It is compressed by something that VTK does not have.
-    """
+    """Parse a file; its arrays are decoded when they are read."""
     found = _APPENDED.search(data)
     head, appended = data, b""
     if found is not None:

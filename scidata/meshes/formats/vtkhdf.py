@@ -169,13 +169,7 @@ def _counts(source: Source, name: str, options: Options) -> IntArray:
 
 
 def _steps(source: Source, options: Options, counts: list[IntArray]) -> tuple[int | None, slice]:
-    """Return the number of time steps (None without time), and which pieces are those of the mesh.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        The mesh is not the same in every step.
-    """
+    """Return the number of time steps (None without time), and which pieces are those of the mesh."""
     name = f"{_ROOT}/Steps/Values"
     if name not in source.arrays:
         return None, slice(None)

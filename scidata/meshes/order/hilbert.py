@@ -33,11 +33,6 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
         ``(num,)`` int64: the old row at each new row. Points with equal keys stay in the order of their rows.
     notes
         Sentences for the user; empty where nothing is unusual.
-
-    Raises
-    ------
-    ConfigError
-        Another shape, or a coordinate that is NaN or infinite.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     order, num_lost, num_distinct = _along_curve(array, None)
@@ -110,11 +105,6 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
     -------
     order
         ``(num,)`` int64: the old row at each new row.
-
-    Raises
-    ------
-    ConfigError
-        Another shape, or a coordinate that is NaN or infinite.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     num = len(array)

@@ -38,11 +38,6 @@ def lat_lon(resolution_degrees: float) -> NodeSet:
     -------
     NodeSet
         As :func:`latitude_longitude` makes it.
-
-    Raises
-    ------
-    ConfigError
-        A spacing that does not divide 180, or is not positive.
     """
     rows = 180.0 / resolution_degrees if resolution_degrees > 0 else 0.0
     num = round(rows)

@@ -36,11 +36,6 @@ def icosahedral(level: int) -> NodeSet:
     NodeSet
         ``10 * 4**level + 2`` nodes, ``20 * 4**level`` triangles. The nodes of a lower level are the first ones, in the
         same order; those that a level adds are in the order of the nodes they lie between.
-
-    Raises
-    ------
-    ConfigError
-        A level that is not there.
     """
     _check_levels([level])
     points, faces = _icosahedron()
@@ -70,11 +65,6 @@ def multi_mesh_edges(levels: Iterable[int] | int) -> IntArray:
     edge_index
         ``(2, num_edges)`` int64: sources, targets, both directions, by target, then source: ``60 * 4**l`` of level
         ``l``. Levels share no edge. Rows are those of :func:`icosahedral` at the highest level or above.
-
-    Raises
-    ------
-    ConfigError
-        No level, one out of range, or one named twice.
     """
     if not isinstance(levels, Iterable):
         _check_levels([levels])

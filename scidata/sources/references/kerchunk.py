@@ -41,11 +41,6 @@ class Templates:
 
     The specification takes them for Jinja's, a language in which a set could do anything. Sets use only these:
     names, calls of a template with named arguments, and arithmetic on whole numbers.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        They are no texts by name.
     """
 
     def __init__(self, raw: object, where: str) -> None:

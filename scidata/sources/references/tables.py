@@ -129,13 +129,6 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 class DocumentTree:
     """A tree of metadata documents alone, as :class:`scidata.sources.zarr.tree.Tree` has them.
 
-    Parameters
-    ----------
-    store
-        What the set is called in messages.
-    documents
-        Contents by key.
-
     Raises
     ------
     RefusedError

@@ -71,13 +71,7 @@ def named(entry: object) -> tuple[str, dict[str, object]] | None:
 
 
 def check_named(entry: object, part: str, where: str) -> tuple[str, dict[str, object]]:
-    """Return what :func:`named` does.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        It has no name.
-    """
+    """Return what :func:`named` does."""
     found = named(entry)
     if found is None:
         raise UnsupportedFormatError(f"{where}: {part} {entry!r} has no name and configuration")
@@ -143,13 +137,7 @@ def _convert(value: object, dtype: np.dtype[np.generic]) -> Array:
 
 
 def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> Array | None:
-    """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        It is not a value of ``dtype``.
-    """
+    """Return the metadata's fill value as a 0-d array of ``dtype``; None where there is none."""
     if value is None:
         return None
     try:

@@ -23,11 +23,6 @@ def describe_input(path: str) -> InputInfo:
     """Read a file, or all files below a folder, and describe the content.
 
     It costs one read in sequence, and 2 s of CPU for each GB. Of a URL only the name is described.
-
-    Raises
-    ------
-    RefusedError
-        A pipe, a socket or a device.
     """
     if is_url(path):
         return InputInfo(name=_name(path), size=None, digest=None)

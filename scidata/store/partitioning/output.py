@@ -42,13 +42,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Read ``"3/8"``.
-
-        Raises
-        ------
-        ConfigError
-            No two integers, or no such part.
-        """
+        """Read ``"3/8"``."""
         match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
         if match is None:
             raise ConfigError(f"part {text!r}: expected i/n with i counted from 0, as in 0/8")

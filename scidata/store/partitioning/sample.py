@@ -151,13 +151,7 @@ def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
 
 
 def _findings(raw: RawSample, task: Task) -> list[Finding]:
-    """Check a sample; return its faults, all of which may be repaired.
-
-    Raises
-    ------
-    CorruptDataError
-        Faults that may be neither repaired nor kept.
-    """
+    """Check a sample; return its faults, all of which may be repaired."""
     every = findings_of(raw)
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:

@@ -309,13 +309,7 @@ class PointsReader(PartReader):
         return self.store.file(stored).chunk_rows or super()._chunk_rows(stored)
 
     def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
-        """Plan one sample for one rank, from metadata alone (weights named by a field are read).
-
-        Raises
-        ------
-        IndexError, ConfigError
-            Sample or rank out of range.
-        """
+        """Plan one sample for one rank, from metadata alone (weights named by a field are read)."""
         plan = super().plan(index, rank, epoch=epoch)
         parts = self.store.file(plan.index).positions
         pos = [each for name in parts for each in plan.fields.get(name, ())]

@@ -255,11 +255,6 @@ class PartReader:
         The rank's ghosts have to be found for it, so its edges are read. It is the plan of a first read: a later one
         of the same stored sample finds the index arrays in memory, unless ``cache_bytes`` is too small. ``epoch``
         matters where rows are drawn.
-
-        Raises
-        ------
-        IndexError, ConfigError
-            Sample or rank out of range.
         """
         cut, access = self._opened(index)
         first = self._partition(cut.index)[1]

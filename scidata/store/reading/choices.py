@@ -51,11 +51,6 @@ def checked_layers(store: Store, halo: Any) -> Layers:
     halo
         How many layers, each along all relations; ``{relation: how many}``, or relations one after the other, in the
         order of the layers. Several relations of one layer are given together: ``[("a__to__b", "b__to__a"), ...]``.
-
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        Something else, or no such relation.
     """
     known = tuple(relations_of(store.manifest.samples[0]))
     if is_int(halo) and halo >= 0:
@@ -86,13 +81,7 @@ def _layer(store: Store, given: object, known: Collection[str]) -> tuple[str, ..
 
 
 def checked_ghosts(ghosts: str | None, halo: float) -> str:
-    """Return how the values of ghosts come: by default from disk, where there is a halo.
-
-    Raises
-    ------
-    ConfigError
-        None of the ways, or ghosts without a halo.
-    """
+    """Return how the values of ghosts come: by default from disk, where there is a halo."""
     if ghosts is None:
         return "disk" if halo else "exchange"
     if ghosts not in ("disk", "exchange"):
@@ -104,13 +93,7 @@ def checked_ghosts(ghosts: str | None, halo: float) -> str:
 
 
 def check_subsample(store: Store, subsample: Subsample) -> None:
-    """Check that the store has the rows that are drawn.
-
-    Raises
-    ------
-    UnknownNameError
-        An entity that is not there, or edges, which follow their nodes.
-    """
+    """Check that the store has the rows that are drawn."""
     if store.manifest.kind != "hetero":
         subsample.only_one(store.path)
     sets = sets_of(store.manifest.samples[0])

@@ -66,13 +66,7 @@ def check_cut(bounds: object, weights: object, *, what: str, known: Sequence[str
 
 
 def bounds_of_sample(bounds: object, index: int) -> Any:
-    """Return the bounds of one sample, given for all or by sample.
-
-    Raises
-    ------
-    ConfigError
-        They say nothing of it.
-    """
+    """Return the bounds of one sample, given for all or by sample."""
     if not isinstance(bounds, Mapping) or all(isinstance(key, str) for key in bounds):  # those by node set
         return bounds
     if index not in bounds:
@@ -81,13 +75,7 @@ def bounds_of_sample(bounds: object, index: int) -> Any:
 
 
 def _checked_costs(store: Store, weights: object) -> str | dict[str, float]:
-    """Return ``"edges"``, or the cost of a row of each set: 0 where none is given.
-
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        Something else, no such set, or no number from 0 on.
-    """
+    """Return ``"edges"``, or the cost of a row of each set: 0 where none is given."""
     if weights == "edges":
         return "edges"
     sets = sets_of(store.manifest.samples[0])

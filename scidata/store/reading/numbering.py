@@ -55,13 +55,7 @@ class Numbering:
         return self.firsts[-1]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the stored sample of a sample, and which of its samples it is.
-
-        Raises
-        ------
-        IndexError
-            There is no such sample.
-        """
+        """Return the stored sample of a sample, and which of its samples it is."""
         num = self.num_samples
         if not -num <= index < num:
             along = "" if self.sample_dim is None else f" along {self.sample_dim!r} with steps {self.steps}"

@@ -99,13 +99,6 @@ def inspect_partitioned(
     ----------
     sample, num_parts
         Which sample is cut, and into how many parts; numbers larger than its rows are left out.
-
-    Raises
-    ------
-    UnsupportedFormatError, FileNotFoundError
-        There is no finished store.
-    ConfigError
-        There is no such sample.
     """
     store = open_store(path)
     manifest, info = store.manifest, store.sample(sample)

@@ -37,13 +37,7 @@ class StagedStore:
 
 
 class StoreStaging:
-    """Reads the parts of some ranks, sample by sample, through a reader's cache.
-
-    Raises
-    ------
-    ConfigError
-        The reader keeps nothing.
-    """
+    """Reads the parts of some ranks, sample by sample, through a reader's cache."""
 
     def __init__(self, reader: StoreReader, ranks: Sequence[int]) -> None:
         if reader.store.kept is None:

@@ -47,13 +47,7 @@ class Subsample:
     seed: int = 0
 
     def only_one(self, where: str) -> str:
-        """Return the entity whose rows are drawn.
-
-        Raises
-        ------
-        ConfigError
-            It names several.
-        """
+        """Return the entity whose rows are drawn."""
         if len(self.counts) > 1:
             raise ConfigError(
                 f"{where}: subsample={self.counts}: expected one entity and a number of rows, {{'point': 100_000}}; "
@@ -77,13 +71,7 @@ class Subsample:
 
 
 def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, seed: int) -> Subsample | None:
-    """Check the user's choice; None where nothing is drawn.
-
-    Raises
-    ------
-    ConfigError
-        No entities with numbers of rows, or a block or seed that is none.
-    """
+    """Check the user's choice; None where nothing is drawn."""
     if subsample is None:
         if block != 1 or seed != 0:
             name = "subsample_block" if block != 1 else "subsample_seed"

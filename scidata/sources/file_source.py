@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from scidata.core.types import ArrayLayout, Files, IntArray
+import numpy as np
+
+from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, Files, IntArray
 from scidata.core.urls import is_url, url_of
 from scidata.errors import UnknownNameError, near_matches
 from scidata.sources.access.files import Version, Versions
@@ -79,3 +82,35 @@ class FileSource(Generic[_Contents]):
     def close(self) -> None:
         """Forget the description; the next use reads it again."""
         self._contents = None
+
+
+class WholeFileSource(FileSource[_Contents]):
+    """A local file that another library reads whole, at the first use, once per process: its arrays lie in memory."""
+
+    attributes: Mapping[str, Any] = {}
+
+    @abstractmethod
+    def _values(self) -> Mapping[str, AnyArray]:
+        """Return the arrays by name."""
+
+    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
+        """Say that every chunk is there; which bytes of the file it came from is not known."""
+        nowhere = np.zeros(len(chunks), np.int64)
+        return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
+
+    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
+        """Copy a box into ``out``."""
+        out[...] = self._item(layout, self._values())[box]
+
+    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
+        """Nothing to check: the file is read whole, once."""
+
+
+def layout_in_memory(
+    path: str, name: str, values: AnyArray, dims: tuple[str, ...], attributes: Mapping[str, Any] | None = None
+) -> ArrayLayout:
+    """Return the layout of an array that was read whole."""
+    return ArrayLayout(
+        store=path, name=name, shape=values.shape, dims=dims, dtype=values.dtype, chunks=values.shape,
+        axis_order=tuple(range(values.ndim)), attributes=attributes or {}, fallback=True,
+    )  # fmt: skip

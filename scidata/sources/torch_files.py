@@ -11,17 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from scidata.core.cache import Cache
-from scidata.core.types import Array, ArrayLayout, ChunkRefs, IntArray
+from scidata.core.types import Array, ArrayLayout
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.sources.access.files import version_at
-from scidata.sources.file_source import FileSource
+from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
 _WORKER = os.path.join(os.path.dirname(__file__), "..", "interop", "torch_worker.py")
 
@@ -47,21 +46,15 @@ def _nbytes(contents: _Contents) -> int:
     return sum(array.nbytes for array in contents.values.values())
 
 
-class TorchSource(FileSource[_Contents]):
+class TorchSource(WholeFileSource[_Contents]):
     """One file of ``torch.save``. Fields of nodes and edges are ``node/<name>`` and ``edge/<name>``.
 
     Of a ``Data`` PyTorch Geometric's own rules say which are fields (``is_node_attr``, ``__cat_dim__``); its other
     values are ``graph/<name>``.
     Several samples are groups: ``0/node/x``, ``1/node/x``, ….
-
-    Parameters
-    ----------
-    path
-        A local file. Read at the first use, once per process.
     """
 
     format = "torch"
-    attributes: Mapping[str, Any] = {}
 
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
@@ -73,17 +66,8 @@ class TorchSource(FileSource[_Contents]):
         """Reasons why some entries of the file are not among the arrays, by name."""
         return self._read().left_out
 
-    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Say that every chunk is there; which bytes of the file it came from is not known."""
-        nowhere = np.zeros(len(chunks), np.int64)
-        return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
-
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: Array) -> None:
-        """Copy a box into ``out``."""
-        out[...] = self._item(layout, self._read().values)[box]
-
-    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Nothing to check: the file is read whole, once."""
+    def _values(self) -> Mapping[str, Array]:
+        return self._read().values
 
     def _parse(self) -> _Contents:
         key = self.path, version_at(self.path)
@@ -115,18 +99,9 @@ def _load(path: str) -> _Contents:
         values = {name: np.load(os.path.join(folder, each["file"])) for name, each in made["arrays"].items()}
     layouts = {}
     for name, each in made["arrays"].items():
-        shape = values[name].shape
-        layouts[name] = ArrayLayout(
-            store=path,
-            name=name,
-            shape=shape,
-            dims=tuple(
-                each["entity"] if each["entity"] and i == each["dim"] else f"dim_{i}" for i in range(len(shape))
-            ),
-            attributes={"json": 1} if each["is_json"] else {},
-            dtype=values[name].dtype,
-            chunks=shape,
-            axis_order=tuple(range(len(shape))),
-            fallback=True,
-        )
+        dims = [f"dim_{i}" for i in range(values[name].ndim)]
+        if each["entity"]:
+            dims[each["dim"]] = each["entity"]
+        attributes = {"json": 1} if each["is_json"] else {}
+        layouts[name] = layout_in_memory(path, name, values[name], tuple(dims), attributes)
     return _Contents(values=values, layouts=layouts, left_out=made["left_out"])

@@ -145,10 +145,9 @@ class FlatOutput:
                 self._offsets[name] = found
         self._file = os.open(self._place.target, os.O_RDWR)
 
-    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
-        """Write a global box of some steps from ``step`` on: ``(steps, …)``, as stored."""
-        at, shape = self._layout.box(step, len(values), box), (*self._layout.step_dims.values(), *each.shape)
-        values = values.reshape([rows.stop - rows.start for rows in at])
+    def write(self, each: OutputField, at: Box, values: Array) -> None:
+        """Write a box of the array of all steps, as stored."""
+        shape = (*self._layout.step_dims.values(), *each.shape)
         _write_box(self._file, self._offsets[each.name], shape, [rows.start for rows in at], values)
 
     def finish(self) -> None:

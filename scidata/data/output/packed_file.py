@@ -56,10 +56,9 @@ class PackedFileOutput(FlatOutput):
         """Return the folder of a field's chunks: of each run another, since one may take over from a living one."""
         return self._place.beside(os.path.join(f"chunks-{run}", str(list(self._layout.fields).index(name))))
 
-    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
-        """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
-        at = self._layout.box(step, len(values), box)
-        self._files[each.name].write(at, values.reshape([rows.stop - rows.start for rows in at]))
+    def write(self, each: OutputField, at: Box, values: Array) -> None:
+        """Write a box of the array of all steps, of whole chunks, as stored."""
+        self._files[each.name].write(at, values)
 
     def finish(self) -> None:
         """Put the file together. For one process, when all have ended."""

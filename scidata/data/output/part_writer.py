@@ -163,7 +163,8 @@ class PartWriter:
 
     def _to_output(self, part: Part, step: int, box: Box, values: Array) -> None:
         if values.size:
-            self._output.write(part.field, step, box, values)
+            at = self._layout.box(step, len(values), box)
+            self._output.write(part.field, at, values.reshape([rows.stop - rows.start for rows in at]))
 
     def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, Array]]:
         """Yield the global boxes of a field of a step that this rank writes, with their stored values.

@@ -153,10 +153,8 @@ class ZarrOutput:
                 if self._layout.fields[name].shards is None
             }  # fmt: skip
 
-    def write(self, each: OutputField, step: int, box: Box, values: Array) -> None:
-        """Write a global box, of whole chunks, of some steps from ``step`` on: ``(steps, …)``, as stored."""
-        at = self._layout.box(step, len(values), box)
-        values = values.reshape([rows.stop - rows.start for rows in at])
+    def write(self, each: OutputField, at: Box, values: Array) -> None:
+        """Write a box of the array of all steps, of whole chunks, as stored."""
         if each.name in self._files:
             self._files[each.name].write(at, values)
         else:

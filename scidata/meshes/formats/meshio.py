@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from scidata.core.bounds import bounds_of
 from scidata.core.checks import optional_module
-from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, IntArray, Source
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -40,7 +40,7 @@ from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES
 from scidata.sources import open_source
-from scidata.sources.file_source import FileSource
+from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
 #: VTK's codes by meshio's names, which are VTK's for linear cells.
 _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
@@ -105,7 +105,7 @@ def open_any(path: str, *, allow_external: bool = False) -> Source:
         return MeshioSource(path, allow_external=allow_external)
 
 
-class MeshioSource(FileSource[MeshData]):
+class MeshioSource(WholeFileSource[MeshData]):
     """A file that meshio reads, as a source: its arrays are ``point/<name>`` and ``cell/<name>``.
 
     Parameters
@@ -115,8 +115,6 @@ class MeshioSource(FileSource[MeshData]):
     allow_external
         Also read other files outside the folder of this one (XDMF's data items, external links, included files).
     """
-
-    attributes: Mapping[str, Any] = {}
 
     def __init__(self, path: str, *, allow_external: bool = False) -> None:
         super().__init__(path)
@@ -155,31 +153,10 @@ class MeshioSource(FileSource[MeshData]):
     @property
     def arrays(self) -> Mapping[str, ArrayLayout]:
         """Fields of points and cells, by name."""
-        return {
-            name: ArrayLayout(
-                store=self.path,
-                name=name,
-                shape=values.shape,
-                dims=(name.split("/")[0], *(f"dim_{i}" for i in range(1, values.ndim))),
-                dtype=values.dtype,
-                chunks=values.shape,
-                axis_order=tuple(range(values.ndim)),
-                fallback=True,
-            )
-            for name, values in self._values().items()
+        dims = {
+            name: (name.split("/")[0], *(f"dim_{i}" for i in range(1, x.ndim))) for name, x in self._values().items()
         }
-
-    def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Say that every chunk is there; which bytes of the file it came from is not known."""
-        nowhere = np.zeros(len(chunks), np.int64)
-        return ChunkRefs(paths=(self.path,), path_index=nowhere, offset=nowhere, nbytes=nowhere)
-
-    def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
-        """Copy a box into ``out``."""
-        out[...] = self._item(layout, self._values())[box]
-
-    def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
-        """Nothing to check: the file is read whole, once."""
+        return {name: layout_in_memory(self.path, name, x, dims[name]) for name, x in self._values().items()}
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
         """Return None: some formats lead to other files."""

@@ -305,9 +305,11 @@ class PartReader:
 
     def _opened(self, index: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
         """Return how the stored sample of a sample is cut, and access to it."""
-        stored = self.numbering.locate(index)[0]
-        cut = self._partition(stored)[0]
-        return cut, RowAccess(self.store, stored, self._threads.executor(), empty)
+        return self.cut_of(self.numbering.locate(index)[0], empty)
+
+    def cut_of(self, stored: int, empty: Empty = np.empty) -> tuple[SamplePart, RowAccess]:
+        """Return how a stored sample is cut, and access to it."""
+        return self._partition(stored)[0], RowAccess(self.store, stored, self._threads.executor(), empty)
 
     def close(self) -> None:
         """End the threads and close the files; the next read starts them again."""

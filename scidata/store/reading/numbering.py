@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scidata.core.bounds import bounds_of, num_rows_of, segments_of_slice
+from scidata.core.bounds import bounds_of, num_rows_of, rows_of, segments_of_slice
 from scidata.core.checks import check_steps as checked_offsets
 from scidata.core.options import DEFAULTS, Crop, ReadOptions
 from scidata.core.types import AnyArray, IntArray, Selection
@@ -267,5 +267,4 @@ def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[AnyArray]:
 
 
 def _kept_rows(selection: slice | int | Sequence[int], size: int) -> IntArray:
-    parts = [s.start + s.step * np.arange(s.count, dtype=np.int64) for s in segments_of_slice(selection, size)]
-    return np.concatenate([np.empty(0, np.int64), *parts])
+    return rows_of(segments_of_slice(selection, size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from scidata.meshes.hetero import is_relation
 from scidata.plan.array import ArrayPlan
 from scidata.read.context import ReadStats
 from scidata.read.disk_cache import make_cache
-from scidata.read.threads import ReaderThreads
-from scidata.store.format.manifest import FieldInfo, StoredMoments
+from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
 from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
 from scidata.store.reading.cuts import bounds_of_sample, check_cut, checked_weights, cut_sample
-from scidata.store.reading.numbering import Numbering, number_samples
+from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess
 
@@ -33,37 +32,18 @@ from scidata.store.reading.rows import RowAccess
 class StorePass(FieldPass):
     """One part's rows of one field, over some samples; see :class:`~scidata.core.passes.FieldPass`.
 
-    Parameters
-    ----------
-    info, dtype, numbering, threads
-        The reader's.
-    samples
-        ``(num,)`` int64. Each time of a stored sample counts once; a field without times once a stored sample.
-    part, num_parts, cut
-        The number of the part, of how many, and the function that cuts a stored sample.
+    Each time of a stored sample counts once; a field without times once a stored sample.
     """
 
     def __init__(
-        self,
-        name: str,
-        info: FieldInfo,
-        dtype: np.dtype[np.generic],
-        *,
-        numbering: Numbering,
-        samples: IntArray,
-        part: int,
-        num_parts: int,
-        cut: Callable[[int], SamplePart],
-        threads: ReaderThreads,
-        max_bytes: int = PASS_BYTES,
+        self, reader: StoreReader, name: str, samples: IntArray, part: int, max_bytes: int = PASS_BYTES
     ) -> None:
-        self.name, self._info, self._dtype, self._numbering = name, info, dtype, numbering
-        self._part, self._num_parts, self._cut, self._threads = part, num_parts, cut, threads
-        has_times = numbering.sample_dim in info.dims
+        self._reader, self.name, self._part, info, numbering = reader, name, part, reader.info(name), reader.numbering
+        self._info, self.dtype, self.units = info, reader.dtype(name), info.units
+        self.has_steps = has_times = numbering.sample_dim in info.dims
         self._axis = info.dims.index(str(numbering.sample_dim)) if has_times else None
         self.dims = tuple(d for k, d in enumerate(info.dims) if k != self._axis)
         self.kept = tuple(d for k, d in enumerate(info.dims) if k not in (self._axis, info.entity_dim))
-        self.dtype, self.units, self.has_steps = dtype, info.units, has_times
         found = {place if has_times else (place[0], 0) for i in samples.tolist() for place in numbering.times(i)}
         rows = np.array(sorted(found), np.int64).reshape(-1, 2)
         self._stored, self._times = rows[:, 0], rows[:, 1]
@@ -85,32 +65,33 @@ class StorePass(FieldPass):
         self.bounds = merged_blocks(starts, num_rows, max(1, at_once), apart)
 
     def _shape(self, stored: int) -> tuple[int, ...]:
-        return self._numbering.store.sample(stored).arrays[self._info.path].shape
+        return self._reader.store.sample(stored).arrays[self._info.path].shape
 
     def _row_bytes(self, stored: int) -> int:
         """Return the bytes of one row, about: where parts begin exactly takes reading, which may fail on one rank."""
         shape = self._shape(stored)
         others = math.prod(n for k, n in enumerate(shape) if k != self._axis)
-        return -(-others // self._num_parts) * self._dtype.itemsize
+        return -(-others // self._reader.num_parts) * self.dtype.itemsize
 
     def read(self, tile: int, start: int, stop: int) -> Array:
         """Read rows of a block, ``(stop - start, *row)``."""
-        stored, info = int(self._stored[start]), self._info
-        first, end = self._cut(stored).owned(info.entity, self._part)
+        stored, info, numbering = int(self._stored[start]), self._info, self._reader.numbering
+        cut, access = self._reader.cut_of(stored)
+        first, end = cut.owned(info.entity, self._part)
         bounds = [first + (end - first) * k // self.num_tiles for k in (tile, tile + 1)]
-        times = [] if self._axis is None else self._numbering.times_at(stored, self._times[start:stop]).tolist()
-        others = self._numbering.segments_at(info, stored, times)
-        access = RowAccess(self._numbering.store, stored, self._threads.executor())
+        times = [] if self._axis is None else numbering.times_at(stored, self._times[start:stop]).tolist()
+        others = numbering.segments_at(info, stored, times)
         starts, stops = (np.array([row], np.int64) for row in bounds)
         plan = access.plan(info.path, starts, stops, dim=info.entity_dim, others=others)
-        values = access.run(plan, self._dtype)
+        values = access.run(plan, self.dtype)
         return values[None] if self._axis is None else np.moveaxis(values, self._axis, 0)
 
     def size(self, dim: str) -> int:
         """Return how many rows the field has along a dim other than its entity's."""
         axis = self._info.dims.index(dim)
         stored = int(self._stored[0]) if len(self._stored) else 0
-        return num_rows_of(segments_of_slice(self._numbering.isel.get(dim, slice(None)), self._shape(stored)[axis]))
+        crop = self._reader.numbering.isel.get(dim, slice(None))
+        return num_rows_of(segments_of_slice(crop, self._shape(stored)[axis]))
 
 
 class StoreReader(PartReader):
@@ -228,13 +209,7 @@ class StoreReader(PartReader):
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> StorePass:
         """Return a pass over all rows of a field in some samples: those that one part owns, drawn or not."""
-        return StorePass(
-            name, self.info(name), self.dtype(name), numbering=self.numbering, samples=samples,
-            part=self._checked_part(rank), num_parts=self.num_parts, cut=self._cut_of, threads=self._threads,
-        )  # fmt: skip
-
-    def _cut_of(self, stored: int) -> SamplePart:
-        return self._partition(stored)[0]
+        return StorePass(self, self._known(name), samples, self._checked_part(rank))
 
     @sound
     def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:

@@ -8,11 +8,14 @@ try again where a failure may pass by itself (:mod:`scidata.sources.access.retry
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import errno
 import fcntl
 import os
 import resource
+import struct
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -33,6 +36,9 @@ _SEVERAL = 16  # files open at once, from which on there will be many
 _OTHERS = 64  # descriptors that the process may have besides
 _IOV_MAX = 1024  # Linux's limit on buffers in one preadv
 _WAITS_FOR_DESCRIPTOR = (0, 0.001, 0.01, 0.1)  # seconds; a read of a chunk takes less
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # waits for no FIFO: reads fail
+_OPENAT2, _AT_FDCWD, _NO_SYMLINKS = 437, -100, 4  # of Linux
+_HOW = struct.pack("QQQ", _FLAGS, 0, _NO_SYMLINKS)
 _MAX_VERSIONS = 1 << 16  # files of a data set of which versions are kept: some 15 MB
 
 #: Bytes of a file, when it was last changed, and when its inode was, which no program sets back; in ns. Not the inode's
@@ -63,6 +69,31 @@ def retried(path: str, call: Callable[[], _T]) -> _T:
     return retry.RETRY.run(path, call)
 
 
+def _linux_syscall() -> Callable[[int, int, bytes, bytes, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    function = ctypes.CDLL(None, use_errno=True).syscall
+    function.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
+    function.restype = ctypes.c_long
+    return function
+
+
+_syscall = _linux_syscall()
+
+
+def open_unlinked(path: str) -> int:
+    """Open a file by an absolute path; Linux (5.6) fails where any part of it is a link, and Python has no such call.
+
+    Raises OSError, also of other systems.
+    """
+    name = path.encode(errors="surrogateescape")
+    number = -1 if _syscall is None else _syscall(_OPENAT2, _AT_FDCWD, name, _HOW, len(_HOW))
+    if number < 0:
+        error = ctypes.get_errno() or errno.ENOSYS
+        raise OSError(error, os.strerror(error), path)
+    return number
+
+
 class _Handle:
     """An open descriptor that closes when the last user lets go, so eviction never closes under a reader.
 
@@ -70,11 +101,16 @@ class _Handle:
     kernel gives the number to the next file that is opened, and the bytes would be that file's, without an error.
     """
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("_descriptor", "_unlinked")
 
-    def __init__(self, path: str, flags: int = 0) -> None:
-        flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # waits for no FIFO: reads fail
-        self._descriptor = os.open(path, flags)
+    def __init__(self, path: str, real: str = "") -> None:
+        self._unlinked = real
+        try:
+            self._descriptor = open_unlinked(real) if real else os.open(path, _FLAGS)
+        except OSError:
+            if not real:
+                raise
+            self._unlinked, self._descriptor = "", os.open(path, _FLAGS | os.O_NOFOLLOW)
 
     def read(self, views: Sequence[memoryview], offset: int) -> int:
         """Fill views by one call; return how many bytes came."""
@@ -84,9 +120,11 @@ class _Handle:
         """Return the status of the file as it is now."""
         return os.fstat(self._descriptor)
 
-    def facts(self) -> tuple[os.stat_result, str]:
-        """Return the status of the file, and its path without links, as Linux has it."""
-        return os.fstat(self._descriptor), os.readlink(f"/proc/self/fd/{self._descriptor}")
+    def status_at(self, real: str) -> os.stat_result | None:
+        """Return the status, None where the file's path without links is another; an older Linux is asked for it."""
+        if self._unlinked != real and os.readlink(f"/proc/self/fd/{self._descriptor}") != real:
+            return None
+        return os.fstat(self._descriptor)
 
     def is_locked(self) -> bool:
         """Say whether another descriptor holds the lock that HDF5 takes for writing."""
@@ -123,13 +161,13 @@ class FileCache:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def _handle(self, path: str, flags: int = 0) -> _Handle:
+    def _handle(self, path: str, real: str = "") -> _Handle:
         with self._lock:
             handle = self._handles.get(path)
             if handle is not None:
                 self._handles.move_to_end(path)
                 return handle
-        handle = self._open(path, flags)
+        handle = self._open(path, real)
         with self._lock:
             handle = self._handles.setdefault(path, handle)  # of two threads both read the same file
             while len(self._handles) > self._max_open:
@@ -140,11 +178,11 @@ class FileCache:
             handle.reserve(self._max_open + _OTHERS)
         return handle
 
-    def _open(self, path: str, flags: int = 0) -> _Handle:
+    def _open(self, path: str, real: str) -> _Handle:
         """Open a file; where the process has no descriptor left, keep fewer from now on and wait for readers' ones."""
         for wait in _WAITS_FOR_DESCRIPTOR:
             try:
-                return _Handle(path, flags)
+                return _Handle(path, real)
             except OSError as e:
                 if e.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
@@ -152,7 +190,7 @@ class FileCache:
                 self._max_open = max(1, min(self._max_open, len(self._handles)) // 2)
                 self._handles.clear()
             time.sleep(wait)
-        return _Handle(path, flags)
+        return _Handle(path, real)
 
     def version(self, path: str) -> Version:
         """Return the version of a local file, as reads get it."""
@@ -164,12 +202,12 @@ class FileCache:
         handle = self._handles.get(path)  # one step, which needs no lock
         return os.stat(path) if handle is None else handle.status()
 
-    def opened(self, path: str) -> tuple[os.stat_result, str]:
-        """Open a local file that is read next, and is no link; return its status, and its path without links.
+    def opened(self, path: str, real: str) -> os.stat_result | None:
+        """Open a local file that is read next; return its status, or None where its path has links in it.
 
-        Raises OSError: there is none, it is a link, or the system does not tell its path (Linux does).
+        ``real``: the path where it has none. Raises OSError: there is none, or it is a link.
         """
-        return self._handle(path, os.O_NOFOLLOW).facts()
+        return self._handle(path, real).status_at(real)
 
     def is_locked(self, path: str) -> bool:
         """Say whether a program that writes a local file holds its lock; False where a file system has no locks."""
@@ -306,13 +344,19 @@ class Versions:
 
     def __init__(self) -> None:
         self._seen: dict[str, Version] = {}
+        self._opened: dict[str, Version] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_seen": self._seen.copy()}  # other threads add to it
+        return {"_seen": self._seen.copy(), "_opened": {}}  # other threads add to it
 
     def of(self, path: str) -> Version | None:
         """Return the version of a file as it was first seen; None where it was not."""
         return self._seen.get(path)
+
+    def opened(self, path: str, status: os.stat_result) -> None:
+        """Take in the status of a file that is open, and read next: its first check need not ask for it again."""
+        if len(self._opened) < _MAX_VERSIONS:
+            self._opened[path] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def note(self, path: str, found: Version) -> None:
         """Take in the version of a file that is about to be read.
@@ -348,10 +392,10 @@ class Versions:
         Of URLs nothing is known here; a file that is gone says so when it is opened again. ``before_new`` is called
         once, with ``name``, before the first that was not known is taken in.
         """
-        version, seen, are_new = files().version, self._seen, False
+        version, seen, opened, are_new = files().version, self._seen, self._opened, False
         for path in paths:
             try:
-                found = version(path)
+                found = opened.pop(path, None) or version(path)
             except FileNotFoundError:
                 continue
             known = seen.get(path)

@@ -138,26 +138,24 @@ class ChunkLocator(Locator):
             return None
         if record.index is not None:
             return functools.partial(self._find_inside, record)
-        find_size, key = tree.open_size if is_next else tree.size, record.key_template
-        path, last = tree.location("").replace("%", "%%") + "/" + key, (-1, np.empty(0, np.int64))
+        path, start = f"{tree.location('').replace('%', '%%')}/{record.key_template}", len(tree.location("")) + 1
+        open_size, size_of, last = tree.open_size, tree.size, (-1, np.empty(0, np.int64))
 
         def find(chunk: Sequence[int]) -> tuple[str, int, int] | None:
             nonlocal last
-            number, place = 0, tuple(chunk)
+            number, name = 0, path % tuple(chunk)
             for c, n in zip(chunk, grid, strict=True):
                 if not 0 <= c < n:
                     return None
                 number = number * n + c
-            block, sizes = last  # at hand; in one, as threads share it
-            if number // _SIZES_PER_BLOCK != block:
-                block = number // _SIZES_PER_BLOCK
-                sizes = self._known(record, block)
-                last = block, sizes
-            at = number % _SIZES_PER_BLOCK
+            (block, at), known = divmod(number, _SIZES_PER_BLOCK), last
+            if block != known[0]:  # block and sizes in one, as threads share them
+                known = last = block, self._known(record, block)
+            sizes = known[1]
             size = int(sizes[at])
             if size == _UNKNOWN:
-                size = sizes[at] = find_size(key % place)
-            return (path % place, 0, size) if size > 0 and expected in (None, size) else None
+                size = sizes[at] = open_size(name) if is_next else size_of(name[start:])
+            return (name, 0, size) if size > 0 and expected in (None, size) else None
 
         return find
 
@@ -188,43 +186,6 @@ class ChunkLocator(Locator):
         """Take in that a read has found no chunk."""
         number = int(flattened(chunk.reshape(1, -1), record.num_files)[0])
         self._known(record, number // _SIZES_PER_BLOCK)[number % _SIZES_PER_BLOCK] = -1
-
-    def _locate_few(self, record: ArrayRecord, chunks: IntArray) -> ChunkRefs | None:
-        """Find a few chunks whose sizes are right; None where there is another one, or anything to say."""
-        layout, expected = record.layout, record.fixed_nbytes
-        grid = layout.num_chunks
-        if chunks.ndim != 2 or chunks.shape[1] != len(grid):
-            return None
-        keys: list[str] = []
-        sizes: list[int] = []
-        unknown: list[tuple[int, int]] = []
-        known, block = None, -1
-        for chunk in chunks.tolist():
-            number = 0
-            for c, n in zip(chunk, grid, strict=True):
-                if not 0 <= c < n:
-                    return None
-                number = number * n + c
-            if number // _SIZES_PER_BLOCK != block:
-                block = number // _SIZES_PER_BLOCK
-                known = self._sizes.get((record.prefix, block))
-            size = _UNKNOWN if known is None else int(known[number % _SIZES_PER_BLOCK])
-            if size == _UNKNOWN:
-                unknown.append((len(keys), number))
-            keys.append(record.key(chunk))
-            sizes.append(size)
-        if unknown:
-            found = self._tree.sizes([keys[i] for i, _ in unknown]).tolist()
-            for (i, number), size in zip(unknown, found, strict=True):
-                sizes[i] = self._known(record, number // _SIZES_PER_BLOCK)[number % _SIZES_PER_BLOCK] = size
-        if min(sizes, default=1) <= 0 or (expected is not None and set(sizes) - {expected}):
-            return None
-        return ChunkRefs(
-            paths=tuple(map(str, map(self._tree.location, keys))),
-            path_index=np.arange(len(keys)),
-            offset=np.zeros(len(keys), np.int64),
-            nbytes=np.array(sizes, np.int64),
-        )
 
     def find_files(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
         """Find files of an array (chunks, or shards) by their coordinates."""

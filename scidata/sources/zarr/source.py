@@ -213,9 +213,10 @@ class ZarrSource:
         return state
 
     def _make_state(self) -> State:
-        tree = open_tree(self.path, allow_external=self.allow_external)
+        looks = self._names is None and not isinstance(self.path, Url)
+        tree = open_tree(self.path, allow_external=self.allow_external, versions=self._chunks if looks else None)
         contents, chunks = self._find_arrays(tree), ChunkLocator(tree)
-        if self._names is None and not isinstance(self.path, Url):
+        if looks:
             return State(tree, self.path, contents, chunks, self._note_metadata)
         return State(tree, self.path, contents, chunks)
 

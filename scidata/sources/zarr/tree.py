@@ -21,7 +21,7 @@ from scidata.core.urls import Url, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
-from scidata.sources.access.files import files, retried
+from scidata.sources.access.files import Versions, files, retried
 from scidata.sources.access.first_reads import MAX_METADATA_BYTES, NOT_THERE, read_documents
 from scidata.sources.access.kept_urls import KeptUrl
 from scidata.sources.access.remote import checks_versions, request
@@ -54,19 +54,22 @@ class Tree(Protocol):
         """Whether a read of a file says how large it is, and of which version: nobody need ask before."""
 
 
-def open_tree(path: str, *, allow_external: bool) -> Tree:
-    """Return the tree at a path or URL; ``file://`` is a local path, unless its bytes are kept elsewhere."""
+def open_tree(path: str, *, allow_external: bool, versions: Versions | None = None) -> Tree:
+    """Return the tree at a path or URL; ``file://`` is a local path, unless its bytes are kept elsewhere.
+
+    ``versions``: told of each file of chunks that is opened.
+    """
     local = None if isinstance(path, KeptUrl) else local_path(path)
-    return UrlTree(path) if local is None else LocalTree(local, allow_external=allow_external)
+    return UrlTree(path) if local is None else LocalTree(local, allow_external=allow_external, versions=versions)
 
 
 class LocalTree:
     """A folder of this machine."""
 
-    def __init__(self, root: str, *, allow_external: bool) -> None:
+    def __init__(self, root: str, *, allow_external: bool, versions: Versions | None = None) -> None:
         self._root = os.path.abspath(os.path.expanduser(root))
         self._real = os.path.realpath(self._root)
-        self._allow_external = allow_external
+        self._allow_external, self._versions = allow_external, versions
         self._checked: set[str] = set()
 
     def exists(self) -> bool:
@@ -166,17 +169,21 @@ class LocalTree:
         status = self._stat(key)
         return -1 if status is None else status.st_size
 
-    def open_size(self, key: str) -> int:
-        """Return the size of one file, -1 where there is none, and open it: it is read next.
+    def open_size(self, path: str) -> int:
+        """Return the size of the file at a location, -1 where there is none, and open it: it is read next.
 
-        The open file tells by itself that no link leads to it; where one does, or may, it is looked at as others are.
+        The system says whether a link leads to it; where one does, or may, it is looked at as others are.
         """
+        root, real = self._root, self._real
         try:
-            status, place = files().opened(f"{self._root}/{key}")
+            status = files().opened(path, path if root == real else real + path[len(root) :])
         except OSError:
-            return self.size(key)
-        is_here = place == f"{self._real}/{key}" and stat.S_ISREG(status.st_mode)
-        return status.st_size if is_here else self.size(key)
+            status = None
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return self.size(path[len(root) + 1 :])
+        if self._versions is not None:
+            self._versions.opened(path, status)
+        return status.st_size
 
     @property
     def reads_tell(self) -> bool:

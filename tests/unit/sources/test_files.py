@@ -144,9 +144,9 @@ def test_two_threads_that_meet_a_file_first_take_it_in_once(tmp_path: Path, monk
     (tmp_path / "f").write_bytes(b"1")
     cache, opened = FileCache(), FileCache._open
 
-    def slow(self: FileCache, path: str, flags: int = 0) -> Any:
+    def slow(self: FileCache, path: str, real: str) -> Any:
         barrier.wait(30)
-        return opened(self, path)
+        return opened(self, path, real)
 
     monkeypatch.setattr(FileCache, "_open", slow)
     first, second = _at_once(*[lambda: cache._handle(str(tmp_path / "f"))] * 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from operator import sub
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ class _Lie(NamedTuple):
     Attributes
     ----------
     fields
-        Their layouts, and the functions that find single chunks, by name.
+        Their layouts, the functions that find single chunks, and the first field that is cut and decoded as each is, by
+        name.
     kind
         A number that members have in common whose arrays are cut, converted and decoded alike.
     dim, size
@@ -40,7 +41,7 @@ class _Lie(NamedTuple):
         Of the other dimensions: the chunk where a read begins, and the row in it.
     """
 
-    fields: dict[str, tuple[ArrayLayout, FindChunk | None]]
+    fields: dict[str, tuple[ArrayLayout, FindChunk | None, int]]
     kind: int
     is_raw: bool
     dim: int
@@ -61,7 +62,7 @@ class Planner:
         self._parts: dict[tuple[int, ...], Part] = {}
         self._groups: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # of fields that are asked for
         self._lies: Cache[list[_Lie]] = Cache(MAX_PLAN_BYTES)  # by member and group
-        self._kinds: dict[str, int] = {}
+        self._kinds: dict[Hashable, int] = {}
         self._jobs: Cache[Jobs] = Cache(MAX_PLAN_BYTES, "none")
 
     @functools.cached_property
@@ -183,18 +184,19 @@ class Planner:
         inside = (*lie.inside[:dim], row, *lie.inside[dim:])
         firsts = part.firsts.get(key) or part.firsts.put(key, [])
         begins: tuple[int, ...] | None = None
-        for k, (name, (layout, find)) in enumerate(lie.fields.items()):
+        for k, (name, (layout, find, twin)) in enumerate(lie.fields.items()):
             job = None
-            if find is not None and k < len(firsts):
-                like = firsts[k]
+            like = firsts[k if k < len(firsts) else twin] if k < len(firsts) or twin < k else None
+            if find is not None and like is not None:
                 if like[1] is not begins:  # of most fields it is the same
                     begins, by, inner = like[1], tuple(map(sub, chunks, like[1])), tuple(map(sub, inside, like[2]))
                 job = like[0].moved(source, layout, find, by, inner)
-            if job is None:
+            if job is None or like is None:
                 space = self._series.space(i, part.segments)
                 selection = tuple([rows if j == dim else space[d] for j, d in enumerate(layout.dims)])
                 job = self.job(name, i, part.families[name], layout, selection)
-                firsts[k : k + 1] = [(job, chunks, inside)]
+                like = job, chunks, inside
+            firsts[k : k + 1] = [like]
             found.setdefault(name, []).append(job)
 
     def _find_lies(self, i: int, names: tuple[str, ...]) -> list[_Lie]:
@@ -212,11 +214,15 @@ class Planner:
         found = []
         for (is_raw, dim, size, chunks, inside), layouts in groups.items():
             facts = [
-                (name, each.geometry, each.dtype, each.codecs, self._fields[name].decodings[i])
+                repr((each.dims, each.geometry, each.dtype, each.codecs, self._fields[name].decodings[i]))
                 for name, each in layouts.items()
             ]
-            kind = self._kinds.setdefault(repr((facts, () if is_raw else inside)), len(self._kinds))
-            fields = {name: (each, None if finder is None else finder(each)) for name, each in layouts.items()}
+            key = *layouts, *facts, () if is_raw else inside
+            kind = self._kinds.setdefault(key, len(self._kinds))
+            fields = {
+                name: (each, None if finder is None else finder(each), facts.index(alike))
+                for (name, each), alike in zip(layouts.items(), facts, strict=True)
+            }
             found.append(_Lie(fields, kind, is_raw, dim, size, chunks, inside))
         return self._lies.put((i, names), found, _LIE_BYTES * len(names))
 

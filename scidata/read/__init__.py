@@ -87,7 +87,7 @@ class _Kind:
     def __init__(self, plan: ArrayPlan, decoding: Decoding | None, allow_missing: bool) -> None:
         self.plan, self.decoding, self.allow_missing = plan, decoding, allow_missing
         self.ready: tuple[np.dtype[np.generic], Execution] | None = None
-        self.alike: Alike | None = None  # once the first was read
+        self.alike: Alike | None = None  # once others were asked for
 
 
 class Job(Places):
@@ -105,7 +105,7 @@ class Job(Places):
     def moved(
         self, source: Source, layout: ArrayLayout, find: FindChunk, by: tuple[int, ...], rows: tuple[int, ...]
     ) -> Job | None:
-        """Return the same job for chunks that lie alike; None where that is not plain, and before the first read.
+        """Return the same job for chunks that lie alike; None where that is not plain.
 
         Parameters
         ----------
@@ -118,6 +118,8 @@ class Job(Places):
         """
         kind = self._kind
         alike = kind.alike
+        if alike is None:
+            alike = kind.alike = Alike.of(kind.plan)
         if alike is None:
             return None
         job = object.__new__(Job)
@@ -139,23 +141,23 @@ class Job(Places):
         found = exact_plan(plan, self.source.locate)
         if found is not plan:
             self._plan, self._kind = found, _Kind(found, self._kind.decoding, self._kind.allow_missing)
+            self.paths = ()  # and the other places, which are taken anew
         return found
 
     def execution(self, dtype: np.dtype[np.generic]) -> Execution:
         """Return the execution for buffers of ``dtype``; raises errors that the places of chunks show."""
         kind = self._kind
-        ready = kind.ready
-        if ready is None or ready[0] != dtype:
-            plan = kind.plan
+        plan, ready = kind.plan, kind.ready
+        if not self.paths and self._plan is plan:
             if plan.refs is None and not plan.layout.fallback:
                 cut = plan.cut, plan.origin
                 plan = plan_cut(plan.layout, plan.selection, *cut, expecting(self.source), plan.out_shape)
-            if self._plan is kind.plan:
-                self.take(plan)
-            kind.plan, decoding, allow_missing = plan, kind.decoding, kind.allow_missing
+            kind.plan = plan
+            self.take(plan)
+        if ready is None or ready[0] != dtype:
+            decoding, allow_missing = kind.decoding, kind.allow_missing
             execution = Execution(plan, dtype, places=self, decoding=decoding, allow_missing=allow_missing)
             ready = kind.ready = dtype, execution
-            kind.alike = Alike.of(plan)
         return ready[1]
 
 

@@ -124,11 +124,15 @@ class Alike:
 
     @classmethod
     def of(cls, plan: ArrayPlan) -> Alike | None:
-        """Describe the chunks of a plan; None where they are many, or of several kinds."""
+        """Describe the chunks of a plan; None where they are many, of several kinds, or a size makes no sense."""
         refs = plan.refs
         if refs is None or plan.remote or not 0 < plan.num_chunks <= _FEW or len(plan.absent):
             return None
         if refs.skipped_codecs is not None or refs.checksums is not None:
+            return None
+        nbytes, sizes = plan.layout.chunk_nbytes, refs.nbytes.tolist()
+        least, most = (nbytes, nbytes) if plan.span_reads is not None else (0, largest_encoded(nbytes))
+        if min(sizes) < least or max(sizes) > most:
             return None
         found = cls(plan, refs)
         # chunks that are read in place have tables by where they lie in the bytes read

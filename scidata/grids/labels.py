@@ -229,7 +229,8 @@ def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, in
             if turns:
                 raise ConfigError(_of_turned(dim, labels, wanted, turns))
             turned = isinstance(wanted, slice) and wanted.start is not None and wanted.stop is not None
-            hint = f"; labels descend: slice({wanted.stop!r}, {wanted.start!r})" if turned and _descends(labels) else ""
+            descends = turned and len(labels) > 1 and labels[0] > labels[-1]
+            hint = f"; labels descend: slice({wanted.stop!r}, {wanted.start!r})" if descends else ""
             raise ConfigError(f"sel of {dim!r}: nothing lies in {_text(wanted)}; it has {_shown(labels)}{hint}")
         crop[dim] = int(found) if found.ndim == 0 else _as_slice(found)
     return crop
@@ -277,10 +278,6 @@ def _as_slice(rows: npt.NDArray[np.int64]) -> slice | list[int]:
     if len(rows) > 1 and steps[0] > 0 and (steps == steps[0]).all():
         return slice(int(rows[0]), int(rows[-1]) + 1, int(steps[0]))
     return [int(row) for row in rows]
-
-
-def _descends(labels: npt.NDArray[Any]) -> bool:
-    return len(labels) > 1 and bool(labels[0] > labels[-1])
 
 
 def _text(label: object) -> str:

@@ -96,15 +96,11 @@ def _samples(found: object) -> Iterator[tuple[str, dict[str, _Array | str]]]:
         lengths = {len(bounds) - 1 for bounds in found[1].values()}
         for i in range(max(lengths, default=0)):
             yield str(i), _arrays(separate(type(whole), whole, i, found[1], decrement=False))
-    elif isinstance(found, Sequence) and not isinstance(found, str) and found and not _is_number(found[0]):
+    elif isinstance(found, Sequence) and found and not isinstance(found[0], int | float | str):  # of a text, too
         for i, each in enumerate(found):
             yield str(i), _arrays(each)
     else:
         yield "", _arrays(found)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | str)
 
 
 def _arrays(sample: Any) -> dict[str, _Array | str]:

@@ -28,10 +28,11 @@ from scidata.meshes.formats.base import (
     is_wanted,
 )
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
-from scidata.meshes.formats.hetero import has_relations, open_hetero
+from scidata.meshes.formats.hetero import open_hetero
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
+    RELATION,
     check_kind,
     has_cells,
     has_edges,
@@ -176,7 +177,7 @@ class _Reading:
             if self.kind is None:
                 return None  # meshio's
             raise
-        if not has_relations(source):
+        if not any(map(RELATION.fullmatch, source.arrays)):
             if self.kind is None:
                 return None
             shown = ", ".join(list(source.arrays)[:8])

@@ -83,15 +83,15 @@ def _open_folder(name: str, allow_external: bool) -> Source | None:
 
 
 def _is_parquet_set(path: str) -> bool:
-    from scidata.sources.references.parquet import is_parquet_set
     from scidata.sources.zarr.tree import open_tree
+    from scidata.sources.zarr.walk import read_json
 
     tree = open_tree(path, allow_external=False)
     where, found = tree.location(".zmetadata"), tree.get([".zmetadata"])
     for summary in found.values():
         if isinstance(where, Url):
             keep_document(where, summary)
-        return is_parquet_set(summary, where)
+        return "record_size" in read_json(summary, where)  # how long tables are, which a Zarr store does not say
     return False
 
 

@@ -72,7 +72,7 @@ def by_class(path: str) -> int:
     tree = open_tree(path, allow_external=False)
     meta = json.loads(tree.get(["zarr.json"])["zarr.json"])
     nodes = walk._consolidated_v3(meta, path)
-    nodes = walk._walk_v3(tree) if nodes is None else nodes
+    nodes = walk._levels(tree, walk._nodes_v3) if nodes is None else nodes
     return len([ArrayV3Metadata.from_dict(node) for node in nodes.values()])
 
 

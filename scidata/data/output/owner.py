@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from scidata.data.output.places import LocalPlace, Place
 from scidata.device_mesh.board.processes import ProcessId
@@ -97,7 +97,7 @@ class Owner:
         """
         self._place.put(_beat(self.run), str(time.time()))
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        text = json.dumps(ProcessId.own().to_json() | {"run": self.run, "since": now})
+        text = json.dumps(asdict(ProcessId.own()) | {"run": self.run, "since": now})
         try:
             self._place.put(_OWNER, text, new=self._place.get(_OWNER) is None)
         except FileExistsError:

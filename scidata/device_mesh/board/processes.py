@@ -6,8 +6,8 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO
+from dataclasses import dataclass
+from typing import BinaryIO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,6 @@ class ProcessId:
         """Return this process."""
         pid = os.getpid()
         return cls(machine=_machine(), host=socket.gethostname(), pid=pid, started=_status(pid)[1])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
     @property
     def can_be_seen(self) -> bool:

@@ -7,7 +7,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch.distributed as dist
@@ -180,7 +180,7 @@ class BoardState:
     def introduce(self) -> None:
         """Say which process this rank is, and that it is one of this machine's."""
         own = ProcessId.own()
-        self.posts.post(f"process/{self.rank}", {"process": own.to_json(), "shown": self.shown.fd})
+        self.posts.post(f"process/{self.rank}", {"process": asdict(own), "shown": self.shown.fd})
         self.posts.append(f"on/{own.machine}", self.rank)
 
     # -- other ranks: their processes, their loops, and which are gone -------------------------------------------------

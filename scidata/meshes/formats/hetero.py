@@ -39,18 +39,12 @@ from scidata.meshes.formats.base import (
 from scidata.meshes.formats.coordinates import as_coordinates, read_columns
 from scidata.meshes.hetero import JOINT, RawSet, check_set_name, relation_parts
 from scidata.meshes.sample import HeteroHeader, RawSample
-from scidata.sources.kinds import RELATION
 from scidata.sources.torch_files import ENTITY_DIMS
 
 _POSITIONS = (("pos",), ("points",), ("lon", "lat"), ("longitude", "latitude"), ("x", "y"), ("x", "y", "z"))
 _NUM_NODES = "num_nodes"
 #: Names of the arrays of positions, by node set.
 _Positions: TypeAlias = Mapping[str, tuple[str, ...]]
-
-
-def has_relations(source: Source) -> bool:
-    """Say whether a file holds a graph between node sets."""
-    return any(map(RELATION.fullmatch, source.arrays))
 
 
 def _load(

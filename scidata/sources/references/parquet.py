@@ -28,11 +28,6 @@ _MAX_KEPT = 1 << 26
 _COLUMNS = ("path", "offset", "size", "raw")
 
 
-def is_parquet_set(summary: bytes, where: str) -> bool:
-    """Say whether a ``.zmetadata`` is that of a reference set; a Zarr store's does not say how long tables are."""
-    return "record_size" in read_json(summary, where)
-
-
 class ParquetSet:
     """A reference set in a folder of Parquet files.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -43,7 +43,7 @@ class Contents:
 
     def add_nodes(self, nodes: Mapping[str, dict[str, Any]], store: str) -> None:
         """Parse nodes in their order, those that are arrays."""
-        for name, node in _in_order(nodes):
+        for name, node in sorted(nodes.items(), key=lambda item: item[0].split("/")):
             if self.format == "zarr2":
                 self.add(name, parse_v2, node["array"], node["attributes"], store=store, prefix=name)
             elif node.get("node_type") == "array":
@@ -59,9 +59,8 @@ class Contents:
     def complete(self, store: str) -> None:
         """Read the metadata of all arrays, where they have not been looked for."""
         if self.pending is not None:
-            walk = _walk_v3 if self.format == "zarr3" else _walk_v2
             whole = Contents(format=self.format, attributes=self.attributes)
-            whole.add_nodes(walk(self.pending), store)
+            whole.add_nodes(_levels(self.pending, _nodes_v3 if self.format == "zarr3" else _nodes_v2), store)
             self.records, self.errors, self.pending = whole.records | self.records, whole.errors, None
 
 
@@ -116,10 +115,6 @@ def _own_name(tree: Tree) -> str:
     return tree.location("").rstrip("/").rpartition("/")[2] or "array"
 
 
-def _in_order(nodes: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:
-    return iter(sorted(nodes.items(), key=lambda item: item[0].split("/")))
-
-
 # -- v3 -------------------------------------------------------------------------------------------------------------
 
 
@@ -144,10 +139,6 @@ def _nodes_v3(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]]
     return nodes, [name for name, node in nodes.items() if node.get("node_type") == "group"]
 
 
-def _walk_v3(tree: Tree) -> dict[str, dict[str, Any]]:
-    return _levels(tree, _nodes_v3)
-
-
 def _find_v3(tree: Tree, store: str, raw: bytes, *, lazily: bool) -> Contents:
     where = tree.location("zarr.json")
     meta = read_json(raw, where)
@@ -166,7 +157,7 @@ def _find_v3(tree: Tree, store: str, raw: bytes, *, lazily: bool) -> Contents:
     if nodes is None and lazily:
         contents.pending = tree
     else:
-        contents.add_nodes(_walk_v3(tree) if nodes is None else nodes, store)
+        contents.add_nodes(_levels(tree, _nodes_v3) if nodes is None else nodes, store)
     return contents
 
 
@@ -198,10 +189,6 @@ def _nodes_v2(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]]
     return nodes, [f for f in folders if f"{f}/.zgroup" in found and f not in nodes]
 
 
-def _walk_v2(tree: Tree) -> dict[str, dict[str, Any]]:
-    return _levels(tree, _nodes_v2)
-
-
 def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes], *, lazily: bool) -> Contents:
     loaded = {key: read_json(raw, tree.location(key)) for key, raw in found.items() if key != ".zgroup"}
     if ".zmetadata" in loaded:
@@ -220,7 +207,7 @@ def _find_v2(tree: Tree, store: str, found: Mapping[str, bytes], *, lazily: bool
     if lazily:
         contents.pending = tree
     else:
-        contents.add_nodes(_walk_v2(tree), store)
+        contents.add_nodes(_levels(tree, _nodes_v2), store)
     return contents
 
 

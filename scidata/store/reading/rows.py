@@ -137,15 +137,6 @@ class RowAccess:
         other.plans, other.stats, other.empty = {}, NO_READ, empty
         return other
 
-    @property
-    def source(self) -> Source:
-        """What the arrays lie in."""
-        return self._store.source(self._index)
-
-    def layout(self, path: str) -> ArrayLayout:
-        """Return an array's layout."""
-        return self._store.array(self._index, path)
-
     def plan(
         self,
         path: str,
@@ -159,7 +150,7 @@ class RowAccess:
 
         ``others`` are the segments of every dim, of which that of ``dim`` is not looked at; default all rows.
         """
-        layout = self.layout(path)
+        layout = self._store.array(self._index, path)
         counts = stops - starts
         offsets = np.cumsum(counts) - counts
         table = np.stack([starts, counts, np.ones_like(counts), offsets], axis=1)[counts > 0]
@@ -168,7 +159,7 @@ class RowAccess:
             others = [(Segment(start=0, count=n),) if n else () for n in layout.shape]
         selection: Selection = tuple(rows if d == dim else kept for d, kept in enumerate(others))
         shape = tuple(map(num_rows_of, selection))
-        plan = plan_array(layout, selection, expecting(self.source), out_shape=shape)
+        plan = plan_array(layout, selection, expecting(self._store.source(self._index)), out_shape=shape)
         self.plans.setdefault(path, []).append(plan)
         return plan
 
@@ -199,7 +190,7 @@ class RowAccess:
         No chunk is fetched twice. Rows between close ones are read along and dropped, a window at a time, so that
         memory follows the rows that are wanted.
         """
-        layout = self.layout(path)
+        layout = self._store.array(self._index, path)
         chunk = max(1, layout.chunks[dim])
         row_nbytes = max(1, layout.nbytes // max(1, layout.shape[dim]))
         step = max(1, math.prod(layout.shape[dim + 1 :]) * layout.dtype.itemsize)

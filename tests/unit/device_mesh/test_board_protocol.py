@@ -1,5 +1,6 @@
 """What ranks post for each other, and how they wait for it, on a store of this process: no rank is started."""
 
+import dataclasses
 import threading
 import time
 import types
@@ -213,7 +214,7 @@ def test_a_rank_that_has_left_is_the_cause_only_of_collectives_that_it_had_not_b
 def test_a_rank_that_died_is_told_apart_from_one_that_said_goodbye(posts, monkeypatch):
     zero, one, two = boards(posts)
     for board in (one, two):
-        process = processes.ProcessId.own().to_json()
+        process = dataclasses.asdict(processes.ProcessId.own())
         board.posts.post(f"process/{board.rank}", {"process": process | {"pid": 2**22 + 1}, "shown": -1})
         board.posts.append(f"on/{process['machine']}", board.rank)
     one.posts.post("beat/1", {"beat": 1, "loops": {"loader1": (1, 5, "reading")}})

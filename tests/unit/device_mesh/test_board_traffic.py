@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ def rank_1(request, monkeypatch):
         own = board.Board(0)
         for rank, machine in ((0, ProcessId.own().machine), (2 % request.param, "elsewhere")):
             process = replace(ProcessId.own(), machine=machine)
-            own.posts.post(f"process/{rank}", {"process": process.to_json(), "shown": -1})
+            own.posts.post(f"process/{rank}", {"process": dataclasses.asdict(process), "shown": -1})
             own.posts.post(f"beat/{rank}", {"beat": 1, "loops": {}})
         mesh = dist.init_device_mesh("cpu", (request.param,))
         watch = Watch(own, mesh, None)

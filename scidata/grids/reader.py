@@ -105,6 +105,7 @@ class GridReader:
         self.field_steps = checked_steps(options.steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
         self.partition = self._cut(files[0], sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
         self.sample_rows, gaps = rows_of_samples(self.series, self.partition.selected, self.field_steps, options.gaps)
+        self.num_samples = self.sample_rows.num  # for which every step exists
         self.gap_texts = tuple(filter(None, (missing, gaps)))
         self.labels = Labels(self.series, self.partition)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
@@ -143,11 +144,6 @@ class GridReader:
         return NodeShares(self.partition, self.sample_dim, node)
 
     # -- the data set --------------------------------------------------------------------------------------------
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples for which every step exists."""
-        return self.sample_rows.num
 
     @property
     def sources(self) -> Sequence[Source]:

@@ -13,7 +13,6 @@ from scidata.core.tasks.work import in_threads
 from scidata.core.types import IntArray
 from scidata.errors import OutputError, SourceChangedError
 from scidata.grids.blocks.key import BlockKey, Rows
-from scidata.grids.blocks.on_disk import DiskBlocks
 from scidata.grids.parts import Part
 from scidata.grids.reader import GridReader
 from scidata.read.context import NO_READ, ReadStats
@@ -62,7 +61,7 @@ class Staging:
         self._disk = reader.chain.disk
         self._parts = [reader.part_of(reader.partition.coordinate(rank)) for rank in ranks]
         self._unions: dict[tuple[Part, ...], Part] = {}
-        self._blocks = list(self._find_blocks(self._disk))
+        self._blocks = list(self._find_blocks())
         sizes = np.array([self._bytes_of(block) for block in self._blocks], np.int64).reshape(-1, len(self._parts))
         sums = sizes.sum(axis=1)
         fitting = int(np.searchsorted(np.cumsum(sums), self._disk.disk.max_bytes, side="right"))
@@ -70,11 +69,11 @@ class Staging:
         self.num_left, self.bytes_left = int((sizes[fitting:] > 0).sum()), int(sums[fitting:].sum())
         self._blocks = self._blocks[:fitting]
 
-    def _find_blocks(self, disk: DiskBlocks) -> Iterator[BlockKey]:
+    def _find_blocks(self) -> Iterator[BlockKey]:
         """Yield each block that a sample needs, of the first rank, in the order of the samples."""
         reader, part = self._reader, self._parts[0]
         moves = set(reader.sample_dims)
-        names = [name for name in reader.fields if name in disk.fields]
+        names = [name for name in reader.fields if name in reader.pool.worth.on_disk]
         moving = [name for name in names if moves & set(reader.layout(name).dims)]
         yield from (BlockKey(part, name, 0, 1, 0) for name in names if name not in moving)
         steps = {name: reader.field_steps.of(name) for name in moving}

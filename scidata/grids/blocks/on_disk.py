@@ -87,11 +87,6 @@ class DiskBlocks:
         self._forget()
         self._next.clear()
 
-    @property
-    def fields(self) -> frozenset[str]:
-        """The fields that are kept."""
-        return self._sizes.worth.on_disk
-
     # -- names of entries --------------------------------------------------------------------------------------------
 
     def _entry(self, key: BlockKey) -> _Entry:
@@ -152,7 +147,11 @@ class DiskBlocks:
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
         """Read a sample's rows of the fields that are kept; pass the others on."""
         shapes = sample.part.shapes
-        mine = [n for n in names if n in self.fields and (out := sample.out[n]).size and out.shape == shapes[n]]
+        mine = [
+            n
+            for n in names
+            if n in self._sizes.worth.on_disk and (out := sample.out[n]).size and out.shape == shapes[n]
+        ]
         if not mine:
             return self._next.read_into(sample, names)
         begin, missing = time.perf_counter_ns(), []
@@ -191,7 +190,7 @@ class DiskBlocks:
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
         """Return a block from disk, or from the next stage; one that is not kept there is left to that."""
-        if key.name not in self.fields:
+        if key.name not in self._sizes.worth.on_disk:
             return self._next.block(key, wait=wait)
         block, stats = self._fill(key)
         return self._layout.rows_back(key.name, block), stats

@@ -114,7 +114,7 @@ def test_parquet_and_raw_chunks(tmp_path: Path) -> None:
     settle(tmp_path / "data.bin")
     path = parquet_set(tmp_path, ROWS)
     reader = opened(path, tmp_path / "cache")
-    assert not reader.chain.disk.fields  # raw, on a local disk: nothing to gain
+    assert not reader.pool.worth.on_disk  # raw, on a local disk: nothing to gain
     assert np.array_equal(read(reader)[0], PLAIN)
     assert not (tmp_path / "cache").exists()
 

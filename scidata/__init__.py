@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from scidata.shard.comm.collectives import reduce_scatter_v as reduce_scatter_v
     from scidata.shard.comm.rooted import gather_v as gather_v
     from scidata.shard.comm.rooted import scatter_v as scatter_v
+    from scidata.shard.compile import compile as compile
     from scidata.shard.explain import explain as explain
     from scidata.shard.gathering import gather as gather
     from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
@@ -86,6 +87,7 @@ _NAMES = {
     "scidata.shard.attention.algorithms": ("attention",),
     "scidata.shard.comm.collectives": ("all_gather_v", "indexed_all_to_all_v", "reduce_scatter_v"),
     "scidata.shard.comm.rooted": ("gather_v", "scatter_v"),
+    "scidata.shard.compile": ("compile",),
     "scidata.shard.explain": ("explain",),
     "scidata.shard.gathering": ("gather",),
     "scidata.shard.graphs.ghosts": ("halo_exchange",),

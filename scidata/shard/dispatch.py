@@ -16,6 +16,7 @@ from torch import Tensor
 from scidata.device_mesh.board import record_error
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.base import ShardBase
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.memory import BY_MEMORY, REARRANGES, note
 from scidata.shard.op_table import (
     ANY_ORDER,
@@ -86,7 +87,8 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
             raise
         return FALLBACKS[-1](func, args, kwargs, error)
     except Exception as error:
-        record_error(error)  # the others may be in a collective by now
+        if not is_capturing():
+            record_error(error)  # the others may be in a collective by now
         raise
 
 

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from scidata.shard.attention.algorithms import note_algorithm
 from scidata.shard.comm.transport import count_sent
+from scidata.shard.compile import regions_of
 from scidata.shard.gathering import Gathering, gathered
 from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, TorchFunction, Types, handler_of_operator, op_name
 from scidata.shard.tensor import ShardTensor
@@ -42,10 +43,14 @@ class ExplainedOp:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """All operations in order, and the result of the model; ``str`` makes a table of it."""
+    """All operations in order, as an eager step runs them, and the result of the model; ``str`` makes a table of it.
+
+    ``compiled`` has a line for each region of a model of :func:`scidata.compile`: its graphs, or why there are none.
+    """
 
     ops: tuple[ExplainedOp, ...]
     result: object
+    compiled: tuple[str, ...] = ()
 
     @property
     def bytes_sent(self) -> int:
@@ -70,7 +75,7 @@ class Explanation:
         end = f"{len(self.ops)} operations, {self.bytes_sent:,} bytes sent by this rank"
         if self.gathered:
             end += f"; without a rule, so on gathered tensors: {', '.join(self.gathered)}"
-        return "\n".join([*lines, end])
+        return "\n".join([*lines, end, *self.compiled])
 
 
 def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
@@ -110,7 +115,8 @@ def explain(model: Callable[..., object], *args: object, **kwargs: object) -> Ex
     """
     with gathered(quiet=True) as gathering, _Recorder(gathering) as recorder:
         result = model(*args, **kwargs)
-    return Explanation(ops=tuple(recorder.ops), result=result)
+    compiled = [str(region) for region in regions_of(model)]
+    return Explanation(ops=tuple(recorder.ops), result=result, compiled=tuple(compiled))
 
 
 class _Recorder(TorchFunctionMode):

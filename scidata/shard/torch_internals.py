@@ -216,6 +216,11 @@ def compiled_from(model: object) -> object:
     return getattr(model, "_orig_mod", model)
 
 
+def is_in_a_mode() -> bool:
+    """Whether a tracer, or a mode of the user's, looks at operators; only the stack of modes knows."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 # -- autograd's passes -------------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,11 @@ def attention(way: str) -> Iterator[None]:
         _algorithm.reset(token)
 
 
+def chosen_by_user() -> str:
+    """Return the argument of :func:`attention` in whose block this is."""
+    return _algorithm.get()
+
+
 def chosen_algorithm(num_ranks: int, num_heads: int, gathered: int, exchanged: int, beside: int = 0) -> str:
     """Return the algorithm to use, the same on each rank.
 

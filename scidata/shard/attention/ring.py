@@ -6,20 +6,17 @@ current one and of the one on its way. In backward the blocks go round once more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from scidata.device_mesh.groups import explaining
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.attention.blocks import Partial, block_backward, block_forward, merge
-from scidata.shard.comm.indexed import compare
-from scidata.shard.comm.transport import Group, count_sent, group_rank
+from scidata.shard.comm.transport import Group, Transfer, group_rank, group_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +34,11 @@ class RingLayout:
         return sum(self.sizes[:owner])
 
 
-def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Callable[[], Tensor]:
-    """Send a flat buffer to the next rank and receive one from the previous; call the result to wait for it."""
-    rank, num_ranks = group_rank(group), dist.get_world_size(group)
-    received = buffer.new_empty(num_received)
-    compare(group)
-    operations = []
-    if buffer.numel():
-        count_sent(buffer.nbytes)
-        operations.append(dist.P2POp(dist.isend, buffer, group=group, group_peer=(rank + 1) % num_ranks))
-    if num_received:
-        operations.append(dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % num_ranks))
-    with explaining():
-        works = dist.batch_isend_irecv(operations) if operations else []
-
-    def wait(sent: Tensor = buffer) -> Tensor:  # which is kept until then
-        with explaining():
-            for work in works:
-                work.wait()
-        return received
-
-    return wait
+def _pass_on(buffer: Tensor, num_received: int, group: Group) -> Transfer:
+    """Send a flat buffer to the next rank, and receive one from the previous."""
+    rank, num_ranks = group_rank(group), group_size(group)
+    sent, held = ((rank + 1) % num_ranks, len(buffer)), ((rank - 1) % num_ranks, num_received)
+    return Transfer(buffer, [sent] if sent[1] else [], [held] if held[1] else [], group, num_ranks)
 
 
 def _packed(key: Tensor, value: Tensor) -> Tensor:
@@ -129,7 +110,8 @@ def _blocks(key: Tensor, value: Tensor, layout: RingLayout) -> Iterator[tuple[in
         arrives = None if is_last else _pass_on(block, _size_before(owner, key, value, layout), layout.group)
         yield owner, *_unpacked(block, key, value, layout.sizes[owner])
         if arrives is not None:
-            block = arrives()
+            arrives.wait()
+            block = arrives.received
 
 
 class _Ring(Function):
@@ -163,7 +145,7 @@ class _Ring(Function):
         layout: RingLayout = ctx.layout
         grad, d_query = grad.contiguous(), out.new_zeros(query.shape)
         d_mask = torch.zeros_like(mask, dtype=out.dtype) if mask is not None and ctx.needs_input_grad[3] else None
-        returns = None
+        returns: Transfer | None = None
         for owner, keys, values in _blocks(key, value, layout):
             bias, causal, skip = _bias(mask, query, layout, owner)
             d_key, d_value = torch.zeros_like(keys, dtype=out.dtype), torch.zeros_like(values, dtype=out.dtype)
@@ -179,11 +161,13 @@ class _Ring(Function):
                     place += d_block[3].sum_to_size(place.shape)
             sent = _packed(d_key, d_value)  # follows the block, one rank behind; the last pass brings it home
             if returns is not None:
-                sent += returns()
+                returns.wait()
+                sent += returns.received
             if len(layout.sizes) > 1:
                 returns = _pass_on(sent, _size_before(owner, key, value, layout), layout.group)
         if returns is not None:
-            sent = returns()
+            returns.wait()
+            sent = returns.received
         d_key, d_value = _unpacked(sent, key, value, layout.sizes[group_rank(layout.group)])
         d_mask = None if d_mask is None else d_mask.to(mask.dtype)
         return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), d_mask, None

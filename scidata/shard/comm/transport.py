@@ -17,6 +17,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.device_mesh.torch_internals import count_as_one
 from scidata.errors import ConfigError
 from scidata.shard.comm.indexed import compare
+from scidata.shard.comm.operators import is_capturing, operator
 from scidata.shard.sizes import facts_of, ones
 
 Group: TypeAlias = dist.ProcessGroup | None
@@ -114,6 +115,15 @@ def _is_small(x: Tensor, num_ranks: int) -> bool:
     return num_ranks > 2 and x.nbytes * num_ranks <= _AT_ONCE and not x.is_cuda
 
 
+def _of_shape(x: Tensor, shape: Sequence[int], *_: object) -> Tensor:
+    return x.new_empty(shape)
+
+
+def _alike(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@operator("Tensor x, int[] shape, int num_ranks, str group", _of_shape)
 def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Tensor:
     """Return the tensors of all ranks, of one shape, one after the other in one of another shape. Collective."""
     found = x.new_empty(shape)
@@ -132,7 +142,7 @@ _under_way: set[Transfer] = set()  # of two ranks each: a buffer that went too s
 
 
 class Transfer:
-    """Bytes on their way between the ranks of a group, into ``received``: there after :meth:`wait`. Collective.
+    """Values on their way between the ranks of a group, into ``received``: there after :meth:`wait`. Collective.
 
     Where few ranks send to each other they send and receive by themselves; else it is one all-to-all, in which gloo
     sends a message to every rank, an empty one too. A convolution's halos, on two busy cores, by one and by the other:
@@ -142,9 +152,9 @@ class Transfer:
     Parameters
     ----------
     outgoing
-        ``(num_bytes,)`` uint8, what goes to each rank one after the other.
+        ``(num,)``, the values for each rank one after the other.
     sent, held
-        Bytes for, and from, each rank that gets or sends any.
+        How many values go to, and come from, each rank that gets or sends any.
     pairs
         How many pairs of a sender and a receiver there are among all ranks, the same on all; None for many.
     waits
@@ -154,27 +164,35 @@ class Transfer:
     def __init__(
         self, outgoing: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None, *, waits: bool = False
     ) -> None:
-        self._outgoing = outgoing  # must live until it is sent
-        self.received = outgoing.new_empty(sum([num for _, num in held]))
+        num_ranks = group_size(group)
         self._works: list[dist.Work] = []
-        num_ranks, rank = group_size(group), group_rank(group)
         if group is None or num_ranks == 1:
-            self.received.copy_(outgoing)
+            self.received = outgoing.detach().clone()
             return
+        if is_capturing():  # a compiler sees when the values are used, and may move other work in between
+            ranks = [[rank for rank, _ in counts] for counts in (sent, held)]
+            nums = [[num for _, num in counts] for counts in (sent, held)]
+            pairs = num_ranks**2 if pairs is None else pairs
+            self.received = _exchange(outgoing, ranks[0], nums[0], ranks[1], nums[1], pairs, group)
+            return
+        rank, size = group_rank(group), outgoing.element_size()
+        self.received = outgoing.new_empty(sum([num for _, num in held]))
+        self._outgoing, received = as_bytes(outgoing), self.received.view(torch.uint8)  # must live until it is sent
+        sent, held = ([(other, num * size) for other, num in counts] for counts in (sent, held))
         count_sent(sum([num for other, num in sent if other != rank]))
         compare(group)
         if pairs is not None and _are_few(pairs, num_ranks) and not outgoing.is_cuda:
-            self._send(sent, held, rank, group)
+            self._send(received, sent, held, rank, group)
             return
         counts = [0] * num_ranks, [0] * num_ranks
         for each, given in zip(counts, (held, sent), strict=True):
             for other, num in given:
                 each[other] = num
-        work = dist.all_to_all_single(self.received, outgoing, *counts, group=group, async_op=not waits)
+        work = dist.all_to_all_single(received, self._outgoing, *counts, group=group, async_op=not waits)
         self._works += [] if work is None else [work]
 
-    def _send(self, sent: Counts, held: Counts, rank: int, group: dist.ProcessGroup) -> None:
-        incoming, outgoing = _slices(self.received, held), _slices(self._outgoing, sent)
+    def _send(self, received: Tensor, sent: Counts, held: Counts, rank: int, group: dist.ProcessGroup) -> None:
+        incoming, outgoing = _slices(received, held), _slices(self._outgoing, sent)
         if rank in incoming:
             incoming.pop(rank).copy_(outgoing.pop(rank))
         count_as_one(group, len(incoming) + len(outgoing))
@@ -188,6 +206,27 @@ class Transfer:
             for work in self._works:
                 work.wait()
         _under_way.discard(self)
+
+
+def _as_held(x: Tensor, _0: object, _1: object, _2: object, held: Sequence[int], *_: object) -> Tensor:
+    return x.new_empty(sum(held))
+
+
+@operator("Tensor x, int[] receivers, int[] sent, int[] senders, int[] held, int pairs, str group", _as_held)
+def _exchange(
+    x: Tensor,
+    receivers: Sequence[int],
+    sent: Sequence[int],
+    senders: Sequence[int],
+    held: Sequence[int],
+    pairs: int,
+    group: Group,
+) -> Tensor:
+    """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
+    ways = [list(zip(*way, strict=True)) for way in ((receivers, sent), (senders, held))]
+    transfer = Transfer(x, *ways, group, pairs, waits=True)
+    transfer.wait()
+    return transfer.received
 
 
 def _are_few(pairs: int, num_ranks: int) -> bool:
@@ -204,10 +243,10 @@ def start_rows(
     rows: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None, *, waits: bool = False
 ) -> tuple[Transfer, Tensor]:
     """Start to send ``rows``, so many to each rank one after the other, into the tensor returned. Collective."""
-    nbytes = rows.element_size() * rows.shape[1:].numel()
-    outgoing, incoming = ([(rank, num * nbytes) for rank, num in counts] for counts in (sent, held))
-    transfer = Transfer(as_bytes(rows), outgoing, incoming, group, pairs, waits=waits)
-    return transfer, transfer.received.view(rows.dtype).view(sum([num for _, num in held]), *rows.shape[1:])
+    width = rows.shape[1:].numel()
+    outgoing, incoming = ([(rank, num * width) for rank, num in counts] for counts in (sent, held))
+    transfer = Transfer(rows.detach().reshape(-1), outgoing, incoming, group, pairs, waits=waits)
+    return transfer, transfer.received.view(sum([num for _, num in held]), *rows.shape[1:])
 
 
 def exchange_rows(rows: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None) -> Tensor:
@@ -217,6 +256,7 @@ def exchange_rows(rows: Tensor, sent: Counts, held: Counts, group: Group, pairs:
     return received
 
 
+@operator("Tensor rows, str group", _alike)
 def swap(rows: Tensor, group: Group) -> Tensor:
     """Send to each rank as many of the rows, and return those received, both by rank. Collective."""
     outgoing = as_bytes(rows)
@@ -245,14 +285,14 @@ def exchange(
     pairs
         See :class:`Transfer`.
     """
-    outgoing = [as_bytes(part) for _, part in parts]
+    outgoing = [part.detach().reshape(-1) for _, part in parts]
     sent = [(rank, len(part)) for (rank, _), part in zip(parts, outgoing, strict=True)]
-    held = [(rank, x.element_size() * torch.Size(shape).numel()) for rank, shape in shapes]
-    joined = outgoing[0] if len(outgoing) == 1 else torch.cat(outgoing) if outgoing else as_bytes(x[:0])
+    held = [(rank, torch.Size(shape).numel()) for rank, shape in shapes]
+    joined = outgoing[0] if len(outgoing) == 1 else torch.cat(outgoing) if outgoing else x.new_empty(0)
     transfer = Transfer(joined, sent, held, group, pairs, waits=True)
     transfer.wait()
     found = torch.split(transfer.received, [num for _, num in held])
-    return [part.view(x.dtype).view(tuple(shape)) for part, (_, shape) in zip(found, shapes, strict=True)]
+    return [part.view(tuple(shape)) for part, (_, shape) in zip(found, shapes, strict=True)]
 
 
 def broadcast(x: Tensor, src: int, group: Group) -> None:
@@ -260,12 +300,22 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
     if group_size(group) == 1 or x.numel() == 0:
         return
     x = once(x)
+    if is_capturing():
+        x.copy_(_broadcast(x, src, group))
+        return
     values = x.contiguous()
     count_sent(values.nbytes * (group_size(group) - 1) if group_rank(group) == src else 0)
     compare(group)
     dist.broadcast(as_bytes(values), group=group, group_src=src)
     if values.data_ptr() != x.data_ptr():
         x.copy_(values)
+
+
+@operator("Tensor x, int src, str group", _alike)
+def _broadcast(x: Tensor, src: int, group: Group) -> Tensor:
+    values = x.clone(memory_format=torch.contiguous_format)
+    broadcast(values, src, group)
+    return values
 
 
 def once(x: Tensor) -> Tensor:
@@ -329,6 +379,12 @@ def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) ->
 
 def reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
     """Return the elementwise reduction of all ranks' ``x`` in a new contiguous tensor. Collective."""
+    return _reduce(x, int(op), group)
+
+
+@operator("Tensor x, int op, str group", _alike)
+def _reduce(x: Tensor, number: int, group: Group) -> Tensor:
+    op = dist.ReduceOp.RedOpType(number)
     wide = torch.empty_like(x, dtype=SUM_IN.get(x.dtype, x.dtype), memory_format=torch.contiguous_format)
     wide.copy_(x.detach())
     num_ranks = group_size(group)

@@ -277,12 +277,21 @@ def node_tensor(owned: Tensor, index_map: IndexMap, device_mesh: DeviceMesh) -> 
     return ShardTensor(owned, ShardSpec.on(device_mesh, (Shard(0),), global_shape, (index_map.sizes,)))
 
 
-def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExchange) -> None:
+def keep_ghosts(x: ShardTensor, held: Tensor | PendingHalo, exchange: GhostExchange, dim: int = 0) -> None:
     """Let gathers from ``x`` use ghosts that are here already, or on their way: ``held``, owned rows, then ghosts.
 
     On all ranks or on none. Once ``x`` is written to, or requires grad, ghosts are exchanged.
     """
-    x.__dict__["_with_ghosts"] = ghosts_key(x, 0, exchange), held, exchange, x.local
+    x.__dict__["_with_ghosts"] = ghosts_key(x, dim, exchange), held, exchange, x.local  # so that their ids stay theirs
+
+
+def held_ghosts(x: ShardTensor) -> tuple[Tensor, int, GhostExchange] | None:
+    """Return the owned rows and ghosts that are kept with ``x``, their dim and exchange, while they are good."""
+    found = x.__dict__.get("_with_ghosts")
+    if found is None or found[0] != ghosts_key(x, found[0][1], found[2]):
+        return None
+    dim: int = found[0][1]
+    return with_ghosts(x, dim, found[2]), dim, found[2]
 
 
 def ghosts_key(x: ShardTensor, dim: int, exchange: GhostExchange) -> tuple[int, ...]:
@@ -309,5 +318,5 @@ def with_ghosts(x: ShardTensor, dim: int, exchange: GhostExchange) -> Tensor:
         padded = held[1].wait()
     else:
         return held[1]
-    x.__dict__["_with_ghosts"] = key, padded, exchange, local  # the last two so that their ids stay theirs
+    keep_ghosts(x, padded, exchange, dim)
     return padded

@@ -1,0 +1,285 @@
+"""``compile``: steps on shards as graphs, whole models where that can be, else their largest modules."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scidata.core.checks import check_int
+from scidata.core.keywords import checked_keywords
+from scidata.errors import ConfigError, near_matches
+from scidata.shard.attention.algorithms import chosen_by_user
+from scidata.shard.compile.capture import Captured, capture
+from scidata.shard.compile.state import Snapshot
+from scidata.shard.compile.torch_internals import (
+    Compiler,
+    has_global_hooks,
+    has_function_mode,
+    has_hooks,
+    inductor,
+    make_boxed,
+    storage_of,
+)
+from scidata.shard.compile.values import Leaf, NotCaptured, leaf_of
+from scidata.shard.op_table import FALLBACKS
+from scidata.shard.torch_internals import has_dual_level, is_in_a_mode, is_transforming, tree_flatten
+
+_Model = TypeVar("_Model", bound=Callable[..., Any])
+_BACKENDS = ("inductor", "aot_eager")
+_MOST_SEEN = 256  # of calls that have come once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How graphs are compiled, for all regions of a model."""
+
+    backend: str | Compiler
+    mode: str | None
+    options: Mapping[str, Any] | None
+    fullgraph: bool
+    limit: int
+
+    def compilers(self) -> tuple[Compiler, Compiler]:
+        """Return what compiles graphs, forward and backward."""
+        if self.backend == "inductor":
+            return inductor(self.mode, self.options)
+        if callable(self.backend):
+            return self.backend, self.backend
+        return _as_it_is, _as_it_is
+
+
+def _as_it_is(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    return make_boxed(gm.forward)
+
+
+class Region:
+    """A module, or function, whose calls are captured: the first of a kind is run eagerly, the second captured.
+
+    Attributes
+    ----------
+    captured
+        By key, one for each state of the module.
+    reason
+        Why it is run eagerly; "" where it is not.
+    parts
+        The regions inside a module that is run eagerly.
+    """
+
+    def __init__(self, call: Callable[..., Any], module: nn.Module | None, name: str, options: Options) -> None:
+        self._call, self._module, self.name, self._options = call, module, name, options
+        self.captured: dict[Any, list[Captured]] = {}
+        self.reason = ""
+        self.parts: list[Region] = []
+        self._seen: dict[Any, None] = {}
+        self._told: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
+            return self._call(*args, **kwargs)
+        if self._module is not None and (has_hooks(self._module) or has_global_hooks()):
+            return self._with_hooks(args, kwargs)
+        return self._run(self._call, args, kwargs)
+
+    def _with_hooks(self, args: Any, kwargs: Any) -> Any:
+        """Call a module's own hooks, and the graph in place of its forward."""
+        module, forward = self._module, self._module.forward  # type: ignore[union-attr]
+        own = vars(module).get("forward")
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            vars(module).pop("forward") if own is None else vars(module).update(forward=own)
+            return self._run(forward, args, kwargs)
+
+        vars(module)["forward"] = run
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            vars(module).pop("forward", None) if own is None else vars(module).update(forward=own)
+
+    def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            flat, tree = tree_flatten((args, kwargs))
+            leaves = [leaf_of(x) for x in flat]
+        except NotCaptured as e:
+            self._open(str(e))
+            return call(*args, **kwargs)
+        key = (tree, *[leaf.key for leaf in leaves], *_surroundings(), *_shared(leaves))
+        for captured in self.captured.get(key, ()):
+            if captured.holds():
+                return captured.run(leaves)
+        if key not in self._seen:  # the first is run eagerly: what is exchanged once, and kept, is there afterwards
+            self._seen[key] = None
+            if len(self._seen) > _MOST_SEEN:
+                del self._seen[next(iter(self._seen))]
+            return call(*args, **kwargs)
+        if sum(map(len, self.captured.values())) >= self._options.limit:
+            self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
+            return call(*args, **kwargs)
+        try:
+            options = self._options
+            captured, result = capture(
+                call, leaves, tree, self._snapshot(), options.compilers(), fuses=options.backend == "inductor"
+            )
+        except NotCaptured as e:
+            self._open(str(e))
+            return call(*args, **kwargs)
+        self.captured.setdefault(key, []).append(captured)
+        return result
+
+    def _snapshot(self) -> Snapshot:
+        if self._module is None:
+            return Snapshot([], [self._call])
+        modules = [*self._module.modules()]
+        hooked = next((type(module).__name__ for module in modules[1:] if has_hooks(module)), None)
+        if hooked is not None:
+            raise NotCaptured(f"a {hooked} inside it has hooks")
+        return Snapshot(modules, [])
+
+    def _open(self, reason: str) -> None:
+        """Run eagerly from now on, and let the modules inside be captured by themselves."""
+        self.reason = reason
+        if self._options.fullgraph:
+            raise ConfigError(f"{self.name} cannot be captured as a whole: {reason}; leave fullgraph=True out")
+        named = [] if self._module is None else [*self._module.named_children()]
+        for name, module in named:
+            self.parts += regions_below(module, f"{self.name}.{name}", self._options)
+        inside = f"; its parts are compiled: {', '.join(part.name for part in self.parts)}" if self.parts else ""
+        self._tell(f"it is run eagerly: {reason}{inside}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                warnings.warn(f"scidata.compile: {self.name}: {text}", stacklevel=5)
+
+    def __str__(self) -> str:
+        found = [str(each) for group in self.captured.values() for each in group]
+        return f"{self.name}: {'; '.join(found) or self.reason and 'eager: ' + self.reason or 'not captured yet'}"
+
+    def walk(self) -> Iterator[Region]:
+        """Yield this region, and those inside it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
+
+
+def regions_below(module: nn.Module, name: str, options: Options) -> list[Region]:
+    """Make a module a region; a container that is never called hands it down, and a single operation is none."""
+    children = [*module.named_children()]
+    if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return [each for part, child in children for each in regions_below(child, f"{name}.{part}", options)]
+    if not children and type(module).__module__.startswith("torch.nn"):
+        return []
+    region = Region(module._call_impl, module, name, options)
+    module._compiled_call_impl = region  # type: ignore[assignment]
+    return [region]
+
+
+def regions_of(model: object) -> list[Region]:
+    """Return the regions of a compiled model, from the whole to its parts."""
+    region = getattr(model, "_compiled_call_impl", None) or model
+    return [*region.walk()] if isinstance(region, Region) else []
+
+
+def _surroundings() -> tuple[Hashable, ...]:
+    """Return what a function computes with, besides its arguments."""
+    kinds = ("cpu", torch.accelerator.current_accelerator(check_available=True))
+    casts = [
+        (torch.is_autocast_enabled(str(kind)), torch.get_autocast_dtype(str(kind))) for kind in kinds if kind is not None
+    ]
+    return (
+        *casts,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        chosen_by_user(),
+    )
+
+
+def _shared(leaves: Sequence[Leaf]) -> tuple[int, ...]:
+    """Return for each tensor the first that lies in the same storage: a graph takes it for granted."""
+    storages = [storage_of(x) for leaf in leaves for x in leaf.tensors]
+    return tuple(map(storages.index, storages))
+
+
+@checked_keywords
+def compile(
+    model: _Model,
+    *,
+    backend: str | Compiler = "inductor",
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    options: Mapping[str, Any] | None = None,
+    limit: int = 8,
+) -> _Model:
+    """Run a model's steps on shards as compiled graphs, forward and backward, their collectives inside.
+
+    A call of new layouts is run eagerly, its second captured: scidata's handlers run once on tensors without values, and
+    what they do to the local parts is written down. No rank communicates for that, and a graph's collectives are those
+    of an eager step, in the same order. Where something depends on values (a branch, a mask's number of rows), or a
+    module inside has hooks, the module is run eagerly and its parts are compiled, with one warning that says why;
+    :func:`scidata.explain` lists the graphs.
+
+    A graph is used again while layouts, sizes, strides, dtypes, attributes of the modules, globals and closures that
+    they name, autocast and grad mode are the same; else the call is captured anew, ``limit`` times, and is run eagerly
+    from then on.
+
+    ``torch.compile(model)`` and ``model.compile()`` of a model of :func:`scidata.parallelize` do the same.
+
+    Parameters
+    ----------
+    model : Module or Callable
+        A module is compiled in place, and keeps its class, its parameters and its hooks. Of a function a new one is
+        returned.
+    backend : str or Callable, default "inductor"
+        ``"inductor"``; ``"aot_eager"`` runs the graphs by torch's operators; or a function of a graph of these and
+        example tensors, which returns a function of a list of tensors.
+    mode : str or None, optional
+        As of ``torch.compile``.
+    dynamic : bool or None, optional
+        As of ``torch.compile``, but ``True`` is refused: sizes are part of layouts, so each has a graph.
+    fullgraph : bool, default False
+        Raise where the whole cannot be captured.
+    options : Mapping[str, Any] or None, optional
+        Of inductor, as of ``torch.compile``.
+    limit : int, default 8
+        Captures of each module, for different layouts and states.
+
+    Returns
+    -------
+    Module or Callable
+        The model.
+
+    Raises
+    ------
+    ConfigError
+        An unknown backend or mode, ``dynamic=True``, or with ``fullgraph`` a model that cannot be captured.
+
+    Examples
+    --------
+    >>> model = scidata.compile(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), backend="aot_eager")
+    >>> for step in range(3):
+    ...     y = model(torch.ones(1, 2))
+    >>> print(scidata.explain(model, torch.ones(1, 2)).compiled[0])  # doctest: +ELLIPSIS
+    Sequential: ... operations forward (0 collectives), ... operations backward (0 collectives)
+    """
+    if isinstance(backend, str) and backend not in _BACKENDS:
+        raise ConfigError(f"backend {backend!r} is not known{near_matches(backend, _BACKENDS)}")
+    if dynamic:
+        raise ConfigError("dynamic=True: sizes are part of layouts, so each has a graph of its own; leave it out")
+    chosen = Options(backend=backend, mode=mode, options=options, fullgraph=fullgraph, limit=check_int("limit", limit, least=1))
+    chosen.compilers()  # raises for an unknown mode
+    if isinstance(model, nn.Module):
+        model._compiled_call_impl = Region(model._call_impl, model, type(model).__name__, chosen)  # type: ignore[assignment]
+        return model
+    region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)
+    return functools.wraps(model)(region)  # type: ignore[return-value]

@@ -1,0 +1,210 @@
+"""Capture by running: a function runs once on tensors without values, and torch's operators are written down.
+
+What runs are the handlers of :mod:`scidata.shard.ops`, under AOTAutograd: the graph is of local parts, with the
+collectives of :mod:`scidata.shard.comm.operators` inside it, forward and backward. No rank communicates meanwhile, and
+no value is read: a branch on a value raises, and the function is run eagerly. The collectives of a graph are those of
+an eager step in the same order, so that ranks with a graph and ranks without one meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.fx import GraphModule, Node
+
+from scidata.shard.base import ShardBase
+from scidata.shard.comm.operators import capturing, group_of, is_operator
+from scidata.shard.comm.sums import all_reduce_sum, defer, deferral
+from scidata.shard.compile.state import Snapshot
+from scidata.shard.compile.torch_internals import Compiler, captured_function, tracing
+from scidata.shard.compile.values import Leaf, NotCaptured, facts, result_of
+from scidata.shard.torch_internals import is_accumulated, tree_flatten, tree_unflatten, version_of
+
+
+@dataclass(kw_only=True)
+class Captured:
+    """A call that was captured.
+
+    Attributes
+    ----------
+    operations, collectives
+        Of the graphs, forward, and backward where there is one.
+    """
+
+    snapshot: Snapshot
+    facts: list[Hashable]
+    run: Callable[..., Any]
+    operations: list[int] = field(default_factory=list)
+    collectives: list[int] = field(default_factory=list)
+    constants: list[tuple[Tensor, int]] = field(default_factory=list)
+    is_compiled: bool = False
+
+    def holds(self) -> bool:
+        """Whether the graph is good for another call."""
+        if not self.snapshot.holds() or any(version_of(x) != version for x, version in self.constants):
+            return False
+        return facts_of_places(self.snapshot) == self.facts
+
+    def __str__(self) -> str:
+        ways = zip(("forward", "backward"), self.operations, self.collectives, strict=False)
+        return ", ".join(f"{num} operations {way} ({sent} collectives)" for way, num, sent in ways)
+
+
+def facts_of_places(snapshot: Snapshot) -> list[Hashable]:
+    """Return what a graph takes for granted of each parameter and buffer."""
+    return [facts(each[0][0][each[0][1]]) for each in snapshot.places]
+
+
+def capture(
+    function: Callable[..., Any],
+    leaves: Sequence[Leaf],
+    tree: Any,
+    snapshot: Snapshot,
+    compilers: tuple[Compiler, Compiler],
+    *,
+    fuses: bool,
+) -> tuple[Captured, Any]:
+    """Capture a call, and return its result; raises NotCaptured before anything has been communicated."""
+    places = snapshot.places
+    results: list[Leaf] = []
+    result_trees: list[Any] = []
+    tensors = _collect(places, leaves)
+    put_off = {i: found for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
+
+    def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+        for i, found in put_off.items():
+            defer(tensors[i], found.groups)
+        with _swapped(places, tensors[: len(places)]):
+            left = iter(tensors[len(places) :])
+            given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in leaves]
+            args, kwargs = tree_unflatten(given, tree)
+            found = function(*args, **kwargs)
+        flat, result_tree = tree_flatten(found)
+        shards = [x for x in given if isinstance(x, ShardBase)]
+        results[:] = [result_of(x, shards) for x in flat]
+        result_trees[:] = [result_tree]
+        return tuple(x for leaf in results for x in leaf.tensors)
+
+    def compiler(compile_graph: Compiler) -> Compiler:
+        def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            if not snapshot.holds():
+                raise NotCaptured("its forward changes attributes of the module")
+            made.constants += _constants(gm)
+            nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
+            made.operations.append(len(nodes))
+            made.collectives.append(sum(is_operator(node.target) for node in nodes))
+            if fuses:
+                _order(gm, [node for node in nodes if is_operator(node.target)])
+            graph = compile_graph(gm, inputs)
+            made.is_compiled = True
+            return graph
+
+        return compiled
+
+    compiled = captured_function(on_tensors, compiler(compilers[0]), compiler(compilers[1]), fuses=fuses)
+
+    def run(leaves: Sequence[Leaf]) -> Any:
+        tensors = _collect(places, leaves)
+        if put_off and torch.is_grad_enabled():
+            groups = frozenset().union(*[found.groups for found in put_off.values()])
+            for i, x in zip(put_off, _Averaged.apply(groups, *[tensors[i] for i in put_off]), strict=True):
+                tensors[i] = x
+        found = iter(compiled(*tensors))
+        given = [leaf.make(*[next(found) for _ in leaf.tensors]) for leaf in results]
+        return tree_unflatten(given, result_trees[0])
+
+    made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run)
+    with capturing(), tracing():
+        try:
+            return made, run(leaves)
+        except Exception as e:
+            if made.is_compiled:
+                raise
+            snapshot.restore()
+            if isinstance(e, NotCaptured):
+                raise
+            import os, traceback
+            if os.environ.get("DBG"): traceback.print_exc()
+            raise NotCaptured(f"{type(e).__name__}: {e}") from e
+
+
+class _Averaged(Function):
+    """Hand on parameters whose gradients are averaged later: the graph leaves them as their share times the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: frozenset[str], *xs: Tensor) -> tuple[Tensor, ...]:
+        ctx.groups = groups
+        return tuple([x.view_as(x) for x in xs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        nodes = [node for node, _ in ctx.next_functions[-len(grads) :]]
+        found = [
+            grad if grad is None or node is None or is_accumulated(node) else _mean(grad, ctx.groups)
+            for node, grad in zip(nodes, grads, strict=True)
+        ]
+        return None, *found
+
+
+def _mean(grad: Tensor, names: frozenset[str]) -> Tensor:
+    for group in filter(None, map(group_of, sorted(names))):
+        grad = all_reduce_sum(grad, group) / group.size()
+    return grad
+
+
+@contextmanager
+def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Put tensors in the places of a module's parameters and buffers."""
+    before = [held[0][0][held[0][1]] for held in places]
+    try:
+        for each, x in zip(places, tensors, strict=True):
+            for held, name in each:
+                held[name] = x
+        yield
+    finally:
+        for each, x in zip(places, before, strict=True):
+            for held, name in each:
+                held[name] = x
+
+
+def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Sequence[Leaf]) -> list[Tensor]:
+    tensors = [each[0][0][each[0][1]] for each in places]
+    for leaf in leaves:
+        tensors += leaf.tensors
+    return tensors
+
+
+def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:
+    """Return the tensors with values that the graph holds: plans of exchanges, and whatever closures and globals had."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        x = getattr(gm, node.target)
+        if isinstance(x, Tensor):
+            if x.requires_grad:
+                raise NotCaptured("it uses a tensor that requires grad, and is neither an argument nor a parameter")
+            found.append((x, version_of(x)))
+    return found
+
+
+def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
+    """Have all collectives pretend to write to one tensor, so that a compiler keeps all of them in their order."""
+    if not collectives:
+        return
+    graph = gm.graph
+    with graph.inserting_before(next(iter(node for node in graph.nodes if node.op != "placeholder"))):
+        kind = {"dtype": torch.float32, "device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
+        order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), kind)
+    order.meta["val"] = collectives[0].meta["val"].new_zeros(1, dtype=torch.float32, device="cpu")
+    for node in collectives:
+        node.target = getattr(torch.ops.scidata, node.target._opname).ordered  # type: ignore[union-attr]
+        node.args = (*node.args, order)
+        node.meta.pop("eager_input_vals", None)  # which ask for the strides that eager code had
+    gm.recompile()

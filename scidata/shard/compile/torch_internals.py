@@ -1,0 +1,109 @@
+"""Every private name of torch that capture uses; each says why no public one serves. Tried with torch 2.13.
+
+``tests/unit/shard/test_torch_internals.py`` tests each. Those of sharded tensors are in
+:mod:`scidata.shard.torch_internals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+#: A graph of a step in, and its example tensors; out comes a function of the same tensors.
+Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
+
+
+def has_function_mode() -> bool:
+    """Whether a mode of the user's looks at functions; only the stack of modes knows."""
+    return torch._C._len_torch_function_stack() > 0
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute with real values while a step is captured; leaving all modes has no public way."""
+    with _disable_current_modes():
+        yield
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module calls more than its ``forward``; torch lists hooks nowhere public."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def has_global_hooks() -> bool:
+    """Whether there are hooks for all modules."""
+    return nn.modules.module._has_any_global_hook()
+
+
+def captured_function(function: Callable[..., Any], forward: Compiler, backward: Compiler, *, fuses: bool) -> Any:
+    """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
+
+    ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
+    values that are cheap to compute are computed again in backward.
+    """
+    from functorch.compile import aot_function, default_partition, min_cut_rematerialization_partition
+
+    options: dict[str, Any] = {"partition_fn": default_partition}
+    if fuses:
+        from torch._inductor.decomposition import select_decomp_table
+
+        table = dict(select_decomp_table())
+        for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):  # other numbers than eager
+            for overload in getattr(torch.ops.aten, name).overloads():
+                table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
+        options = {"partition_fn": min_cut_rematerialization_partition, "decompositions": table}
+    return aot_function(function, fw_compiler=forward, bw_compiler=backward, inference_compiler=forward, **options)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Have the backward pass that is captured run as an eager one does: without the forward pass's autocast."""
+    from torch._functorch import config
+
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
+    try:
+        with config.patch(backward_pass_autocast="off"):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compiler, Compiler]:
+    """Return inductor's compilers of forward and backward graphs: ``torch.compile`` compiles what Dynamo has traced."""
+    from torch._inductor import compile_fx, config, list_mode_options
+
+    chosen = {**(list_mode_options(mode) if mode else {}), **(options or {}), "fallback_random": True}
+
+    def run(gm: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
+        with config.patch(chosen):
+            compiled: Any = compile_fx.compile_fx_inner(gm, inputs, is_backward=is_backward)
+        return compiled  # type: ignore[no-any-return]
+
+    return partial(run, is_backward=False), partial(run, is_backward=True)
+
+
+def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as graphs call it: with one list of tensors, which it may empty."""
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(function)  # type: ignore[no-any-return]
+
+
+def storage_of(x: Tensor) -> int:
+    """Return a number of the tensor's storage: of empty ones, addresses do not tell."""
+    return x.untyped_storage()._cdata
+
+
+def memory_facts(x: Tensor) -> tuple[object, ...]:
+    """Return what a graph takes for granted of a tensor."""
+    return type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad, x.is_inference(), x.is_conj(), x.is_neg()

@@ -1,0 +1,169 @@
+"""Arguments and results of a captured call: the tensors that a graph takes, and what is said of them besides.
+
+Each leaf of the arguments is a plain tensor, a ShardTensor, or a value that is compared. Of a ShardTensor the graph
+takes the local part, with its halo where that is held, and ghosts that are here already; the layout is in the key.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import types
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Buffer
+
+from scidata.core.cache import Cache
+from scidata.shard.base import ShardBase, ViewState
+from scidata.shard.comm.sums import deferral
+from scidata.shard.compile.state import SIMPLE_TYPES
+from scidata.shard.compile.torch_internals import memory_facts
+from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
+from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.rows.halo import owned_of
+from scidata.shard.spec import ShardSpec
+from scidata.shard.tensor import ShardTensor
+from scidata.shard.views import Copy
+
+_PLAIN = (Tensor, nn.Parameter, Buffer)
+
+
+class NotCaptured(Exception):
+    """A call that is run eagerly, with the reason."""
+
+
+_layouts: Cache[int] = Cache(4096, "lru")
+_count = itertools.count()
+
+
+def _number_of(spec: ShardSpec) -> int:
+    """Return a number that equal layouts share, those that are carried along included."""
+    number: int | None = spec.__dict__.get("_number")
+    if number is None:
+        facts = (spec, id(spec.exchange), tuple(spec.past_sizes.items()), spec.edge_parts)
+        number = spec.__dict__["_number"] = _layouts.get_or_make(facts, lambda: next(_count))
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One leaf of nested values.
+
+    Attributes
+    ----------
+    key
+        All that a graph takes for granted.
+    tensors
+        The tensors that vary from call to call.
+    make
+        Puts the leaf together again, of other such tensors.
+    """
+
+    key: Hashable
+    tensors: tuple[Tensor, ...]
+    make: Callable[..., Any]
+
+
+def leaf_of(x: Any) -> Leaf:
+    """Describe an argument; raises NotCaptured."""
+    kind = type(x)
+    if kind in SIMPLE_TYPES:
+        return Leaf(key=(kind, repr(x) if kind in (float, complex) else x), tensors=(), make=lambda: x)
+    if kind in _PLAIN:
+        return Leaf(key=(facts(x), "plain"), tensors=(x,), make=_same)
+    if isinstance(x, ShardBase):
+        return _leaf_of_shard(x, facts)
+    if isinstance(x, enum.Enum | type | types.FunctionType | types.BuiltinFunctionType | nn.Module):
+        return Leaf(key=(kind, id(x), _Holder(x)), tensors=(), make=lambda: x)
+    if kind is slice:
+        parts = [x.start, x.stop, x.step]
+        if all(type(part) in SIMPLE_TYPES for part in parts):
+            return Leaf(key=(slice, *parts), tensors=(), make=lambda: x)
+    raise NotCaptured(f"an argument is a {kind.__name__}")
+
+
+class _Holder:
+    """Holds an object in a key, so that its id stays its own."""
+
+    def __init__(self, x: object) -> None:
+        self._x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Holder) and other._x is self._x
+
+    def __hash__(self) -> int:
+        return id(self._x)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def facts(x: Tensor) -> Hashable:
+    """Return what a graph takes for granted of a tensor that it is given; kinds that it cannot take raise."""
+    if type(x) not in _PLAIN:
+        raise NotCaptured(f"it uses a {type(x).__name__}")
+    found = deferral(x) if x.requires_grad else None
+    return memory_facts(x), None if found is None else found.groups
+
+
+def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
+    x.refresh()
+    halo, spec, strides = dict(x.halo), x.spec, x.global_strides
+    key = (type(x), _number_of(spec), strides, tuple((dim, *vars(each).values()) for dim, each in halo.items()))
+    if isinstance(x, RoutedIndex):
+        if x.is_written:
+            raise NotCaptured("an edge index was written to")
+        exchanges, owned = x.exchanges, x._owned
+        return Leaf(
+            key=(*key, *map(_Holder, exchanges), owned, facts(x.local), facts(x.local_ids)),
+            tensors=(x.local, x.local_ids),
+            make=lambda local, ids: RoutedIndex(local, spec, exchanges=exchanges, ids=ids, owned=owned),
+        )
+    if type(x) is not ShardTensor:
+        raise NotCaptured(f"an argument is a {type(x).__name__}")
+    padded, ghosts = x.held_halo(), held_ghosts(x)
+    base = x.local if padded is None else padded
+    tensors, of_ghosts = (base,), ()
+    if ghosts is not None:
+        rows, dim, exchange = ghosts
+        tensors, of_ghosts = (base, rows), (dim, _Holder(exchange), facts(rows))
+
+    def make(base: Tensor, *ghosts_again: Tensor) -> ShardTensor:
+        if padded is not None:
+            made = ShardTensor(owned_of(base, spec, halo), spec, padded=base, halo=halo, global_strides=strides)
+        else:
+            made = ShardTensor(base, spec, halo=halo, global_strides=strides)
+        for again in ghosts_again:
+            keep_ghosts(made, again, exchange, dim)
+        return made
+
+    return Leaf(key=(*key, padded is not None, facts(base), of_ghosts), tensors=tensors, make=make)
+
+
+def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
+    """Describe one leaf of a result, while it is captured; ``inputs`` are the ShardTensors among the arguments."""
+    if isinstance(x, Tensor) and not isinstance(x, ShardBase):
+        return Leaf(key=None, tensors=(x,), make=_same)
+    if not isinstance(x, ShardBase):
+        return leaf_of(x)
+    state: ViewState | None = x.copied
+    while isinstance(state, Copy):
+        if any(state.base is given for given in inputs):
+            raise NotCaptured("a result is a copy for which torch has a view of an argument")
+        state = state.base.copied
+    state = None if isinstance(x.copied, Copy) else x.copied
+    if isinstance(x, RoutedIndex) or type(x) is not ShardTensor:
+        raise NotCaptured(f"a result is a {type(x).__name__}")
+    leaf = _leaf_of_shard(x, lambda _: None)
+
+    def make(*tensors: Tensor) -> ShardTensor:
+        made: ShardTensor = leaf.make(*tensors)
+        made.copied = state
+        return made
+
+    return Leaf(key=leaf.key, tensors=leaf.tensors, make=make)

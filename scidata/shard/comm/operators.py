@@ -24,9 +24,9 @@ from scidata.shard.torch_internals import is_in_a_mode
 
 _P = ParamSpec("_P")
 
-_library = Library("scidata", "FRAGMENT")
+_library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
 _groups: weakref.WeakValueDictionary[str, dist.ProcessGroup] = weakref.WeakValueDictionary()
-_captures: list[object] = []  # not empty while a step is captured, in whatever thread
+_captures: list[list[int]] = []  # not empty while a step is captured, in whatever thread
 _names: set[str] = set()
 
 
@@ -39,11 +39,15 @@ def is_capturing() -> bool:
 
 
 @contextmanager
-def capturing() -> Iterator[None]:
-    """Have collectives put calls of operators in a graph."""
-    _captures.append(None)
+def capturing() -> Iterator[list[int]]:
+    """Have collectives put calls of operators in a graph; yields the numbers of the calls, which others may clear.
+
+    Each call has a number of its own, so that a compiler does not make one of two that are alike.
+    """
+    calls: list[int] = []
+    _captures.append(calls)
     try:
-        yield
+        yield calls
     finally:
         _captures.pop()
 
@@ -74,14 +78,15 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
         _names.add(name)
 
         def run(*args: Any) -> Tensor:
-            return function(*args[: len(names) - 1], _groups[args[len(names) - 1]])  # type: ignore[call-arg]
+            plain: Any = function
+            found: Tensor = plain(*args[: len(names) - 1], _groups[args[len(names) - 1]])
+            return found
 
         for overload, more in (("", ""), (".ordered", ", Tensor(a!) order")):
-            _library.define(f"{name}{overload}({schema}{more}) -> Tensor")
+            _library.define(f"{name}{overload}({schema}, int call{more}) -> Tensor")
             _library.impl(f"{name}{overload}", run, "CompositeExplicitAutograd")
             torch.library.register_fake(f"scidata::{name}{overload}", like, lib=_library)
         packet = getattr(torch.ops.scidata, name)
-        torch.fx.node.has_side_effect(packet.default)
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
@@ -90,7 +95,9 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
                 return function(*args, **kwargs)
             remember(group)
             x: Any = args[0]
-            return packet.default(x.detach(), *args[1:-1], group.group_name)
+            calls = _captures[-1]
+            calls.append(len(calls))
+            return packet.default(x.detach(), *args[1:-1], group.group_name, calls[-1])
 
         return call
 

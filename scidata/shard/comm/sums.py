@@ -102,6 +102,7 @@ def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> l
 
 # by id, as a tensor's own equality is elementwise: the leaf, and the names of the groups whose sum is put off
 _DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
+_NODES: dict[Node, frozenset[str]] = {}  # of those that are no leaves: parameters of a step that is being captured
 _MOST_NODES = 64  # of a graph between a value and its parameters: those of more are summed at once
 
 
@@ -110,14 +111,18 @@ def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
 
     The ``to_local()`` of a leaf that is a DTensor can be given, too.
     """
-    key = id(parameter)
+    key, node = id(parameter), parameter.grad_fn
 
     def forget(ref: weakref.ref[Tensor]) -> None:
         if key in _DEFERRED and _DEFERRED[key][0] is ref:
             del _DEFERRED[key]
+            if node is not None:
+                _NODES.pop(node, None)
 
     names = frozenset(group if isinstance(group, str) else group.group_name for group in groups)
     _DEFERRED[key] = weakref.ref(parameter, forget), names
+    if node is not None:
+        _NODES[node] = names
 
 
 def deferred_groups(x: Tensor) -> frozenset[str] | None:
@@ -155,11 +160,12 @@ def _made_of_leaves(node: Node) -> Deferral | None:
         if isinstance(node, BackwardCFunction) or len(seen) > _MOST_NODES:
             return None
         leaf: Tensor | None = getattr(node, "variable", None)
-        if leaf is not None:
-            groups = deferred_groups(leaf)
-            if groups is None:
-                return None
+        groups = _NODES.get(node) if leaf is None else deferred_groups(leaf)
+        if groups is None and (leaf is not None or not node.next_functions):
+            return None
+        if groups is not None:
             found = Deferral(groups if found is None else groups & found.groups, node)
+            continue
         behind = {each for each, _ in node.next_functions if each is not None} - seen
         seen |= behind
         ahead += behind

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -223,8 +223,8 @@ def _exchange(
     group: Group,
 ) -> Tensor:
     """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
-    ways = [list(zip(*way, strict=True)) for way in ((receivers, sent), (senders, held))]
-    transfer = Transfer(x, *ways, group, pairs, waits=True)
+    outgoing, incoming = ([*zip(*way, strict=True)] for way in ((receivers, sent), (senders, held)))
+    transfer = Transfer(x, outgoing, incoming, group, pairs, waits=True)
     transfer.wait()
     return transfer.received
 
@@ -379,7 +379,8 @@ def reduce_scatter(x: Tensor, sizes: tuple[int, ...], dim: int, group: Group) ->
 
 def reduce(x: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
     """Return the elementwise reduction of all ranks' ``x`` in a new contiguous tensor. Collective."""
-    return _reduce(x, int(op), group)
+    number: Any = op  # an enumeration that torch types as none
+    return _reduce(x, int(number), group)
 
 
 @operator("Tensor x, int op, str group", _alike)

@@ -20,14 +20,14 @@ from scidata.shard.compile.capture import Captured, capture
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
-    has_global_hooks,
     has_function_mode,
+    has_global_hooks,
     has_hooks,
     inductor,
     make_boxed,
     storage_of,
 )
-from scidata.shard.compile.values import Leaf, NotCaptured, leaf_of
+from scidata.shard.compile.values import Leaf, NotCapturedError, leaf_of
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
@@ -81,6 +81,7 @@ class Region:
         self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, or function, by a graph where there is one."""
         if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
             return self._call(*args, **kwargs)
         if self._module is not None and (has_hooks(self._module) or has_global_hooks()):
@@ -106,7 +107,7 @@ class Region:
         try:
             flat, tree = tree_flatten((args, kwargs))
             leaves = [leaf_of(x) for x in flat]
-        except NotCaptured as e:
+        except NotCapturedError as e:
             self._open(str(e))
             return call(*args, **kwargs)
         key = (tree, *[leaf.key for leaf in leaves], *_surroundings(), *_shared(leaves))
@@ -126,7 +127,7 @@ class Region:
             captured, result = capture(
                 call, leaves, tree, self._snapshot(), options.compilers(), fuses=options.backend == "inductor"
             )
-        except NotCaptured as e:
+        except NotCapturedError as e:
             self._open(str(e))
             return call(*args, **kwargs)
         self.captured.setdefault(key, []).append(captured)
@@ -138,7 +139,7 @@ class Region:
         modules = [*self._module.modules()]
         hooked = next((type(module).__name__ for module in modules[1:] if has_hooks(module)), None)
         if hooked is not None:
-            raise NotCaptured(f"a {hooked} inside it has hooks")
+            raise NotCapturedError(f"a {hooked} inside it has hooks")
         return Snapshot(modules, [])
 
     def _open(self, reason: str) -> None:
@@ -160,7 +161,7 @@ class Region:
 
     def __str__(self) -> str:
         found = [str(each) for group in self.captured.values() for each in group]
-        return f"{self.name}: {'; '.join(found) or self.reason and 'eager: ' + self.reason or 'not captured yet'}"
+        return f"{self.name}: {'; '.join(found) or (self.reason and 'eager: ' + self.reason) or 'not captured yet'}"
 
     def walk(self) -> Iterator[Region]:
         """Yield this region, and those inside it."""
@@ -177,7 +178,7 @@ def regions_below(module: nn.Module, name: str, options: Options) -> list[Region
     if not children and type(module).__module__.startswith("torch.nn"):
         return []
     region = Region(module._call_impl, module, name, options)
-    module._compiled_call_impl = region  # type: ignore[assignment]
+    module._compiled_call_impl = region
     return [region]
 
 
@@ -189,10 +190,9 @@ def regions_of(model: object) -> list[Region]:
 
 def _surroundings() -> tuple[Hashable, ...]:
     """Return what a function computes with, besides its arguments."""
-    kinds = ("cpu", torch.accelerator.current_accelerator(check_available=True))
-    casts = [
-        (torch.is_autocast_enabled(str(kind)), torch.get_autocast_dtype(str(kind))) for kind in kinds if kind is not None
-    ]
+    device = torch.accelerator.current_accelerator(check_available=True)
+    kinds = ("cpu",) if device is None else ("cpu", device.type)
+    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
     return (
         *casts,
         torch.is_grad_enabled(),
@@ -223,10 +223,10 @@ def compile(
 ) -> _Model:
     """Run a model's steps on shards as compiled graphs, forward and backward, their collectives inside.
 
-    A call of new layouts is run eagerly, its second captured: scidata's handlers run once on tensors without values, and
-    what they do to the local parts is written down. No rank communicates for that, and a graph's collectives are those
-    of an eager step, in the same order. Where something depends on values (a branch, a mask's number of rows), or a
-    module inside has hooks, the module is run eagerly and its parts are compiled, with one warning that says why;
+    A call of new layouts is run eagerly, its second captured: scidata's handlers run once on tensors without values,
+    and what they do to the local parts is written down. No rank communicates for that, and a graph's collectives are
+    those of an eager step, in the same order. Where something depends on values (a branch, a mask's number of rows), or
+    a module inside has hooks, the module is run eagerly and its parts are compiled, with one warning that says why;
     :func:`scidata.explain` lists the graphs.
 
     A graph is used again while layouts, sizes, strides, dtypes, attributes of the modules, globals and closures that
@@ -276,10 +276,12 @@ def compile(
         raise ConfigError(f"backend {backend!r} is not known{near_matches(backend, _BACKENDS)}")
     if dynamic:
         raise ConfigError("dynamic=True: sizes are part of layouts, so each has a graph of its own; leave it out")
-    chosen = Options(backend=backend, mode=mode, options=options, fullgraph=fullgraph, limit=check_int("limit", limit, least=1))
+    chosen = Options(
+        backend=backend, mode=mode, options=options, fullgraph=fullgraph, limit=check_int("limit", limit, least=1)
+    )
     chosen.compilers()  # raises for an unknown mode
     if isinstance(model, nn.Module):
-        model._compiled_call_impl = Region(model._call_impl, model, type(model).__name__, chosen)  # type: ignore[assignment]
+        model._compiled_call_impl = Region(model._call_impl, model, type(model).__name__, chosen)
         return model
     region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)
     return functools.wraps(model)(region)  # type: ignore[return-value]

@@ -23,7 +23,7 @@ from scidata.shard.comm.operators import capturing, group_of, is_operator
 from scidata.shard.comm.sums import all_reduce_sum, defer, deferral
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import Compiler, captured_function, tracing
-from scidata.shard.compile.values import Leaf, NotCaptured, facts, result_of
+from scidata.shard.compile.values import Leaf, NotCapturedError, facts, result_of
 from scidata.shard.torch_internals import is_accumulated, tree_flatten, tree_unflatten, version_of
 
 
@@ -70,7 +70,7 @@ def capture(
     *,
     fuses: bool,
 ) -> tuple[Captured, Any]:
-    """Capture a call, and return its result; raises NotCaptured before anything has been communicated."""
+    """Capture a call, and return its result; raises NotCapturedError before anything has been communicated."""
     places = snapshot.places
     results: list[Leaf] = []
     result_trees: list[Any] = []
@@ -78,6 +78,7 @@ def capture(
     put_off = {i: found for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
 
     def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+        calls.clear()  # the last run is the one that is written down
         for i, found in put_off.items():
             defer(tensors[i], found.groups)
         with _swapped(places, tensors[: len(places)]):
@@ -91,47 +92,54 @@ def capture(
         result_trees[:] = [result_tree]
         return tuple(x for leaf in results for x in leaf.tensors)
 
+    def check(*graphs: GraphModule) -> None:
+        """Before anything is compiled."""
+        if not snapshot.holds():
+            raise NotCapturedError("its forward changes attributes of the module")
+        made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
+        made.collectives = [len(_collectives(gm)) for gm in graphs]
+        if sum(made.collectives) != len(calls):
+            raise NotCapturedError("the result of a collective is not used, and other ranks wait for it")
+        for gm in graphs:
+            made.constants += _constants(gm)
+
     def compiler(compile_graph: Compiler) -> Compiler:
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            if not snapshot.holds():
-                raise NotCaptured("its forward changes attributes of the module")
-            made.constants += _constants(gm)
-            nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
-            made.operations.append(len(nodes))
-            made.collectives.append(sum(is_operator(node.target) for node in nodes))
+            if not made.operations:  # without backward
+                check(gm)
             if fuses:
-                _order(gm, [node for node in nodes if is_operator(node.target)])
+                _order(gm, _collectives(gm))
             graph = compile_graph(gm, inputs)
             made.is_compiled = True
             return graph
 
         return compiled
 
-    compiled = captured_function(on_tensors, compiler(compilers[0]), compiler(compilers[1]), fuses=fuses)
+    compilers = compiler(compilers[0]), compiler(compilers[1])
+    compiled = captured_function(on_tensors, *compilers, check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:
         tensors = _collect(places, leaves)
         if put_off and torch.is_grad_enabled():
             groups = frozenset().union(*[found.groups for found in put_off.values()])
-            for i, x in zip(put_off, _Averaged.apply(groups, *[tensors[i] for i in put_off]), strict=True):
+            averaged: Any = _Averaged.apply(groups, *[tensors[i] for i in put_off])  # type: ignore[no-untyped-call]
+            for i, x in zip(put_off, averaged, strict=True):
                 tensors[i] = x
         found = iter(compiled(*tensors))
         given = [leaf.make(*[next(found) for _ in leaf.tensors]) for leaf in results]
         return tree_unflatten(given, result_trees[0])
 
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run)
-    with capturing(), tracing():
+    with capturing() as calls, tracing():
         try:
             return made, run(leaves)
         except Exception as e:
             if made.is_compiled:
                 raise
             snapshot.restore()
-            if isinstance(e, NotCaptured):
+            if isinstance(e, NotCapturedError):
                 raise
-            import os, traceback
-            if os.environ.get("DBG"): traceback.print_exc()
-            raise NotCaptured(f"{type(e).__name__}: {e}") from e
+            raise NotCapturedError(f"{type(e).__name__}: {e}") from e
 
 
 class _Averaged(Function):
@@ -181,7 +189,7 @@ def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Seq
 
 
 def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:
-    """Return the tensors with values that the graph holds: plans of exchanges, and whatever closures and globals had."""
+    """Return the tensors with values that the graph holds: of plans of exchanges, of closures and globals."""
     found = []
     for node in gm.graph.nodes:
         if node.op != "get_attr":
@@ -189,18 +197,29 @@ def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:
         x = getattr(gm, node.target)
         if isinstance(x, Tensor):
             if x.requires_grad:
-                raise NotCaptured("it uses a tensor that requires grad, and is neither an argument nor a parameter")
+                raise NotCapturedError(
+                    "it uses a tensor that requires grad, and is neither an argument nor a parameter"
+                )
             found.append((x, version_of(x)))
     return found
+
+
+def _collectives(gm: GraphModule) -> list[Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function" and is_operator(node.target)]
 
 
 def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
     """Have all collectives pretend to write to one tensor, so that a compiler keeps all of them in their order."""
     if not collectives:
         return
-    graph = gm.graph
+    graph, cpu = gm.graph, torch.device("cpu")
     with graph.inserting_before(next(iter(node for node in graph.nodes if node.op != "placeholder"))):
-        kind = {"dtype": torch.float32, "device": torch.device("cpu"), "layout": torch.strided, "pin_memory": False}
+        kind: dict[str, Any] = {
+            "dtype": torch.float32,
+            "device": torch.device("cpu"),
+            "layout": torch.strided,
+            "pin_memory": False,
+        }
         order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), kind)
     order.meta["val"] = collectives[0].meta["val"].new_zeros(1, dtype=torch.float32, device="cpu")
     for node in collectives:

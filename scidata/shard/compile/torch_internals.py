@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -41,38 +42,65 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_global_hooks() -> bool:
     """Whether there are hooks for all modules."""
-    return nn.modules.module._has_any_global_hook()
+    return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
-def captured_function(function: Callable[..., Any], forward: Compiler, backward: Compiler, *, fuses: bool) -> Any:
+def captured_function(
+    function: Callable[..., Any],
+    forward: Compiler,
+    backward: Compiler,
+    parted: Callable[[GraphModule, GraphModule], None],
+    *,
+    fuses: bool,
+) -> Any:
     """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
 
     ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
-    values that are cheap to compute are computed again in backward.
+    values that are cheap to compute are computed again in backward. ``parted`` is called with the graphs of both ways.
     """
-    from functorch.compile import aot_function, default_partition, min_cut_rematerialization_partition
+    from functorch import compile as compilers  # type: ignore[import-untyped]
 
-    options: dict[str, Any] = {"partition_fn": default_partition}
+    table, part = None, compilers.default_partition
     if fuses:
         from torch._inductor.decomposition import select_decomp_table
 
         table = dict(select_decomp_table())
-        for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):  # other numbers than eager
+        # those that draw, whose numbers would be others than an eager step's
+        for name in ("bernoulli", "bernoulli_", "native_dropout", "rand_like", "randn_like"):
             for overload in getattr(torch.ops.aten, name).overloads():
                 table.pop(getattr(getattr(torch.ops.aten, name), overload), None)
-        options = {"partition_fn": min_cut_rematerialization_partition, "decompositions": table}
-    return aot_function(function, fw_compiler=forward, bw_compiler=backward, inference_compiler=forward, **options)
+        part = compilers.min_cut_rematerialization_partition
+
+    def partition(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        both = part(*args, **kwargs)
+        parted(*both)
+        return both
+
+    return compilers.aot_function(
+        function,
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=forward,
+        partition_fn=partition,
+        decompositions=table,
+    )
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Have the backward pass that is captured run as an eager one does: without the forward pass's autocast."""
+    """Let tensors with values be constants of the graph: plans of exchanges, and tensors that closures hold.
+
+    And have the backward pass that is captured run as an eager one does: without the forward pass's autocast.
+    """
     from torch._functorch import config
+    from torch._guards import TracingContext
+    from torch._guards import tracing as inside
 
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
     try:
-        with config.patch(backward_pass_autocast="off"):
+        context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
+        with config.patch(backward_pass_autocast="off"), inside(context):
             yield
     finally:
         torch.set_autocast_cache_enabled(before)
@@ -87,16 +115,16 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     def run(gm: GraphModule, inputs: list[Any], *, is_backward: bool) -> Callable[..., Any]:
         with config.patch(chosen):
             compiled: Any = compile_fx.compile_fx_inner(gm, inputs, is_backward=is_backward)
-        return compiled  # type: ignore[no-any-return]
+        return compiled
 
     return partial(run, is_backward=False), partial(run, is_backward=True)
 
 
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
-    from functorch.compile import make_boxed_func
+    from functorch import compile as compilers
 
-    return make_boxed_func(function)  # type: ignore[no-any-return]
+    return compilers.make_boxed_func(function)
 
 
 def storage_of(x: Tensor) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Buffer
 
@@ -32,7 +31,7 @@ from scidata.shard.views import Copy
 _PLAIN = (Tensor, nn.Parameter, Buffer)
 
 
-class NotCaptured(Exception):
+class NotCapturedError(Exception):
     """A call that is run eagerly, with the reason."""
 
 
@@ -69,7 +68,7 @@ class Leaf:
 
 
 def leaf_of(x: Any) -> Leaf:
-    """Describe an argument; raises NotCaptured."""
+    """Describe an argument; raises NotCapturedError."""
     kind = type(x)
     if kind in SIMPLE_TYPES:
         return Leaf(key=(kind, repr(x) if kind in (float, complex) else x), tensors=(), make=lambda: x)
@@ -83,7 +82,7 @@ def leaf_of(x: Any) -> Leaf:
         parts = [x.start, x.stop, x.step]
         if all(type(part) in SIMPLE_TYPES for part in parts):
             return Leaf(key=(slice, *parts), tensors=(), make=lambda: x)
-    raise NotCaptured(f"an argument is a {kind.__name__}")
+    raise NotCapturedError(f"an argument is a {kind.__name__}")
 
 
 class _Holder:
@@ -106,7 +105,7 @@ def _same(x: Tensor) -> Tensor:
 def facts(x: Tensor) -> Hashable:
     """Return what a graph takes for granted of a tensor that it is given; kinds that it cannot take raise."""
     if type(x) not in _PLAIN:
-        raise NotCaptured(f"it uses a {type(x).__name__}")
+        raise NotCapturedError(f"it uses a {type(x).__name__}")
     found = deferral(x) if x.requires_grad else None
     return memory_facts(x), None if found is None else found.groups
 
@@ -117,7 +116,7 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
     key = (type(x), _number_of(spec), strides, tuple((dim, *vars(each).values()) for dim, each in halo.items()))
     if isinstance(x, RoutedIndex):
         if x.is_written:
-            raise NotCaptured("an edge index was written to")
+            raise NotCapturedError("an edge index was written to")
         exchanges, owned = x.exchanges, x._owned
         return Leaf(
             key=(*key, *map(_Holder, exchanges), owned, facts(x.local), facts(x.local_ids)),
@@ -125,10 +124,11 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
             make=lambda local, ids: RoutedIndex(local, spec, exchanges=exchanges, ids=ids, owned=owned),
         )
     if type(x) is not ShardTensor:
-        raise NotCaptured(f"an argument is a {type(x).__name__}")
+        raise NotCapturedError(f"an argument is a {type(x).__name__}")
     padded, ghosts = x.held_halo(), held_ghosts(x)
     base = x.local if padded is None else padded
-    tensors, of_ghosts = (base,), ()
+    tensors: tuple[Tensor, ...] = (base,)
+    of_ghosts: Hashable = ()
     if ghosts is not None:
         rows, dim, exchange = ghosts
         tensors, of_ghosts = (base, rows), (dim, _Holder(exchange), facts(rows))
@@ -154,11 +154,11 @@ def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
     state: ViewState | None = x.copied
     while isinstance(state, Copy):
         if any(state.base is given for given in inputs):
-            raise NotCaptured("a result is a copy for which torch has a view of an argument")
+            raise NotCapturedError("a result is a copy for which torch has a view of an argument")
         state = state.base.copied
     state = None if isinstance(x.copied, Copy) else x.copied
     if isinstance(x, RoutedIndex) or type(x) is not ShardTensor:
-        raise NotCaptured(f"a result is a {type(x).__name__}")
+        raise NotCapturedError(f"a result is a {type(x).__name__}")
     leaf = _leaf_of_shard(x, lambda _: None)
 
     def make(*tensors: Tensor) -> ShardTensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import window
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import ELEMENTWISE
 from scidata.shard.op_table import TensorFunction, find, register_op, unsupported
@@ -166,7 +167,12 @@ def elementwise_in_place(
 
 
 def _apart(part: Tensor, target: Tensor) -> Tensor:
-    """Copy an operand that overlaps with the target: torch refuses these, but only on ranks whose rows show it."""
+    """Copy an operand that overlaps with the target: torch refuses these, but only on ranks whose rows show it.
+
+    A graph writes to nothing: what is captured has copies where they are needed.
+    """
+    if is_capturing():
+        return part
     same = part.data_ptr() == target.data_ptr() and part.stride() == target.stride()
     return part.clone() if shares_memory(part, target) and not same else part
 

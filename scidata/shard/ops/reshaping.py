@@ -218,7 +218,7 @@ def _is_view(func: TorchFunction, x: ShardTensor, shape: tuple[int, ...]) -> boo
     whole = torch.empty_strided(x.spec.global_shape, x.global_strides, device="meta")
     try:
         whole.view(shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # of a tensor without values
         if must:
             raise
         return False

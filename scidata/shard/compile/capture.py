@@ -214,12 +214,7 @@ def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
         return
     graph, cpu = gm.graph, torch.device("cpu")
     with graph.inserting_before(next(iter(node for node in graph.nodes if node.op != "placeholder"))):
-        kind: dict[str, Any] = {
-            "dtype": torch.float32,
-            "device": torch.device("cpu"),
-            "layout": torch.strided,
-            "pin_memory": False,
-        }
+        kind: Any = {"dtype": torch.float32, "device": cpu, "layout": torch.strided, "pin_memory": False}
         order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), kind)
     order.meta["val"] = collectives[0].meta["val"].new_zeros(1, dtype=torch.float32, device="cpu")
     for node in collectives:

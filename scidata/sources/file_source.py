@@ -14,6 +14,7 @@ from scidata.core.urls import is_url, url_of
 from scidata.errors import UnknownNameError, near_matches
 from scidata.sources.access.files import Version, Versions
 from scidata.sources.index import FileFacts, KeptFile
+from scidata.sources.twins import Metadata
 
 _Contents = TypeVar("_Contents")
 _Item = TypeVar("_Item")
@@ -33,9 +34,13 @@ class FileSource(Generic[_Contents]):
         self.kept = kept
         self._versions.note(self.path, version)
 
-    def facts(self) -> FileFacts:
-        """Return the description as an index keeps it."""
+    def facts(self, *, look: bool = True) -> FileFacts:
+        """Return the description as an index keeps it; ``look`` for what has not been looked at."""
         raise NotImplementedError
+
+    def metadata(self) -> Metadata | None:
+        """Return the bytes that it was described by; None where there are none that others could have, too."""
+        return None
 
     def version(self) -> Version | None:
         """Return the version of the file that was described; None where it is not described yet, or has a URL."""

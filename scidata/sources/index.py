@@ -75,7 +75,12 @@ class FileFacts:
             "attributes": list(self.attributes),
         }  # fmt: skip
         arrays = [Part(json.dumps(_of_layout(x) | {"more": more}), n, values.get(x.name)) for x, more, n in self.arrays]
-        return [Part(json.dumps(head), self.numbers), Part(json.dumps(_encoded(dict(self.attributes)))), *arrays]
+        return [Part(json.dumps(head), self.numbers), attributes_part(self.attributes), *arrays]
+
+
+def attributes_part(attributes: Mapping[str, Any]) -> Part:
+    """Return the part of a file's attributes."""
+    return Part(json.dumps(_encoded(dict(attributes))))
 
 
 class Head(NamedTuple):

@@ -24,6 +24,7 @@ from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.access.validators import Validator
 from scidata.sources.file_source import FileSource
 from scidata.sources.index import FileIndex, FileRow, KeptFile, Values
+from scidata.sources.twins import Examples, values_kept
 from scidata.sources.unfinished import check_finished
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ Read: TypeAlias = Callable[[Source, ArrayLayout], AnyArray]
 NAME = ".scidata-index"  # beside the data
 FOLDER = "scidata-index"  # below cache_dir
 _LEVELS = 3  # folders above the files that are looked at
-_MOST_VALUES = 1 << 16  # bytes of a coordinate that are kept; of a larger one, a digest
 _LONGEST_WAIT = 3.0  # where clocks differ
 _FEWEST = 8  # files that an index is written for without being asked
 
@@ -152,6 +152,7 @@ class IndexedFiles(Sequence[Source]):
         In the layouts of some arrays, but for the store, the values of others, the names of all arrays, and those of
         the file's attributes.
         """
+        self._describe([*names, *valued])
         kinds = np.arange(len(self))
         for which, index in enumerate(self._indices):
             mine = np.flatnonzero(self._rows[0] == which)
@@ -160,6 +161,24 @@ class IndexedFiles(Sequence[Source]):
                 _, first, inverse = np.unique(found, return_index=True, return_inverse=True)
                 kinds[mine] = mine[first][inverse]
         return kinds.tolist()
+
+    def _describe(self, names: Sequence[str]) -> None:
+        """Describe the files that no index has, if there are several: by bytes that they share, as far as they do."""
+        new = [i for i in self.unknown if self._rows[0, i] < 0] if self._has_index else []
+        if len(new) < _FEWEST:
+            return
+        files().forget_each([self._paths[i] for i in new if self._sources[i] is None])
+        examples, found = Examples(names), dict[int, FileRow]()
+        for i in new:
+            row = None if self._sources[i] is not None else examples.row_of(self._paths[i])
+            if row is None and examples.takes_more:
+                row = _taken(examples, self[i])
+            if row is not None:
+                found[i] = row
+        rows = np.array(list(found), np.int64)
+        self._rows[:, rows] = np.array([np.full(len(rows), len(self._indices)), np.arange(len(rows))])
+        self._versions[rows] = np.array([row.version for row in found.values()], np.int64).reshape(-1, 3)
+        self._indices.append(FileIndex.of(found.values()))
 
     def joined(self, name: str) -> AnyArray | None:
         """Return a coordinate of all files as stored, one after the other; None where one index has not all of it."""
@@ -203,6 +222,13 @@ class IndexedFiles(Sequence[Source]):
 def has_rows(source: Source) -> bool:
     """Say whether an index can have a file of this format."""
     return isinstance(source, FileSource) and source.format in _formats()
+
+
+def _taken(examples: Examples, source: Source) -> FileRow | None:
+    if not isinstance(source, FileSource) or not has_rows(source):
+        return None
+    row = examples.take(source.path, source.metadata(), source.facts(look=False))
+    return row if row is not None and row.version == source.version() else None
 
 
 def load(place: str) -> FileIndex | None:
@@ -254,9 +280,7 @@ def _row_of(source: Source, name: str, read: Read) -> FileRow | None:
         facts, version = source.facts(), source.version()
         for layout, _, _ in facts.arrays:
             if layout.dims == (layout.name,) and layout.name not in facts.skipped:
-                found = read(source, layout)
-                data, is_kept = found.tobytes(), layout.nbytes <= _MOST_VALUES and layout.dtype.kind in "iuf"
-                values[layout.name] = (found.dtype.str, data) if is_kept else ("V32", hashlib.sha256(data).digest())
+                values[layout.name] = values_kept(layout, read(source, layout))
         same = version is not None and version_at(source.path) == version
     except (SciDataError, OSError):  # which is told whoever reads it
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import h5py
@@ -21,6 +21,7 @@ from scidata.sources.hdf5.source import HDF5Source, check_ends, check_inside, nu
 from scidata.sources.hdf5.walk import Attributes, Naming, is_scale, plain_value, scale_paths, walk
 from scidata.sources.index import FileFacts, KeptFile, OnDemand
 from scidata.sources.netcdf3 import Header, Variable, read_header
+from scidata.sources.twins import At, Block, Metadata
 
 _RENAMED = "_nc4_non_coord_"  # a variable named like a dimension that it does not lie on
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
@@ -105,6 +106,22 @@ class NetCDF4Source(HDF5Source):
 
 #: Of a NetCDF-3 file: its header, the layouts of its arrays, and all variables.
 _Contents: TypeAlias = tuple[Header, Mapping[str, ArrayLayout], Mapping[str, Variable]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NetCDF3Metadata(Metadata):
+    """The header of a NetCDF-3 file."""
+
+    record_nbytes: int
+
+    def numbers(self, name: str, address: int, at: At) -> Sequence[int]:
+        """Return the address."""
+        return [address]
+
+    def pieces(self, layout: ArrayLayout, numbers: Sequence[int]) -> Sequence[tuple[int, int]]:
+        """Return place and bytes of each chunk of a coordinate."""
+        (num,) = layout.num_chunks
+        return [(numbers[0] + k * self.record_nbytes, layout.chunk_nbytes) for k in range(num)]
 
 
 class NetCDF3Source(FileSource[_Contents]):
@@ -198,7 +215,7 @@ class NetCDF3Source(FileSource[_Contents]):
         numeric = {v.name: self._layout(header, v) for v in header.variables if v.dtype.kind != "S"}
         return header, numeric, {v.name: v for v in header.variables}
 
-    def facts(self) -> FileFacts:
+    def facts(self, *, look: bool = True) -> FileFacts:
         """Return the description as an index keeps it; variables of text are among its arrays."""
         header, _, variables = self._read()
         arrays = [(self._layout(header, v), {"is_record": v.is_record}, [v.begin]) for v in variables.values()]
@@ -206,6 +223,13 @@ class NetCDF3Source(FileSource[_Contents]):
             format=self.format, skipped=self.skipped, attributes=header.attributes, arrays=arrays,
             numbers=[header.version, header.num_records, header.record_nbytes, header.file_size],
         )  # fmt: skip
+
+    def metadata(self) -> Metadata:
+        """Return the bytes that it was described by."""
+        header, _, variables = self._read()
+        nbytes = min((variable.begin for variable in variables.values()), default=header.file_size)
+        blocks = [Block(0, bytes(files().read(self.path, 0, nbytes)))]
+        return _NetCDF3Metadata(blocks=blocks, size=header.file_size, addresses={}, record_nbytes=header.record_nbytes)
 
     def _restored(self, kept: KeptFile) -> _Contents:
         skipped, names = kept.head.skipped, kept.head.places

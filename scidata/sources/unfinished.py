@@ -11,13 +11,13 @@ from scidata.errors import OutputError
 UNFINISHED = "scidata_unfinished"
 #: What the name of an output ends in until it is whole: files have no attribute that could be taken away at the end.
 SUFFIX = ".unfinished"
-_NAME = re.compile(re.escape(SUFFIX) + "(/|$)")
+UNFINISHED_NAME = re.compile(re.escape(SUFFIX) + "(/|$)")
 
 
 def check_finished(source: Source) -> None:
     """Raise where not all steps of an output have been written."""
     why = source.attributes.get(UNFINISHED)
-    if why is None and _NAME.search(source.path):
+    if why is None and UNFINISHED_NAME.search(source.path):
         why = "its name says that scidata.create has not come to its end; go on with resume=True"
     if why is not None:
         raise OutputError(

@@ -51,12 +51,12 @@ class GuardedFile(UrlFile):
         if address in self._seen or address + _HEADER > self._size:
             return
         self._seen.add(address)
-        size = int.from_bytes(self._at(address + 8, 8), "little")
+        size = int.from_bytes(self.at(address + 8, 8), "little")
         if address + size > self._size:
             return  # HDF5 says so itself
         place = _HEADER
         while place + _HEADER <= size:
-            head = self._at(address + place, _HEADER)
+            head = self.at(address + place, _HEADER)
             nbytes = int.from_bytes(head[8:], "little")
             # object 0 is the free space, its own header included; others are padded to 8 bytes
             step = _HEADER + -(-nbytes // 8) * 8 if head[:2] != b"\0\0" else nbytes
@@ -68,7 +68,7 @@ class GuardedFile(UrlFile):
                 )
             place += step
 
-    def _at(self, offset: int, nbytes: int) -> bytes:
+    def at(self, offset: int, nbytes: int) -> bytes:
         """Return bytes through the blocks that are held, where HDF5 reads too."""
         here, data = self._position, bytearray(nbytes)
         self._position = offset

@@ -80,6 +80,30 @@ class ChunkIndex:
         offset, nbytes, mask = self.places[:, row].tolist()
         return offset, nbytes, mask
 
+    def as_numbers(self) -> list[int]:
+        """Return it as an index of files keeps it."""
+        return [*self.numbers.tolist(), *self.places.ravel().tolist()]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int] | IntArray) -> ChunkIndex:
+        """Undo :meth:`as_numbers`."""
+        table = np.asarray(numbers, np.int64).reshape(4, -1)
+        return cls(table[0], table[1:])
+
+    @classmethod
+    def of(cls, table: IntArray, layout: ArrayLayout) -> ChunkIndex:
+        """Make an index of ``(num, ndim + 3)``: where each chunk begins in the array, and its place."""
+        ndim, grid = len(layout.shape), layout.num_chunks
+        coords = table[:, :ndim] // np.array(layout.chunks, np.int64)
+        inside = (coords < np.array(grid, np.int64)).all(axis=1)
+        if not inside.all():
+            table, coords = table[inside], coords[inside]
+        number = coords @ np.array([math.prod(grid[k + 1 :]) for k in range(ndim)], np.int64)
+        if not (number[1:] > number[:-1]).all():
+            order = np.argsort(number, kind="stable")
+            table, number = table[order], number[order]
+        return cls(number, table[:, ndim:].T.copy())
+
 
 def stored_dtype(dset: h5py.Dataset) -> tuple[np.dtype[np.generic], bool]:
     """Return the dtype, byte order included, and whether the stored bytes are exactly that dtype.
@@ -212,21 +236,22 @@ def chunk_index(h5: h5py.File, path: str, layout: ArrayLayout) -> ChunkIndex:
         rows.append((*info.chunk_offset, info.byte_offset, info.size, info.filter_mask))
 
     iterate_chunks(h5py.h5d.open(h5.id, path.encode()), keep)  # a tenth of the time of h5[path]
-    ndim, grid = len(layout.shape), layout.num_chunks
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), ndim + 3)
-    coords = table[:, :ndim] // np.array(layout.chunks, np.int64)
-    inside = (coords < np.array(grid, np.int64)).all(axis=1)
-    if not inside.all():
-        table, coords = table[inside], coords[inside]
-    number = coords @ np.array([math.prod(grid[k + 1 :]) for k in range(ndim)], np.int64)
-    if not (number[1:] > number[:-1]).all():
-        order = np.argsort(number, kind="stable")
-        table, number = table[order], number[order]
-    places = table[:, ndim:].T.copy()
+    index = ChunkIndex.of(np.array(rows, dtype=np.int64).reshape(len(rows), len(layout.shape) + 3), layout)
     block = int(h5.id.get_create_plist().get_userblock())
     if block and not _offsets_include_user_block():
-        places[0] += block
-    return ChunkIndex(number, places)
+        index.places[0] += block
+    return index
+
+
+def leaf_of_chunks(head: bytes, entries: bytes, layout: ArrayLayout) -> ChunkIndex | None:
+    """Read the only node of a B-tree of chunks, version 1; None where the index is another, or has more nodes."""
+    ndim = len(layout.shape)
+    entry = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("start", "<u8", ndim + 1), ("offset", "<u8")])
+    if head[:6] != b"TREE\x01\x00" or head[8:24] != b"\xff" * 16:
+        return None
+    found = np.frombuffer(entries, entry)
+    columns = (*found["start"].T[:ndim], found["offset"], found["nbytes"], found["mask"])
+    return ChunkIndex.of(np.array(columns).astype(np.int64).T, layout)
 
 
 def check_filters(dset: h5py.Dataset, label: str) -> None:

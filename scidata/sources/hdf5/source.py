@@ -24,6 +24,7 @@ from scidata.errors import (
     CorruptDataError,
     MissingChunkError,
     RefusedError,
+    SciDataError,
     ShortReadError,
 )
 from scidata.sources.access.files import files, retried, version_at
@@ -37,6 +38,7 @@ from scidata.sources.hdf5.layout import (
     chunk_index,
     describe,
 )
+from scidata.sources.hdf5.metadata import metadata_of
 from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
 from scidata.sources.hdf5.sessions import Session, open_sessions
 from scidata.sources.hdf5.walk import (
@@ -49,6 +51,7 @@ from scidata.sources.hdf5.walk import (
     walk,
 )
 from scidata.sources.index import FileFacts, KeptFile, OnDemand
+from scidata.sources.twins import Metadata
 
 _MOST_CHUNKS = 256  # of an array, whose places an index keeps
 _T = TypeVar("_T")
@@ -254,8 +257,11 @@ class HDF5Source(FileSource[_Contents]):
                         self._contents = retried(self.path, lambda: self._describe_guarded(label))
         return self._contents
 
-    def facts(self) -> FileFacts:
-        """Return the description as an index keeps it, with the places of chunks where there are few."""
+    def facts(self, *, look: bool = True) -> FileFacts:
+        """Return the description as an index keeps it, with the places of chunks where there are few.
+
+        ``look``: also of those that have not been looked at; else of coordinates alone.
+        """
         contents = self._read()
         arrays: list[tuple[ArrayLayout, dict[str, object], list[int]]] = []
         for name, layout in contents.arrays.items():
@@ -263,16 +269,28 @@ class HDF5Source(FileSource[_Contents]):
             more: dict[str, object] = {"path": storage.path, "shape": storage.shape, "chunked": storage.chunked}
             numbers = [-1 if storage.offset is None else storage.offset]
             if storage.chunked:
-                index = None
+                index, is_coordinate = None, layout.dims == (name,)
                 if not layout.fallback and math.prod(layout.num_chunks) <= _MOST_CHUNKS:
-                    index = self._index(layout, storage)
-                numbers = [] if index is None else [*index.numbers.tolist(), *index.places.ravel().tolist()]
+                    index = self._index(layout, storage) if look else self._indices.get(name if is_coordinate else "")
+                numbers = [] if index is None else index.as_numbers()
                 more["placed"] = index is not None
             arrays.append((layout, more, numbers))
         return FileFacts(
             format=self.format, skipped=contents.skipped, attributes=contents.attributes, arrays=arrays,
             numbers=[contents.file_size],
         )  # fmt: skip
+
+    def metadata(self) -> Metadata | None:
+        """Return the bytes that it was described by; None where there are none that others could have, too."""
+
+        def described(h5: h5py.File) -> tuple[Mapping[str, ArrayLayout], Mapping[str, Storage]]:
+            found = self._describe(h5, index=False)
+            return found.arrays, found.storage
+
+        try:
+            return metadata_of(str(self.path), described)
+        except (SciDataError, *DAMAGE):
+            return None
 
     def _restored(self, kept: KeptFile) -> _Contents:
         skipped, names = kept.head.skipped, kept.head.places
@@ -320,7 +338,7 @@ class HDF5Source(FileSource[_Contents]):
         with open_h5(self.path, guarded=True) as h5, damage_as_corrupt_data(label):
             return self._describe(h5)
 
-    def _describe(self, h5: h5py.File) -> _Contents:
+    def _describe(self, h5: h5py.File, *, index: bool = True) -> _Contents:
         naming = self.naming(h5)
         arrays: dict[str, ArrayLayout] = {}
         storage: dict[str, Storage] = {}
@@ -350,7 +368,8 @@ class HDF5Source(FileSource[_Contents]):
             except Unreadable as e:
                 skipped[name] = str(e)
         arrays = naming.finish(arrays)
-        self._index_coordinates(h5, arrays, storage)
+        if index:
+            self._index_coordinates(h5, arrays, storage)
         return _Contents(
             attributes=clean_attributes(Attributes(h5), naming.hidden_attributes, self.path),
             arrays=arrays,
@@ -372,8 +391,7 @@ class HDF5Source(FileSource[_Contents]):
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)
         if index is None and self.kept is not None and self.kept.layout(layout.name)[1]["placed"]:
-            table = self.kept.numbers_of(layout.name).reshape(4, -1)
-            index = self._indices[layout.name] = ChunkIndex(table[0], table[1:])
+            index = self._indices[layout.name] = ChunkIndex.from_numbers(self.kept.numbers_of(layout.name))
         if index is None:
             session, label = self._session(), f"{self.path}: field {layout.name!r}: the index of its chunks"
             with session.lock:

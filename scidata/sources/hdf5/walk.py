@@ -53,7 +53,7 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
     stream = GuardedFile(path) if by_stream else None
     try:
         if stream is not None:
-            if not is_url(path) and _heeds_locks() and files().is_locked(path):
+            if not is_url(path) and heeds_locks() and files().is_locked(path):
                 raise BlockingIOError("its lock is held")
             return h5py.File(stream, "r")
         # best-effort: file systems without locks can be read, a file that somebody is writing is refused
@@ -72,7 +72,7 @@ def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
         raise kind(f"{path}: {files().size(path)} bytes that HDF5 cannot open: {e}; copy or write it again") from e
 
 
-def _heeds_locks() -> bool:
+def heeds_locks() -> bool:
     """Say whether HDF5 would refuse a file that is locked, which its own variable decides."""
     return os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() not in ("FALSE", "0")
 

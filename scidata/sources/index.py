@@ -74,13 +74,18 @@ class FileFacts:
             "format": self.format, "skipped": self.skipped, "names": [layout.name for layout, _, _ in self.arrays],
             "attributes": list(self.attributes),
         }  # fmt: skip
-        arrays = [Part(json.dumps(_of_layout(x) | {"more": more}), n, values.get(x.name)) for x, more, n in self.arrays]
-        return [Part(json.dumps(head), self.numbers), attributes_part(self.attributes), *arrays]
+        arrays = [Part(text_of_layout(x, more), n, values.get(x.name)) for x, more, n in self.arrays]
+        return [Part(json.dumps(head), self.numbers), Part(text_of_attributes(self.attributes)), *arrays]
 
 
-def attributes_part(attributes: Mapping[str, Any]) -> Part:
-    """Return the part of a file's attributes."""
-    return Part(json.dumps(_encoded(dict(attributes))))
+def text_of_attributes(attributes: Mapping[str, Any]) -> str:
+    """Return the text of the part of a file's attributes."""
+    return json.dumps(_encoded(dict(attributes)))
+
+
+def text_of_layout(layout: ArrayLayout, more: Mapping[str, object]) -> str:
+    """Return the text of the part of an array."""
+    return json.dumps(_of_layout(layout) | {"more": more})
 
 
 class Head(NamedTuple):

@@ -1,9 +1,9 @@
 """Files whose metadata repeat another file's, byte for byte but for addresses: described without a library.
 
 A library reads blocks of bytes, and finds each by an address in an earlier one. If the same way through another file
-leads to the same bytes, and all addresses of one block agree, then the library would describe it alike. Texts of the
-file's own attributes may differ if they are as long. A file that differs in anything else is of another kind, and the
-library describes it.
+leads to the same bytes, and all addresses of one block agree, then the library would describe it alike. Texts of
+attributes may differ if they are as long. A file that differs in anything else is of another kind, and the library
+describes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from numcodecs.jenkins import jenkins_lookup3
 
 from scidata.core.types import AnyArray, ArrayLayout, IntArray
 from scidata.sources.access.files import files
-from scidata.sources.index import FileFacts, FileRow, Part, Values, attributes_part
+from scidata.sources.index import FileFacts, FileRow, Part, Values, text_of_attributes, text_of_layout
 from scidata.sources.unfinished import UNFINISHED, UNFINISHED_NAME
 
 MOST_VALUES = 1 << 16  # bytes of a coordinate that are kept; of a larger one, a digest
@@ -30,6 +30,7 @@ _MOST_HEAD = 1 << 16  # bytes that are read at once
 _FIRST_TO_MOVE = 256  # smaller addresses lie at the begin of all files, and look like text
 _MOST_READ = 1 << 26  # bytes of a coordinate
 _SHORTEST = 8  # text that may differ
+_FIXED = frozenset({UNFINISHED, "CLASS", "NAME"})  # attributes that say how others are read
 _MOST_EXAMPLES = 8
 
 #: Returns bytes from a place in a file on; None where it ends before.
@@ -148,17 +149,18 @@ class Example:
         self._stay = [k for k, address in enumerate(self._targets) if address in lengths]
 
     def _find_what_may_differ(self) -> None:
-        """Find checksums, and the texts of the file's attributes that are there once."""
+        """Find checksums, and the texts of attributes that are there once."""
         may_differ = np.zeros(len(self._joined), np.bool_)
-        whole, self._texts = self._joined.tobytes(), dict[str, slice]()
+        whole, self._texts = self._joined.tobytes(), dict[tuple[int, str], slice]()
         may_differ[self._holes] = True
-        for name, value in self._facts.attributes.items():
-            text = value.encode() if isinstance(value, str) and value.isascii() and name != UNFINISHED else b""
-            at = whole.find(text)
-            place = slice(at, at + len(text))
-            if len(text) >= _SHORTEST and at == whole.rfind(text) >= 0 and not may_differ[place].any():
-                self._texts[name] = place
-                may_differ[place] = True
+        for k, attributes in enumerate([self._facts.attributes, *(x.attributes for x, _, _ in self._facts.arrays)], 1):
+            for name, value in attributes.items():
+                text = value.encode() if isinstance(value, str) and value.isascii() and name not in _FIXED else b""
+                at = whole.find(text)
+                place = slice(at, at + len(text))
+                if len(text) >= _SHORTEST and at == whole.rfind(text) >= 0 and not may_differ[place].any():
+                    self._texts[k, name] = place
+                    may_differ[place] = True
         for start, (_, data, unused, checksum) in zip(self._starts, self._blocks, strict=False):
             mine = may_differ[start : start + len(data)]
             mine[unused] = True
@@ -209,11 +211,12 @@ class Example:
         self, found: tuple[npt.NDArray[np.uint8], dict[int, int]], at: At, size: int
     ) -> Sequence[Part] | None:
         joined, addresses = found
-        attributes = self._attributes(joined)
-        if attributes is None:
+        texts = self._texts_of(joined)
+        if texts is None:
             return None
-        parts, head = [attributes], self._parts[0]
-        for (layout, _, kept), part in zip(self._facts.arrays, self._parts[2:], strict=True):
+        head = self._parts[0]
+        parts = [Part(head.text, [*head.numbers[:-1], size]), Part(texts[1])]
+        for layout, _, kept in self._facts.arrays:
             numbers: Sequence[int] | None = kept
             values, address = None, self._metadata.addresses.get(layout.name)
             if address is not None:
@@ -222,17 +225,25 @@ class Example:
                 values = self._values_of(layout, numbers, at)
             if numbers is None or (values is None and layout.name in self._coordinates):
                 return None
-            parts.append(Part(part.text, numbers, values))
-        return [Part(head.text, [*head.numbers[:-1], size]), *parts]
+            parts.append(Part(texts[len(parts)], numbers, values))
+        return parts
 
-    def _attributes(self, joined: npt.NDArray[np.uint8]) -> Part | None:
-        """Return the part of the file's attributes; None where the library may not see a text as it is."""
-        found = {name: joined[place].tobytes() for name, place in self._texts.items()}
-        texts = {name: text for name, text in found.items() if text != self._joined[self._texts[name]].tobytes()}
-        if any(b"\0" in text or not text.isascii() for text in texts.values()):
-            return None
-        plain = {name: text.decode() for name, text in texts.items()}
-        return attributes_part({**self._facts.attributes, **plain}) if texts else self._parts[1]
+    def _texts_of(self, joined: npt.NDArray[np.uint8]) -> list[str] | None:
+        """Return the texts of all parts, with attributes as here; None where a library may see one otherwise."""
+        texts, changed = [part.text for part in self._parts], dict[int, dict[str, str]]()
+        for (k, name), place in self._texts.items():
+            data = joined[place].tobytes()
+            if data != self._joined[place].tobytes():
+                if b"\0" in data or not data.isascii():
+                    return None
+                changed.setdefault(k, {})[name] = data.decode()
+        for k, found in changed.items():
+            if k == 1:
+                texts[k] = text_of_attributes({**self._facts.attributes, **found})
+            else:
+                layout, more, _ = self._facts.arrays[k - 2]
+                texts[k] = text_of_layout(replace(layout, attributes={**layout.attributes, **found}), more)
+        return texts
 
     def _values_of(self, layout: ArrayLayout, numbers: Sequence[int], at: At) -> Values | None:
         """Return the values of a coordinate as an index keeps them; a digest of its bytes where they are encoded."""

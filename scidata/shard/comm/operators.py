@@ -27,7 +27,7 @@ _P = ParamSpec("_P")
 _library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
 _groups: weakref.WeakValueDictionary[str, dist.ProcessGroup] = weakref.WeakValueDictionary()
 _captures: list[list[int]] = []  # not empty while a step is captured, in whatever thread
-_names: set[str] = set()
+_operators: set[object] = set()
 
 
 def is_capturing() -> bool:
@@ -75,7 +75,6 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
 
     def decorate(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
         name, names = function.__name__.strip("_"), [*signature(function).parameters]
-        _names.add(name)
 
         def run(*args: Any) -> Tensor:
             plain: Any = function
@@ -87,6 +86,7 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
             _library.impl(f"{name}{overload}", run, "CompositeExplicitAutograd")
             torch.library.register_fake(f"scidata::{name}{overload}", like, lib=_library)
         packet = getattr(torch.ops.scidata, name)
+        _operators.add(packet)
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
@@ -106,4 +106,4 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
 
 def is_operator(target: object) -> bool:
     """Whether the target of a node in a graph is one of these."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "scidata" and target._opname in _names
+    return getattr(target, "overloadpacket", None) in _operators

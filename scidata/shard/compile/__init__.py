@@ -20,11 +20,14 @@ from scidata.shard.compile.capture import Captured, capture
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
+    compiled_call,
+    eager_call,
     has_function_mode,
     has_global_hooks,
     has_hooks,
     inductor,
     make_boxed,
+    set_compiled_call,
     storage_of,
 )
 from scidata.shard.compile.values import Leaf, NotCapturedError, leaf_of
@@ -177,14 +180,14 @@ def regions_below(module: nn.Module, name: str, options: Options) -> list[Region
         return [each for part, child in children for each in regions_below(child, f"{name}.{part}", options)]
     if not children and type(module).__module__.startswith("torch.nn"):
         return []
-    region = Region(module._call_impl, module, name, options)
-    module._compiled_call_impl = region
+    region = Region(eager_call(module), module, name, options)
+    set_compiled_call(module, region)
     return [region]
 
 
 def regions_of(model: object) -> list[Region]:
     """Return the regions of a compiled model, from the whole to its parts."""
-    region = getattr(model, "_compiled_call_impl", None) or model
+    region = compiled_call(model) or model
     return [*region.walk()] if isinstance(region, Region) else []
 
 
@@ -281,7 +284,7 @@ def compile(
     )
     chosen.compilers()  # raises for an unknown mode
     if isinstance(model, nn.Module):
-        model._compiled_call_impl = Region(model._call_impl, model, type(model).__name__, chosen)
+        set_compiled_call(model, Region(eager_call(model), model, type(model).__name__, chosen))
         return model
     region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)
     return functools.wraps(model)(region)  # type: ignore[return-value]

@@ -218,7 +218,7 @@ def _order(gm: GraphModule, collectives: Sequence[Node]) -> None:
         order = graph.call_function(torch.ops.aten.full.default, ([1], 0.0), kind)
     order.meta["val"] = collectives[0].meta["val"].new_zeros(1, dtype=torch.float32, device="cpu")
     for node in collectives:
-        node.target = getattr(torch.ops.scidata, node.target._opname).ordered  # type: ignore[union-attr]
+        node.target = node.target.overloadpacket.ordered  # type: ignore[union-attr]
         node.args = (*node.args, order)
         node.meta.pop("eager_input_vals", None)  # which ask for the strides that eager code had
     gm.recompile()

@@ -33,6 +33,21 @@ def unseen() -> Iterator[None]:
         yield
 
 
+def eager_call(module: nn.Module) -> Callable[..., Any]:
+    """Return what calls a module with its hooks, past the compiled call that ``module(...)`` looks for first."""
+    return module._call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Have ``module(...)`` call this; ``module.compile()`` is the public way, which takes no callable."""
+    module._compiled_call_impl = call
+
+
+def compiled_call(model: object) -> object:
+    """Return what :func:`set_compiled_call` was given, or None."""
+    return getattr(model, "_compiled_call_impl", None)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module calls more than its ``forward``; torch lists hooks nowhere public."""
     return bool(

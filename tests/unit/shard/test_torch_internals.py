@@ -28,11 +28,12 @@ from scidata.device_mesh import torch_internals as of_groups
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard import torch_internals as of_tensors
+from scidata.shard.compile import torch_internals as of_graphs
 from scidata.shard.op_table import find
 from scidata.testing import fake_group
 
 ROOT = Path(scidata.__file__).parent
-HOMES = {ROOT / "shard/torch_internals.py", ROOT / "device_mesh/torch_internals.py"}
+HOMES = {ROOT / f"{folder}/torch_internals.py" for folder in ("shard", "shard/compile", "device_mesh")}
 
 
 def sharded(**options):
@@ -74,7 +75,7 @@ def from_private_modules(tree):
             yield str(node.value)
 
 
-def test_private_names_of_torch_are_used_in_two_files():
+def test_private_names_of_torch_are_used_in_three_files():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
     ours = {name for path, tree in trees.items() if path not in HOMES for name in own_names(tree)}
     theirs = {name for path in HOMES for name in attributes(trees[path])}
@@ -506,6 +507,144 @@ def test_from_local_of_a_dtensor_applies_a_function():
         DTensor.from_local(x, mesh, [Shard(-1)])
     assert given[0][:4] == (x, mesh, (Shard(0),), False)
     assert given[0][4:] == (None, None, None)  # shape, stride, grad_placements
+
+
+# -- of graphs ---------------------------------------------------------------------------------------------------------
+
+
+def test_has_function_mode():
+    assert not of_graphs.has_function_mode()
+    with torch.overrides.TorchFunctionMode():
+        assert of_graphs.has_function_mode()
+
+
+def test_unseen_leaves_modes():
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError("modes of the user's see nothing")
+
+    with Seen():
+        with of_graphs.unseen():
+            assert (torch.ones(2) + 1).tolist() == [2, 2]
+        with pytest.raises(AssertionError):
+            torch.ones(2)
+
+
+def test_compiled_call_comes_first_and_the_eager_one_calls_hooks():
+    module, called = nn.Linear(1, 1), []
+    assert of_graphs.compiled_call(module) is None
+    assert not of_graphs.has_hooks(module)
+    module.register_forward_hook(lambda *_: called.append("hook"))
+    eager = of_graphs.eager_call(module)
+
+    def call(x):
+        called.append("compiled")
+        return eager(x)
+
+    of_graphs.set_compiled_call(module, call)
+    assert of_graphs.compiled_call(module) is call
+    module(torch.ones(1))
+    assert called == ["compiled", "hook"]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda module: module.register_forward_hook(lambda *_: None),
+        lambda module: module.register_forward_hook(lambda *_: None, always_call=True),
+        lambda module: module.register_forward_hook(lambda *_, **__: None, with_kwargs=True),
+        lambda module: module.register_forward_pre_hook(lambda *_: None),
+        lambda module: module.register_full_backward_hook(lambda *_: None),
+        lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+    ],
+)
+def test_has_hooks(register):
+    module = nn.Linear(1, 1)
+    assert not of_graphs.has_hooks(module)
+    handle = register(module)
+    assert of_graphs.has_hooks(module)
+    handle.remove()
+    assert not of_graphs.has_hooks(module)
+
+
+def test_has_global_hooks():
+    assert not of_graphs.has_global_hooks()
+    for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(nn.modules.module, f"register_module_{name}")(lambda *_: None)
+        assert of_graphs.has_global_hooks()
+        handle.remove()
+        assert not of_graphs.has_global_hooks()
+
+
+def test_captured_function_runs_graphs_forward_and_backward():
+    graphs, parted, values = [], [], torch.tensor([2.0, 3.0])
+
+    def function(x):
+        graphs.append("captured")
+        return (x.sin() * values,)
+
+    def compiler(gm, inputs):
+        graphs.append(gm)
+        return of_graphs.make_boxed(gm.forward)
+
+    with of_graphs.tracing():
+        run = of_graphs.captured_function(function, compiler, compiler, lambda *both: parted.extend(both), fuses=False)
+        x = torch.ones(2, requires_grad=True)
+        assert torch.equal(run(x)[0], x.sin() * values)
+    num = len(graphs)
+    grad = torch.autograd.grad(run(x)[0].sum(), x)[0]
+    assert torch.equal(grad, x.cos() * values)
+    assert len(graphs) - num <= 1  # the backward graph, compiled when it is first needed
+    assert len(parted) == 2
+    assert any(getattr(parted[0], node.target) is values for node in parted[0].graph.nodes if node.op == "get_attr")
+
+
+def test_tracing_captures_backward_without_autocast():
+    seen = []
+
+    class Noting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+            return grad
+
+    def compiler(gm, inputs):
+        return of_graphs.make_boxed(gm.forward)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), of_graphs.tracing():
+        run = of_graphs.captured_function(
+            lambda x: (Noting.apply(x),), compiler, compiler, lambda *_: None, fuses=False
+        )
+        run(torch.ones(2, requires_grad=True))
+    assert seen == [(False, False)]
+    assert torch.is_autocast_cache_enabled()
+
+
+def test_inductor_knows_modes():
+    assert all(map(callable, of_graphs.inductor("reduce-overhead", {"max_autotune": False})))
+    with pytest.raises(RuntimeError, match="mode"):
+        of_graphs.inductor("fastest", None)
+
+
+def test_storage_of_tells_empty_tensors_apart():
+    x, nothing = torch.zeros(4), torch.zeros(0)
+    assert of_graphs.storage_of(x) == of_graphs.storage_of(x[2:])
+    assert of_graphs.storage_of(nothing) != of_graphs.storage_of(torch.zeros(0))
+
+
+def test_memory_facts():
+    x = torch.zeros(2, 3, dtype=torch.complex64)
+    with torch.inference_mode():
+        inferred = torch.zeros_like(x)
+    others = [x.t(), x.clone().t().contiguous().t(), x.to(torch.complex128), x.to("meta"), x.clone().requires_grad_()]
+    others += [x.conj(), x.conj().imag, inferred, nn.Parameter(x, requires_grad=False)]
+    found = [of_graphs.memory_facts(each) for each in [x, *others]]
+    assert len(set(found)) == len(found)
+    assert of_graphs.memory_facts(x.clone()) == found[0]
 
 
 # -- of process groups and loaders -------------------------------------------------------------------------------------

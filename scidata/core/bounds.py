@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -247,15 +248,21 @@ def compose(outer: Segments, inner: Sequence[Segment]) -> Segments:
     ``outer`` is a global crop or stride, ``inner`` a rank's window in the selected rows. Of rows 0 2 4 | 10 11 12, two
     segments, the window from 1 to 5 has 2 4 | 10 11.
     """
-    start, count, step, offset = segment_table(outer).T
+    if not isinstance(outer, SegmentTable):  # of a few, NumPy's calls would take longer
+        few = []
+        for part, s in itertools.product(inner, outer):
+            at, stop = max(s.offset, part.start), min(s.offset + s.count, part.start + part.count)
+            start, offset = s.start + (at - s.offset) * s.step, part.offset + at - part.start
+            few += [Segment(start=start, count=stop - at, step=s.step, offset=offset)] if stop > at else []
+        return tuple(few)
+    start, count, step, offset = outer.table.T
     tables = [np.empty((0, 4), np.int64)]
     for part in inner:
         lower = np.maximum(offset, part.start)
         upper = np.minimum(offset + count, part.start + part.count)
         columns = [start + (lower - offset) * step, upper - lower, step, part.offset + lower - part.start]
         tables.append(np.stack(columns, axis=1)[upper > lower])
-    found = SegmentTable(np.concatenate(tables))
-    return found if isinstance(outer, SegmentTable) else tuple(found)
+    return SegmentTable(np.concatenate(tables))
 
 
 def bounds_of(sizes: npt.ArrayLike) -> IntArray:

@@ -214,7 +214,7 @@ class Planner:
         found = []
         for (is_raw, dim, size, chunks, inside), layouts in groups.items():
             facts = [
-                repr((each.dims, each.geometry, each.dtype, each.codecs, self._fields[name].decodings[i]))
+                repr((each.dims, each.geometry, each.dtype.str, each.codecs, self._fields[name].decodings[i]))
                 for name, each in layouts.items()
             ]
             key = *layouts, *facts, () if is_raw else inside

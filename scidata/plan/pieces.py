@@ -67,6 +67,8 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     ConfigError
         A segment reaches outside ``[0, size)`` or has step 0.
     """
+    if len(segments) == 1 and (one := _one_piece(segments[0], size, chunk)) is not None:
+        return one
     table = segment_table(segments)
     table = table[table[:, 1] > 0]
     start, count, step, offset = table.T
@@ -105,14 +107,30 @@ def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     return DimPieces(**pieces, chunk_row=np.cumsum(next_chunk) - 1, chunks=coordinate[next_chunk])
 
 
+def _one_piece(s: Segment, size: int, chunk: int) -> DimPieces | None:
+    """Cut a segment that lies in one chunk, as those of most dimensions do; None where there is more to do."""
+    last = s.start + (s.count - 1) * s.step
+    low, high = min(s.start, last), max(s.start, last)
+    if s.count < 1 or s.step == 0 or s.offset < 0 or low < 0 or high >= size or low // chunk != high // chunk:
+        return None
+    to, by = (s.offset, 1) if s.step > 0 else (s.offset + s.count - 1, -1)
+    values = np.array([[low % chunk], [s.count], [abs(s.step)], [to], [by], [0], [low // chunk]], np.int64)
+    start, count, step, dest, sign, row, chunks = values
+    return DimPieces(start=start, count=count, step=step, dest=dest, sign=sign, chunk_row=row, chunks=chunks)
+
+
 def needed_chunks(pieces: Sequence[DimPieces]) -> IntArray:
     """Return the coordinates of the chunks touched, ``(num, ndim)``, in C order."""
-    num = math.prod(len(p.chunks) for p in pieces)
-    coordinates = np.empty((num, len(pieces)), np.int64)
-    if num:
-        for dim, grid in enumerate(np.meshgrid(*(p.chunks for p in pieces), indexing="ij", copy=False)):
-            coordinates[:, dim] = grid.reshape(-1)
-    return coordinates
+    return _product([p.chunks for p in pieces])
+
+
+def _product(columns: Sequence[IntArray]) -> IntArray:
+    """Return each combination of a value of each column, ``(num, ndim)``, C order."""
+    sizes, ndim = [len(column) for column in columns], len(columns)
+    table = np.empty((*sizes, ndim), np.int64)
+    for dim, column in enumerate(columns):
+        table[..., dim] = column.reshape(-1, *(1,) * (ndim - 1 - dim))
+    return table.reshape(math.prod(sizes), ndim)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,17 +163,11 @@ class Boxes:
 
 def make_boxes(pieces: Sequence[DimPieces]) -> Boxes:
     """Multiply the pieces of all dimensions."""
-    lengths = [len(p.count) for p in pieces]
-    num_boxes, num_chunks = math.prod(lengths), math.prod(len(p.chunks) for p in pieces)
-    piece = np.empty((num_boxes, len(pieces)), np.int64)
+    piece = _product([np.arange(len(p.count)) for p in pieces])
+    num_boxes, num_chunks = len(piece), math.prod(len(p.chunks) for p in pieces)
     row = np.zeros(num_boxes, np.int64)
-    rest = np.arange(num_boxes)
-    scale = 1
-    for dim in range(len(pieces) - 1, -1, -1):
-        if num_boxes:
-            rest, piece[:, dim] = np.divmod(rest, lengths[dim])
-            row += pieces[dim].chunk_row[piece[:, dim]] * scale
-            scale *= len(pieces[dim].chunks)
+    for dim, p in enumerate(pieces):
+        row = row * len(p.chunks) + p.chunk_row[piece[:, dim]]
     if num_boxes == num_chunks:  # one piece a chunk: already in order
         return Boxes(piece=piece, chunk_row=row, bounds=np.arange(num_chunks + 1))
     order = np.argsort(row, kind="stable")

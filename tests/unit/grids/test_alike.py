@@ -260,14 +260,14 @@ def calls(function):
 @pytest.mark.parametrize(
     ("store", "opening", "first", "later"),  # calls a sample of two fields
     [
-        ("a step a chunk", 640, 117, 75),
-        ("raw", 660, 97, 53),
-        ("steps", 760, 127, 83),
-        ("shards", 1310, 242, 79),
-        ("hdf5", 1170, 137, 108),
-        ("hdf5 tiles", 1170, 360, 210),
-        ("contiguous hdf5", 600, 79, 48),
-        ("netcdf 3 records", 630, 103, 74),
+        ("a step a chunk", 562, 117, 75),
+        ("raw", 585, 97, 53),
+        ("steps", 680, 127, 83),
+        ("shards", 1180, 242, 79),
+        ("hdf5", 1095, 137, 108),
+        ("hdf5 tiles", 1095, 360, 210),
+        ("contiguous hdf5", 525, 79, 48),
+        ("netcdf 3 records", 550, 103, 74),
     ],
 )
 def test_calls_of_first_and_later_epochs(store, opening, first, later, tmp_path):

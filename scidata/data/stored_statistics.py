@@ -41,10 +41,9 @@ def statistics_of_store(
     as_stored = reader.dtype(name) == np.dtype(info.dtype).newbyteorder("=")
     if found is None or len(samples) != reader.num_samples or cropped or not as_stored or (has_times and differences):
         return None
-    shape = manifest.samples[0].arrays[info.path].shape[info.entity_dim + 1 :]
+    shape = reader.store.sample(0).arrays[info.path].shape[info.entity_dim + 1 :]
     parts = {part: np.reshape(getattr(found, part), shape) for part in ("count", "mean", "std", "min", "max")}
-    sizes = [math.prod(sample.arrays[info.path].shape) for sample in manifest.samples]
-    size = np.full(shape, sum(sizes) // max(1, math.prod(shape)))
+    size = np.full(shape, sum(manifest.samples.sizes(info.path).tolist()) // max(1, math.prod(shape)))
     rows = [range(n) for n in shape]
     for axis, dim in enumerate(tail):
         if dim in numbering.isel:

@@ -5,36 +5,36 @@ A manifest may be damaged, or made to do harm: errors name the sample and the ke
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import math
 import re
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from scidata.errors import CorruptDataError, RefusedError
 from scidata.sources.pointers import check_pointer
-from scidata.store.format.entries import MOST, Entry, Readers, damaged, is_count, is_number, shown
+from scidata.store.format.entries import Entry, Readers, damaged, is_count, is_number, shown
 from scidata.store.format.manifest import (
-    CHECKSUMS,
-    SCHEMA_VERSION,
     ArrayInfo,
     FieldInfo,
     InputInfo,
-    Manifest,
     SampleInfo,
     StoredMoments,
-    check_alike,
+    described,
     digest_of,
     dump_json,
 )
-from scidata.store.format.node_sets import rows_of_sets
 from scidata.store.format.places import folder_of
-from scidata.store.format.streamed import Items, parse_object
+from scidata.store.format.sample_checks import check_sample
+from scidata.store.format.samples import Column, Gathered, Group, ReadTable, Samples, Table, Way, columns_of, row_nbytes
+from scidata.store.format.streamed import Items, parse_object, refuse_constant
+from scidata.store.format.sums import ALIKE, MANIFEST_VERSION, Manifest, check_groups
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import check_value
-from scidata.store.format.write import BLOCK_ROWS
 
 _KINDS = ("mesh", "points", "graph", "hetero")
 _SPACES = (None, "pos", "unit_sphere")
@@ -68,14 +68,10 @@ _ARRAY: Readers = {
 def _array(data: object, where: str, key: str) -> ArrayInfo:
     entry = Entry(data, where, key, _ARRAY, optional=("chunks", "shards"))
     info = ArrayInfo(**entry.values(_ARRAY))
-    shape, chunks, shards, itemsize = info.shape, info.chunks, info.shards, np.dtype(info.dtype).itemsize
-    if math.prod(max(n, 1) for n in shape) * itemsize > MOST:
-        entry.wrong("shape", f"a shape of less than 2**63 bytes of {info.dtype}")
-    if chunks is not None and (len(chunks) != len(shape) or 0 in chunks or math.prod(chunks) * itemsize > MOST):
-        entry.wrong("chunks", f"the shape of chunks of {shape}")
-    fits = shards is None or (len(shards) == len(chunks or ()) and 0 not in shards)
-    if shards and not (fits and all(n % c == 0 for n, c in zip(shards, chunks or (), strict=True))):
-        entry.wrong("shards", f"the shape of files of chunks of {chunks}")
+    if info.chunks is not None and len(info.chunks) != len(info.shape):
+        entry.wrong("chunks", f"the shape of chunks of {info.shape}")
+    if info.shards and len(info.shards) != len(info.chunks or ()):
+        entry.wrong("shards", f"the shape of files of chunks of {info.chunks}")
     return info
 
 
@@ -151,28 +147,19 @@ def _inputs(entry: Entry, key: str) -> tuple[InputInfo, ...]:
     return tuple(InputInfo(**one.values(_INPUT)) for one in each)
 
 
-class _Fields:
-    """Reads the fields of samples: those of one store are nearly always the same, and then made once."""
-
-    def __init__(self) -> None:
-        self._data: object = None
-        self._fields: dict[str, FieldInfo] = {}
-
-    def read(self, entry: Entry, key: str) -> dict[str, FieldInfo]:
-        if self._data is None or entry.data[key] != self._data:
-            fields = entry.each(key, _field)
-            for path, info in fields.items():
-                if path != info.path:
-                    entry.fail(path, f"is said to be the field {ascii(info.path)[:80]}")
-            self._data, self._fields = entry.data[key], fields
-        return self._fields
+def _fields(entry: Entry, key: str) -> dict[str, FieldInfo]:
+    fields = entry.each(key, _field)
+    for path, info in fields.items():
+        if path != info.path:
+            entry.fail(path, f"is said to be the field {ascii(info.path)[:80]}")
+    return fields
 
 
-#: Of samples and of all of them together, but for fields, which are read by :class:`_Fields`.
+#: Of samples and of all of them together.
 _BOTH: Readers = {
     "kind": Entry.text, "entity": Entry.text, "on_sphere": Entry.flag, "recipe": Entry.text, "settings": _settings,
     "counts": lambda entry, key: entry.each(key, _count), "bbox": _bbox, "period": _period,
-    "statistics": lambda entry, key: entry.each(key, _moments),
+    "fields": _fields, "statistics": lambda entry, key: entry.each(key, _moments),
 }  # fmt: skip
 _SAMPLE: Readers = _BOTH | {
     "index": Entry.count, "num_samples": Entry.count, "name": Entry.text, "folder": Entry.text,
@@ -184,14 +171,13 @@ _SAMPLE: Readers = _BOTH | {
 _MANIFEST: Readers = _BOTH | {"order": Entry.text, "entities": Entry.texts}
 
 
-def _sample(data: object, where: str, fields: _Fields) -> SampleInfo:
-    readers = _SAMPLE | {"fields": fields.read}
-    entry = Entry(data, where, "", readers, optional=("documents", "inputs", "values"))
+def _sample(data: object, where: str) -> SampleInfo:
+    entry = Entry(data, where, "", _SAMPLE, optional=("documents", "inputs", "values"))
     index, folder = entry.count("index"), entry.text("folder")
     if folder != folder_of(index):
         _refuse_folder(entry, folder, index)
-    info = SampleInfo(**entry.values(readers))
-    _check_sample(entry, info)
+    info = SampleInfo(**entry.values(_SAMPLE))
+    check_sample(entry, info)
     return info
 
 
@@ -202,79 +188,6 @@ def _refuse_folder(entry: Entry, folder: str, index: int) -> NoReturn:
             f"is {folder_of(index)}: do not trust this store, write it again"
         )
     entry.wrong("folder", repr(folder_of(index)))
-
-
-def _check_sample(entry: Entry, info: SampleInfo) -> None:
-    """Check keys against each other: arrays that every sample has, and their rows."""
-    if info.entity not in info.counts:
-        entry.wrong("entity", f"one of {', '.join(info.counts)}")
-    if not info.source_counts.keys() >= info.counts.keys():
-        entry.wrong("source_counts", f"a number for each of {', '.join(info.counts)}")
-    num_rows, num_cells = info.counts[info.entity], info.counts.get("cell", 0)
-    num_blocks = -(-num_rows // BLOCK_ROWS)
-    rows = {**rows_of_sets(entry, info), "blocks/weight_prefix": num_blocks + 1}
-    if info.block_space is not None:
-        rows |= {f"{info.entity}/pos": num_rows, "blocks/bbox": num_blocks}
-    if "cell/indptr" in info.arrays:
-        rows |= {"cell/offsets": num_cells + 1, "cell/connectivity": None, "cell/type": num_cells}
-        rows |= {"cell/original_id": num_cells, "cell/indptr": num_rows + 1}
-    if info.documents is not None:
-        rows[CHECKSUMS] = None
-    for path, num in rows.items():
-        array = info.arrays.get(path)
-        if array is None:
-            entry.fail("arrays", f"lacks {path!r}, which every such sample has")
-        if not array.shape or num not in (None, array.shape[0]):
-            entry.fail("arrays", f"has {path!r} of shape {array.shape}, but {num} rows are counted")
-    for path, array in info.arrays.items():
-        if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path:
-            raise RefusedError(f"{entry.where}: 'arrays' names {ascii(path)[:120]}, which is no path inside a sample")
-        if info.documents is not None and array.chunks is None:
-            entry.fail("arrays", f"says nothing of the chunks of {ascii(path)[:80]}")
-        if info.documents is not None and (array.shards is None) != (info.version < 3):
-            entry.fail("arrays", f"says of some arrays alone how they lie in files, not of {ascii(path)[:80]}")
-    if info.documents is not None and info.arrays[CHECKSUMS] != _checksums_of(info):
-        entry.fail("arrays", f"has {CHECKSUMS!r} that are not one for each chunk")
-    if info.block_space is not None:
-        _check_coordinates(entry, info)
-    _check_fields(entry, info)
-
-
-def _check_coordinates(entry: Entry, info: SampleInfo) -> None:
-    shape = info.arrays[f"{info.entity}/pos"].shape
-    if len(shape) != 2:
-        entry.fail("arrays", f"has positions of shape {shape}, not a row of coordinates each")
-    if info.bbox is not None and len(info.bbox[0]) != shape[1]:
-        entry.wrong("bbox", f"corners of {shape[1]} coordinates")
-    if info.period is not None and len(info.period) != shape[1]:
-        entry.wrong("period", f"a width along each of {shape[1]} coordinates")
-
-
-def _checksums_of(info: SampleInfo) -> ArrayInfo:
-    """Return the only possible array of checksums, but for its digest."""
-    total = sum(
-        math.prod(-(-n // c) for n, c in zip(array.shape, array.chunks or (), strict=False))
-        for path, array in info.arrays.items()
-        if path != CHECKSUMS
-    )
-    shards = None if info.version < 3 else ()
-    return replace(info.arrays[CHECKSUMS], shape=(total,), dtype="<u4", chunks=(total,), shards=shards)
-
-
-def _check_fields(entry: Entry, info: SampleInfo) -> None:
-    for path, field in info.fields.items():
-        array = info.arrays.get(path)
-        if array is None or len(array.shape) != len(field.dims) or array.dtype != field.dtype:
-            entry.fail("fields", f"has {ascii(path)[:80]}, of which there is no array of such dims and dtype")
-        if array.shape[field.entity_dim] != info.counts.get(field.entity):
-            entry.fail("fields", f"has {ascii(path)[:80]}, whose array has not a row for each {field.entity[:80]!a}")
-    for path, figures in info.statistics.items():
-        if path not in info.fields:
-            entry.fail("statistics", f"has {ascii(path)[:80]}, which is no field")
-        tail = info.arrays[path].shape[info.fields[path].entity_dim + 1 :]
-        found = len(figures.count) if isinstance(figures.count, tuple) else None
-        if found != (math.prod(tail) if tail else None):
-            entry.fail("statistics", f"has figures of {ascii(path)[:80]} that are not one for each component")
 
 
 def load_sample(data: object, where: str) -> SampleInfo:
@@ -290,13 +203,118 @@ def load_sample(data: object, where: str) -> SampleInfo:
     try:
         rest = _unsealed(data, where)
         _check_text(rest, where)
-        return _sample(rest, where, _Fields())
+        return _sample(rest, where)
     except RecursionError:
         raise _too_deep(where) from None
 
 
-def load_manifest(raw: bytes, where: str) -> Manifest:
+def gather(infos: Iterable[SampleInfo], where: str) -> Samples:
+    """Return descriptions of samples as columns: some hundred bytes each."""
+    rows = Gathered()
+    for info in infos:
+        rows.add(described(info))
+    return _gathered(rows, where)
+
+
+def _gathered(rows: Gathered, where: str) -> Samples:
+    """Return samples that were added, checked."""
+    said, table = rows.described()
+    read: ReadTable = lambda start, stop: table[start:stop]  # noqa: E731
+    if not said["groups"]:  # of a part of a run that has none
+        return Samples(said, Table(0, read, said["digest"], where), [], None, _read_text, where)
+    return _samples(said, read, where)
+
+
+def _samples(said: dict[str, Any], read: ReadTable, where: str) -> Samples:
+    """Return the samples that a manifest describes; ``said`` are its groups, and size and digest of the table.
+
+    Raises
+    ------
+    CorruptDataError
+    """
+    entry = Entry(said, where, "'samples'", ("groups", "nbytes", "digest"))
+    nbytes, found = entry.count("nbytes"), said["groups"]
+    if not isinstance(found, list) or not found:
+        entry.wrong("groups", "a list of groups of samples")
+    heads = [_group(group, where, f"'samples'['groups'][{i}]") for i, group in enumerate(found)]
+    num = sum(head[0] for head in heads)
+    start = 4 * num if len(heads) > 1 else 0
+    expected = start + sum(n * row_nbytes(columns) + sum(texts) for n, _, columns, texts in heads)
+    if nbytes != expected:
+        entry.wrong("nbytes", f"{expected}, as groups take,")
+    table = Table(nbytes, read, entry.text("digest"), where)
+    order = None
+    if start:
+        order = np.frombuffer(table.read(0, start), "<u4")
+        if np.bincount(order, minlength=len(heads)).tolist() != [head[0] for head in heads]:
+            raise damaged(where, "its table has other groups of samples")
+    groups = []
+    for head in heads:
+        groups.append(Group(*head, table, start))
+        start = groups[-1].stop
+    samples = Samples(said, table, groups, order, _read_text, where)
+    for i in range(len(groups)):
+        _check_rows(samples, i, where)
+    return samples
+
+
+def _group(data: object, where: str, key: str) -> tuple[int, SampleInfo, list[Column], tuple[int, ...]]:
+    """Return the number of samples of a group, its first, the columns in which others differ, and sizes of texts."""
+    entry = Entry(data, where, key, ("num", "first", "columns", "texts"))
+    first = _sample(entry.data["first"], f"{where}: {key}")
+    possible = {column.way: column for column in columns_of(entry.data["first"])}
+    try:
+        columns = [possible[tuple(way)] for way in entry.data["columns"]]
+    except (KeyError, TypeError, ValueError):
+        entry.wrong("columns", "ways to values of samples")
+    num, texts = entry.count("num"), entry.counts("texts")
+    ways = [column.way for column in columns]
+    if num < 1 or len(set(ways)) < len(ways) or ("index",) not in ways:
+        entry.wrong("columns", f"each way once, and the index, of {num} samples")
+    if len(texts) != sum(column.kind == "text" for column in columns):
+        entry.wrong("texts", "a size for each column of texts")
+    return num, first, columns, texts
+
+
+def _read_text(way: Way, text: bytes, where: str) -> object:
+    """Return free text of a sample."""
+    try:
+        value = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as e:
+        raise damaged(where, f"its {way[-1]} are no JSON") from e
+    _check_text(value, where)
+    read: Callable[[Entry, str], object] = _SAMPLE.get(str(way[-1]), Entry.free)
+    return read(Entry({way[-1]: value}, where, "", optional=None), str(way[-1]))
+
+
+def _check_rows(samples: Samples, number: int, where: str) -> None:
+    """Check the rows of a group as each sample alone is checked."""
+    group = samples.groups[number]
+    ends = dict.fromkeys(group.texts, 0)
+    for start, rows in group.pieces():
+        numbers = {each: rows[str(i)] for i, each in enumerate(group.columns) if each.kind in ("int", "float")}
+        try:
+            check_sample(Entry(described(group.first), where, "", optional=None), group.first, numbers)
+        except (CorruptDataError, RefusedError):
+            for row in range(start, start + len(rows)):  # find it, and say which it is
+                index = samples.index_of(number, row)
+                _sample(described(samples[index]), f"{where}: sample {index}")
+            raise
+        for i, (begin, end) in group.texts.items():
+            steps = np.diff(rows[str(i)], prepend=ends[i])
+            ends[i] = int(rows[str(i)][-1])
+            is_last = start + len(rows) == group.num
+            if steps.min() < 0 or ends[i] > end - begin or (is_last and ends[i] < end - begin):
+                raise damaged(where, "its table has texts that do not lie one after the other")
+
+
+def load_manifest(raw: bytes, where: str, read: Callable[[int], ReadTable]) -> Manifest:
     """Rebuild a manifest from its JSON.
+
+    Parameters
+    ----------
+    read
+        Opens the file of the table, which has so many bytes, where the manifest does not hold it itself.
 
     Raises
     ------
@@ -311,15 +329,15 @@ def load_manifest(raw: bytes, where: str) -> Manifest:
     try:
         data = _parsed(raw, where)
         version = data.get("version") if isinstance(data, dict) else None
-        if isinstance(data, dict) and not (type(version) is int and 1 <= version <= SCHEMA_VERSION):
+        if isinstance(data, dict) and not (type(version) is int and 1 <= version <= MANIFEST_VERSION):
             raise CorruptDataError(
-                f"{where}: has schema version {shown(version)}, this scidata reads 1 to {SCHEMA_VERSION}; "
+                f"{where}: has schema version {shown(version)}, this scidata reads 1 to {MANIFEST_VERSION}; "
                 "write the store again, or use the scidata that wrote it"
             )
         data = _unsealed(data, where, raw)
         if b"\\u" in raw:  # scidata writes none but those of control characters
             _check_text(data, where)
-        return _manifest(data, where)
+        return _manifest(data, where, read)
     except RecursionError:
         raise _too_deep(where) from None
 
@@ -371,17 +389,78 @@ def _check_text(value: object, where: str, key: str = "") -> None:
             _check_text(item, where, f"{key}[{i}]")
 
 
-def _manifest(data: dict[str, Any], where: str) -> Manifest:
-    fields = _Fields()
-    readers = _MANIFEST | {"fields": fields.read}
-    entry = Entry(data, where, "", (*readers, "version", "samples"))
+def _manifest(data: dict[str, Any], where: str, read: Callable[[int], ReadTable]) -> Manifest:
+    entry = Entry(data, where, "", (*_MANIFEST, "version", "samples"))
     found = data["samples"]
-    if not isinstance(found, Items) or not found:
-        entry.wrong("samples", "a list of samples")
-    samples = tuple(_sample(sample, f"{where}: sample {i}", fields) for i, sample in enumerate(found))
-    manifest = Manifest(version=data["version"], samples=samples, **entry.values(readers))
+    if data["version"] < MANIFEST_VERSION:
+        samples = _old_samples(entry, found)
+    else:
+        samples = _samples(*_said(entry, found, read), where)
+    version = samples.groups[0].first.version
+    if data["version"] not in (version, MANIFEST_VERSION):
+        entry.wrong("version", f"that of the samples, {version},")
+    manifest = Manifest(version=data["version"], samples=samples, **entry.values(_MANIFEST))
     _check_sums(entry, manifest)
     return manifest
+
+
+def _said(entry: Entry, found: object, read: Callable[[int], ReadTable]) -> tuple[dict[str, Any], ReadTable]:
+    """Return the description of samples, and what reads their table."""
+    said = Entry(found, entry.where, "'samples'", ("groups", "nbytes", "digest", "table"))
+    rest = {key: value for key, value in said.data.items() if key != "table"}
+    if said.data["table"] is None:
+        return rest, read(said.count("nbytes"))
+    try:
+        table = base64.b64decode(said.text("table"), validate=True)
+    except ValueError:
+        said.wrong("table", "the bytes of a table, as base64")
+    if len(table) != said.count("nbytes"):
+        said.wrong("nbytes", f"{len(table)}, as the table has,")
+    return rest, lambda start, stop: table[start:stop]
+
+
+def _old_samples(entry: Entry, found: object) -> Samples:
+    """Return the samples of a manifest that has each in full."""
+    if not isinstance(found, Items) or not found:
+        entry.wrong("samples", "a list of samples")
+    rows = Gathered()
+    for i, data in enumerate(found):
+        where = f"{entry.where}: sample {i}"
+        try:
+            if rows.add(data):
+                _sample(data, where)  # others of its group are checked as rows
+        except ValueError as e:
+            _sample(data, where)
+            raise damaged(where, f"it has a number that none can be ({e})") from e
+    return _gathered(rows, entry.where)
+
+
+def _check_sums(entry: Entry, manifest: Manifest) -> None:
+    """Check those sums over samples that are cheap to check; :func:`~scidata.store.format.store.verify` does all."""
+    samples = manifest.samples
+    first = samples.groups[0].first
+    for name in ALIKE[1:]:
+        if getattr(manifest, name) != getattr(first, name):
+            entry.wrong(name, f"that of the samples, {shown(getattr(first, name))},")
+    if manifest.entities != tuple(sorted(first.counts)):
+        entry.wrong("entities", f"those of the samples, {', '.join(sorted(first.counts))},")
+    index = samples.column("index")
+    if len(np.unique(index)) < len(index):
+        order = np.argsort(index, kind="stable")
+        number = int(order[1:][np.diff(index[order]) == 0].min())
+        raise damaged(f"{entry.where}: sample {number}", f"'index' is {index[number]}, as of a sample before")
+    check_groups(samples, entry.where)
+    for i, sample in enumerate(samples.firsts()):
+        _check_beside(first, sample, f"{entry.where}: sample {samples.index_of(i, 0)}")
+    if manifest.fields != first.fields:
+        entry.wrong("fields", "those of the samples")
+    if manifest.statistics.keys() != first.statistics.keys():
+        entry.wrong("statistics", "figures of the samples' fields")
+    for path, figures in manifest.statistics.items():
+        if np.shape(figures.count) != np.shape(first.statistics[path].count):
+            entry.wrong("statistics", f"as many figures of {path[:80]!a} as samples have")
+    if manifest.counts != samples.counts():
+        entry.wrong("counts", "the sums of the samples'")
 
 
 def _check_beside(first: SampleInfo, sample: SampleInfo, where: str) -> None:
@@ -391,30 +470,3 @@ def _check_beside(first: SampleInfo, sample: SampleInfo, where: str) -> None:
         entry.wrong("statistics", "figures of the same fields as of the first sample")
     if first.bbox is not None and sample.bbox is not None and len(sample.bbox[0]) != len(first.bbox[0]):
         entry.wrong("bbox", "corners of as many coordinates as those of the first sample")
-
-
-def _check_sums(entry: Entry, manifest: Manifest) -> None:
-    """Check those sums over samples that are cheap to check; :func:`~scidata.store.format.store.verify` does all."""
-    first = manifest.samples[0]
-    for name in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
-        if getattr(manifest, name) != getattr(first, name):
-            entry.wrong(name, f"that of the samples, {shown(getattr(first, name))},")
-    if manifest.entities != tuple(sorted(first.counts)):
-        entry.wrong("entities", f"those of the samples, {', '.join(sorted(first.counts))},")
-    seen: set[int] = set()
-    for number, sample in enumerate(manifest.samples):
-        if sample.index in seen:
-            raise damaged(f"{entry.where}: sample {number}", f"'index' is {sample.index}, as of a sample before")
-        seen.add(sample.index)
-        check_alike(first, sample, entry.where)
-        _check_beside(first, sample, f"{entry.where}: sample {number}")
-    if manifest.fields != first.fields:
-        entry.wrong("fields", "those of the samples")
-    if manifest.statistics.keys() != first.statistics.keys():
-        entry.wrong("statistics", "figures of the samples' fields")
-    for path, figures in manifest.statistics.items():
-        if np.shape(figures.count) != np.shape(first.statistics[path].count):
-            entry.wrong("statistics", f"as many figures of {path[:80]!a} as samples have")
-    sums = {name: sum(sample.counts[name] for sample in manifest.samples) for name in first.counts}
-    if manifest.counts != sums:
-        entry.wrong("counts", "the sums of the samples'")

@@ -1,4 +1,4 @@
-"""The content of a store's ``manifest.json``: dataclasses, their JSON, and the sums over samples. Pure."""
+"""The descriptions of a store's samples: dataclasses, their JSON, and figures of fields. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from scidata.core.types import Array
-from scidata.errors import FieldMismatchError
-from scidata.store.format.treatments import either_treats, treat_alike
 
-#: Raised whenever an older reader would misread a newer store. 2 binds chunks to their places, see ``checksums.py``,
-#: and has every byte of a store checked. 3 says how arrays lie in files, so that reading parses no metadata of Zarr.
-#: Stores of versions before are read as they were.
+#: Of a sample; raised whenever an older reader would misread a newer one. 2 binds chunks to their places, see
+#: ``checksums.py``, and has every byte of a store checked. 3 says how arrays lie in files, so that reading parses no
+#: metadata of Zarr. Stores of versions before are read as they were.
 SCHEMA_VERSION = 3
 
 #: Path of the array of all chunks' checksums inside a sample; see ``checksums.py``.
@@ -182,26 +180,6 @@ class SampleInfo(SampleHead):
         return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """The content of a whole store: fields and statistics over all samples, and the samples themselves."""
-
-    version: int
-    kind: str
-    entity: str
-    order: str
-    on_sphere: bool
-    period: tuple[float, ...] | None
-    recipe: str
-    settings: Mapping[str, object]
-    entities: tuple[str, ...]
-    counts: Mapping[str, int]
-    bbox: tuple[tuple[float, ...], tuple[float, ...]] | None
-    fields: Mapping[str, FieldInfo]
-    statistics: Mapping[str, StoredMoments]
-    samples: tuple[SampleInfo, ...]
-
-
 class RunningStatistics:
     """Mean, deviation and range of a field in one pass over blocks (Chan, Golub, LeVeque 1983), in float64.
 
@@ -230,7 +208,7 @@ class RunningStatistics:
         delta = kept - mean if every else np.where(finite, values - mean, 0.0)
         low = kept.min(axis=0) if every else np.where(finite, values, np.inf).min(axis=0)
         high = kept.max(axis=0) if every else np.where(finite, values, -np.inf).max(axis=0)
-        self._merge(count, mean, (delta * delta).sum(axis=0), low, high)
+        self.merge_moments(count, mean, (delta * delta).sum(axis=0), low, high)
 
     def merge(self, stats: StoredMoments) -> None:
         """Take in the figures of another part of the data."""
@@ -239,9 +217,10 @@ class RunningStatistics:
             np.nan_to_num(np.atleast_1d(np.asarray(x, np.float64)), nan=fill)
             for x, fill in ((stats.mean, 0.0), (stats.std, 0.0), (stats.min, np.inf), (stats.max, -np.inf))
         )
-        self._merge(count, mean, std * std * count, low, high)
+        self.merge_moments(count, mean, std * std * count, low, high)
 
-    def _merge(self, count: Any, mean: Any, m2: Any, low: Any, high: Any) -> None:
+    def merge_moments(self, count: Any, mean: Any, m2: Any, low: Any, high: Any) -> None:
+        """Take in figures of each component, with sums of squared deviations."""
         total = self._count + count
         share = count / np.maximum(total, 1)
         delta = np.where(count > 0, mean - self._mean, 0.0)
@@ -266,16 +245,19 @@ def statistics_of(figures: Sequence[Array]) -> StoredMoments:
 
 def dump_json(data: Mapping[str, object]) -> str:
     """Return JSON without NaN (null instead), the same for the same data."""
-    return json.dumps(_plain(data), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(plain(data), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
+    """Return a value as JSON has it, without NaN (None instead)."""
     if isinstance(value, Mapping):
-        return {_text(key): _plain(item) for key, item in value.items()}
+        return {_text(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        return plain(value.tolist())
+    if is_dataclass(value):
+        return plain(vars(value))
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int | bool | None):
@@ -289,14 +271,19 @@ def _text(value: object) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def sealed(description: SampleInfo | Manifest) -> dict[str, object]:
-    """Return the description as plain data with a digest of itself."""
-    data = _plain(asdict(description))
-    for sample in data.get("samples", [data]):  # without keys that came later, where they say nothing: bytes stay
-        for each in (sample, *sample["arrays"].values()):
-            for key in each.keys() & {"values", "documents", "chunks", "shards"}:
-                if each[key] in (None, {}):
-                    del each[key]
+def described(info: SampleInfo) -> dict[str, Any]:
+    """Return a sample's description as plain data, without keys that came later, where they say nothing."""
+    data: dict[str, Any] = plain(info)
+    for each in (data, *data["arrays"].values()):
+        for key in each.keys() & {"values", "documents", "chunks", "shards"}:
+            if each[key] in (None, {}):
+                del each[key]
+    return data
+
+
+def sealed(description: SampleInfo | Mapping[str, object]) -> dict[str, object]:
+    """Return a description as plain data with a digest of itself."""
+    data = described(description) if isinstance(description, SampleInfo) else description
     return {**data, "digest": digest_of(dump_json(data).encode())}
 
 
@@ -308,91 +295,9 @@ def digest_of(*parts: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def make_manifest(samples: Sequence[SampleInfo], store: str) -> Manifest:
-    """Sum up samples, which must agree in kind, recipe and fields.
-
-    Raises
-    ------
-    FieldMismatchError
-        A sample has other fields, or fields of another dtype or other dims, than the first.
-    """
-    first, settings = samples[0], samples[0].settings
-    for sample in samples[1:]:
-        check_alike(first, sample, store)
-        if not treat_alike(settings, sample.settings):
-            raise FieldMismatchError(
-                f"{store}: sample {sample.index} ({sample.name}) keeps faults that others repair, or repairs what they "
-                "keep; write all samples with the same --repair and --keep"
-            )
-        settings = either_treats(settings, sample.settings)
-    corners = [np.array(s.bbox) for s in samples if s.bbox is not None]
-    bbox = None
-    if corners:
-        low, high = np.min([c[0] for c in corners], axis=0), np.max([c[1] for c in corners], axis=0)
-        bbox = (tuple(low.tolist()), tuple(high.tolist()))
-    return Manifest(
-        version=first.version,
-        kind=first.kind,
-        entity=first.entity,
-        order=str(first.settings.get("order", "rows")),
-        on_sphere=first.on_sphere,
-        period=first.period,
-        recipe=first.recipe,
-        settings=settings,
-        entities=tuple(sorted(first.counts)),  # files keep no order of keys
-        counts={entity: sum(s.counts[entity] for s in samples) for entity in first.counts},
-        bbox=bbox,
-        fields=first.fields,
-        statistics={path: _merged(path, samples) for path in first.statistics},
-        samples=tuple(samples),
-    )
-
-
-def _merged(path: str, samples: Iterable[SampleInfo]) -> StoredMoments:
-    parts = [sample.statistics[path] for sample in samples]
-    size = len(parts[0].mean) if isinstance(parts[0].mean, tuple) else None
-    return merge_statistics(parts, size) if len(parts) > 1 else parts[0]
-
-
 def merge_statistics(parts: Iterable[StoredMoments], num_components: int | None) -> StoredMoments:
     """Return the figures of several parts of a field's data together."""
     total = RunningStatistics(num_components)
     for part in parts:
         total.merge(part)
     return total.result()
-
-
-def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
-    """Check that two samples may lie in one store.
-
-    Raises
-    ------
-    FieldMismatchError
-    """
-
-    def differ(name: str, expected: object, found: object) -> FieldMismatchError:
-        return FieldMismatchError(
-            f"{store}: sample {other.index} ({other.name}) has {name} {found}, but sample {first.index} "
-            f"({first.name}) has {expected}; choose the fields that all samples share, or write two stores"
-        )
-
-    for name in ("version", "kind", "entity", "on_sphere", "period", "recipe"):
-        if getattr(first, name) != getattr(other, name):
-            raise differ(name, getattr(first, name), getattr(other, name))
-    if first.counts.keys() != other.counts.keys():
-        raise differ("entities", sorted(first.counts), sorted(other.counts))
-    if first.values.keys() != other.values.keys():
-        raise differ("values of the whole", sorted(first.values), sorted(other.values))
-    if first.fields.keys() != other.fields.keys():
-        raise differ("fields", sorted(first.fields), sorted(other.fields))
-    for path, info in first.fields.items():
-        found = other.fields[path]
-        if info is not found and replace(info, attributes={}) != replace(found, attributes={}):
-            raise differ(f"field {path!r} as", f"{info.dtype} {info.dims}", f"{found.dtype} {found.dims}")
-        shapes = [_components(sample, path) for sample in (first, other)]
-        if shapes[0] != shapes[1]:
-            raise differ(f"components of {path!r}:", shapes[0], shapes[1])
-
-
-def _components(sample: SampleInfo, path: str) -> tuple[int, ...]:
-    return sample.arrays[path].shape[sample.fields[path].entity_dim + 1 :]

@@ -8,8 +8,10 @@ relation ``edge`` from that set to itself, and lie in ``csr``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from scidata.meshes.hetero import relation_parts
-from scidata.store.format.entries import Entry
 from scidata.store.format.manifest import SampleInfo
 
 
@@ -32,29 +34,17 @@ def folder_of_edges(relation: str) -> str:
     return "csr" if relation == "edge" else relation
 
 
-def rows_of_sets(entry: Entry, info: SampleInfo) -> dict[str, int | None]:
-    """Return the arrays that node sets and relations have, and their rows.
-
-    Raises
-    ------
-    CorruptDataError
-        Sets that are not all rows together, or a relation whose sets are not there.
-    """
-    num_rows = info.counts[info.entity]
-    rows: dict[str, int | None] = {f"{info.entity}/original_id": num_rows}
-    sets, relations = sets_of(info), relations_of(info)
-    if sum(info.counts[name] for name in sets) != num_rows:
-        entry.wrong("counts", f"as many of {info.entity} as of {', '.join(sets)} together")
-    for name in sets:
-        rows[f"{name}/original_id"] = info.counts[name]
+def rows_of_sets(info: SampleInfo, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays that node sets and relations have, and their rows, by the numbers of each entity."""
+    num_rows = counts[info.entity]
+    rows = {f"{info.entity}/original_id": num_rows}
+    for name in sets_of(info):
+        rows[f"{name}/original_id"] = counts[name]
         if name != info.entity:
             rows[f"{name}/indptr"] = num_rows + 1
         if f"{name}/pos" in info.arrays:
-            rows[f"{name}/pos"] = info.counts[name]
-    for name, (source, _, target) in relations.items():
-        for end in (source, target):
-            if end not in sets:
-                entry.wrong("counts", f"rows of the set {end[:80]!a}, of relation {name[:80]!a},")
-        num, folder = info.counts[name], folder_of_edges(name)
-        rows |= {f"{folder}/indptr": info.counts[target] + 1, f"{folder}/src": num, f"{folder}/edge_id": num}
+            rows[f"{name}/pos"] = counts[name]
+    for name, (_, _, target) in relations_of(info).items():
+        num, folder = counts[name], folder_of_edges(name)
+        rows |= {f"{folder}/indptr": counts[target] + 1, f"{folder}/src": num, f"{folder}/edge_id": num}
     return rows

@@ -15,11 +15,13 @@ from scidata.sources.access.first_reads import read_head
 from scidata.sources.single_files import is_as_named
 
 MANIFEST = "manifest.json"
+TABLE = "samples.bin"  # where the manifest does not hold it
+FOLDER = "sample-{:06d}.zarr"
 
 
 def folder_of(index: int) -> str:
     """Return the folder of a sample inside its store."""
-    return f"sample-{index:06d}.zarr"
+    return FOLDER.format(index)
 
 
 def join(store: str, name: str) -> str:

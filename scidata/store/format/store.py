@@ -6,11 +6,12 @@ the arrays. Rows are in curve order, so that one store serves any number of rank
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -36,16 +37,22 @@ from scidata.sources.access.first_reads import forget_head, read_head
 from scidata.sources.zarr.source import ZarrSource
 from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
+from scidata.store.format.durable import remove
 from scidata.store.format.kept import KeptFiles, is_worth_it
-from scidata.store.format.loading import load_manifest, load_sample
-from scidata.store.format.manifest import Manifest, SampleInfo, dump_json, make_manifest, sealed
-from scidata.store.format.places import MANIFEST, check_inside, folder_of, is_store, join
+from scidata.store.format.loading import gather, load_manifest, load_sample
+from scidata.store.format.manifest import SampleInfo, plain, sealed
+from scidata.store.format.places import FOLDER, MANIFEST, TABLE, check_inside, folder_of, is_store, join
+from scidata.store.format.samples import ReadTable, Samples
+from scidata.store.format.sums import MANIFEST_VERSION, Manifest, document, make_manifest, old_document
 from scidata.store.format.verify import Fault, FaultFound, check_sample, read_rows
 
-#: Of the manifest; a sample takes some KB in it, so that this is room for a hundred thousand. Python takes about ten
-#: times as much memory to read it.
+#: Of the manifest; of versions before 4 a sample takes some KB in it, so that this is room for a hundred thousand.
 MAX_MANIFEST_BYTES = 512 << 20
+#: Of the table of samples that lies beside it; a sample takes some hundred bytes.
+MAX_TABLE_BYTES = 32 << 30
+_INLINE_BYTES = 256 << 10  # of a table that the manifest itself holds
 _MANY = 1024  # samples, from which on metadata servers are not asked for each
+_MADE_SAMPLES = 1024  # descriptions that are kept
 
 
 class Store:
@@ -75,6 +82,7 @@ class Store:
         self.manifest, self._digest = _read_manifest(self.path)
         self._disk = disk
         self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, self._digest, disk)
+        self._samples: Cache[SampleInfo] = Cache(_MADE_SAMPLES)
         self._sources: dict[int, SampleSource] = {}
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
@@ -95,9 +103,12 @@ class Store:
         ConfigError
             The store has no such sample.
         """
+        found = self._samples.get(index)
+        if found is not None:
+            return found
         if not 0 <= index < len(self):
             raise ConfigError(f"{self.path}: there is no sample {index}; there are {len(self)}, from 0 on")
-        return self.manifest.samples[index]
+        return self._samples.put(index, self.manifest.samples[index])
 
     def source(self, index: int) -> ZarrSource:
         """Return the Zarr source of a sample, the same one at each call.
@@ -254,12 +265,13 @@ def _check_samples(store: Store) -> None:
     folders: set[str] = set()
     if len(store) > _MANY:
         with contextlib.suppress(OSError), os.scandir(store.path) as entries:  # it may be searched and not listed
-            folders.update(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    for info in store.manifest.samples:
-        if info.folder in folders:
+            folders.update([each.name for each in entries if each.is_dir(follow_symlinks=False)])
+    for i, folder in enumerate(map(FOLDER.format, store.manifest.samples.column("index").tolist())):
+        if folder in folders:
             continue
-        check_inside(store.path, os.path.join(store.path, info.folder))
-        if not os.path.isfile(os.path.join(store.path, info.folder, "zarr.json")):
+        check_inside(store.path, os.path.join(store.path, folder))
+        if not os.path.isfile(os.path.join(store.path, folder, "zarr.json")):
+            info = store.sample(i)
             raise CorruptDataError(
                 f"{store.path}: sample {info.index} ({info.name}) is in the manifest, but {info.folder} is not there; "
                 "copy the whole store, or write it again"
@@ -280,7 +292,32 @@ def _read_manifest(path: str) -> tuple[Manifest, bytes]:
             raise FileNotFoundError(errno.ENOENT, "there is no such store", path)
         raise UnsupportedFormatError(f"{path}: is no scidata store: it has no {MANIFEST}; make one: scidata partition")
     content = _manifest_bytes(path)
-    return load_manifest(content, where), hashlib.sha256(content).digest()
+    return load_manifest(content, where, lambda nbytes: _table(path, nbytes)), hashlib.sha256(content).digest()
+
+
+def _table(path: str, nbytes: int) -> ReadTable:
+    """Return what reads the table of samples that lies beside a manifest."""
+    where = join(path, TABLE)
+    check_inside(path, where)
+    _check_size(where, nbytes, "MAX_TABLE_BYTES", MAX_TABLE_BYTES)
+    return lambda start, stop: _table_bytes(where, start, stop, nbytes)
+
+
+def _table_bytes(where: str, start: int, stop: int, nbytes: int) -> bytes:
+    try:
+        if start == 0 and (size := files().size(where)) != nbytes:
+            raise CorruptDataError(f"{where}: has {size} bytes, the manifest has {nbytes}; copy the store again")
+        return bytes(files().read(where, start, stop - start))
+    except FileNotFoundError as e:
+        raise CorruptDataError(f"{where}: is not there, but the manifest has it; copy the whole store") from e
+
+
+def _check_size(where: str, size: int, name: str, most: int) -> None:
+    if size > most:
+        raise RefusedError(
+            f"{where}: takes {size} bytes, and no more than {most} are read (scidata.store.format.store.{name}); it is "
+            "damaged, or made to fill the memory: copy the store again, or split it"
+        )
 
 
 def _manifest_bytes(path: str) -> bytes:
@@ -288,11 +325,7 @@ def _manifest_bytes(path: str) -> bytes:
     check_inside(path, where)
     head, size = read_head(where, 0)
     forget_head(where)  # whoever asks again wants to see whether it has changed
-    if size > MAX_MANIFEST_BYTES:
-        raise RefusedError(
-            f"{where}: takes {size} bytes, and no more than {MAX_MANIFEST_BYTES} are read (scidata.store.format.store."
-            "MAX_MANIFEST_BYTES); it is damaged, or made to fill the memory: copy the store again, or split it"
-        )
+    _check_size(where, size, "MAX_MANIFEST_BYTES", MAX_MANIFEST_BYTES)
     if is_url(path):
         return head + bytes(files().read(where, len(head), size - len(head)))
     with open(where, "rb") as file:  # not through the cache of open files: it may hold that of a store before
@@ -319,11 +352,26 @@ def read_sample_info(store: str, index: int) -> SampleInfo:
     return info
 
 
-def write_manifest(store: str, samples: list[SampleInfo]) -> None:
-    """Sum up finished samples and write the manifest, which makes the folder a store."""
-    text = dump_json(sealed(make_manifest(samples, store)))
+def write_manifest(store: str, infos: Iterable[SampleInfo]) -> Samples:
+    """Sum up finished samples and write the manifest, which makes the folder a store; return the samples."""
+    samples = gather(infos, store)
+    text, table = _described(make_manifest(samples, store))
+    beside = os.path.join(store, TABLE)
+    if table is not None:
+        write_whole(beside, bytes(table), durable=True)
     write_whole(os.path.join(store, MANIFEST), text.encode(), durable=True)
+    if table is None:
+        remove(beside)  # of a store that was here before
     files().close()  # those of a store that was here before
+    return samples
+
+
+def _described(manifest: Manifest) -> tuple[str, bytes | memoryview | None]:
+    """Return the JSON of a manifest, and the table that lies beside it, unless it is small."""
+    table = manifest.samples.table.read(0, manifest.samples.table.nbytes)
+    is_small = len(table) <= _INLINE_BYTES
+    samples = {**manifest.samples.said, "table": base64.b64encode(table).decode() if is_small else None}
+    return document(manifest, samples=samples), None if is_small else table
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:
@@ -400,23 +448,28 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
 
 
 def _check_sums(store: Store) -> None:
-    made = dump_json(sealed(make_manifest(store.manifest.samples, store.path)))
-    if store.manifest.version > 1 and made.encode() == _manifest_bytes(store.path):
-        _check_top(store)
-        return
-    if made != dump_json(sealed(store.manifest)):
-        raise CorruptDataError(f"{store.path}: the manifest's sums are not those of its samples; write the store again")
-    if store.manifest.version > 1:
+    """Check that a manifest has the bytes that scidata writes of its samples."""
+    content = _manifest_bytes(store.path)
+    made = make_manifest(gather(store.manifest.samples, store.path), store.path)
+    for name in ("counts", "bbox", "statistics", "settings"):
+        if plain(getattr(made, name)) != plain(getattr(store.manifest, name)):
+            raise CorruptDataError(
+                f"{store.path}: the manifest's {name} are not those of its samples; write the store again"
+            )
+    text, table = _described(made) if store.manifest.version == MANIFEST_VERSION else (old_document(made), None)
+    if text.encode() == content:
+        _check_top(store, {MANIFEST} if table is None else {MANIFEST, TABLE})
+    elif store.manifest.version > 1:
         raise CorruptDataError(
             f"{join(store.path, MANIFEST)}: says what it should, but not in the bytes that scidata wrote; it was edited"
         )
 
 
-def _check_top(store: Store) -> None:
-    """Check that a local store's folder holds its samples and its manifest alone; empty locks are no bytes of it."""
+def _check_top(store: Store, known: set[str]) -> None:
+    """Check that a local store's folder holds its samples and some files alone; empty locks are no bytes of it."""
     if is_url(store.path):
         return
-    known = {MANIFEST, *(info.folder for info in store.manifest.samples)}
+    known = known.union(map(folder_of, store.manifest.samples.column("index").tolist()))
     for name in sorted(os.listdir(store.path)):
         path = os.path.join(store.path, name)
         if name not in known and not (name.startswith(".lock") and os.path.isfile(path) and not os.path.getsize(path)):

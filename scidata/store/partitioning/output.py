@@ -18,11 +18,13 @@ from scidata.core.own_files import open_own
 from scidata.errors import ConfigError, OutputError
 from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove
-from scidata.store.format.places import MANIFEST
+from scidata.store.format.places import MANIFEST, TABLE
 
 _LOCK = ".lock"
 _SAMPLE = re.compile(r"sample-(\d{6,})\.zarr")
-_TEMPORARY = re.compile(r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch|\.try-[0-9a-f]+)?|manifest\.json(\.[0-9a-f]+)?)")
+_TEMPORARY = re.compile(
+    r"\.tmp-(sample-(\d{6,})\.zarr(\.scratch|\.try-[0-9a-f]+)?|(manifest\.json|samples\.bin)(\.[0-9a-f]+)?)"
+)
 _PART_LOCK = re.compile(r"\.lock-part-(\d+)-of-(\d+)")
 
 
@@ -93,7 +95,7 @@ def _check_contents(out: str) -> None:
         return
     if not os.path.isdir(out):
         raise OutputError(f"{out}: exists and is no folder; choose another output")
-    patterns, known = (_SAMPLE, _TEMPORARY, _PART_LOCK), (MANIFEST, _LOCK)
+    patterns, known = (_SAMPLE, _TEMPORARY, _PART_LOCK), (MANIFEST, TABLE, _LOCK)
     names = sorted(name for name in os.listdir(out) if name not in known)
     foreign = [name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)]
     if foreign:
@@ -195,7 +197,7 @@ def finished_samples(out: str) -> list[int]:
 
 def remove_samples(out: str, indices: Iterable[int]) -> None:
     """Remove the manifest, so that nothing opens as valid any more, then the samples."""
-    remove(os.path.join(out, MANIFEST))
+    remove(os.path.join(out, MANIFEST), os.path.join(out, TABLE))
     wanted = set(indices)
     for name in os.listdir(out):
         match = _SAMPLE.fullmatch(name)

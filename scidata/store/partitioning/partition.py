@@ -19,8 +19,10 @@ from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
 from scidata.store.format.durable import remove, rename_over
+from scidata.store.format.loading import gather
 from scidata.store.format.manifest import SCHEMA_VERSION, SampleInfo
 from scidata.store.format.places import MANIFEST
+from scidata.store.format.samples import Samples
 from scidata.store.format.store import read_sample_info, verify_sample, write_manifest
 from scidata.store.format.treatments import TREATMENTS, treat_alike
 from scidata.store.format.write import MAX_FIELD_BYTES
@@ -299,10 +301,9 @@ def _run(
         except BaseException:
             output.remove_temporaries(out, todo)
             raise
-        infos = [read_sample_info(out, index) for index in indices]
-        if part is None:
-            write_manifest(out, infos)
-    return _report(out, len(task.samples), infos, written=todo, kept=kept, finished=part is None)
+        infos = (read_sample_info(out, index) for index in indices)
+        samples = write_manifest(out, infos) if part is None else gather(infos, out)
+    return _report(out, len(task.samples), samples, written=todo, kept=kept, finished=part is None)
 
 
 def _process(task: Task, out: str, indices: list[int], *, executor: Executor, tick: Tick) -> None:
@@ -381,18 +382,17 @@ def _difference(info: SampleInfo, task: Task) -> str:
 
 
 def _report(
-    out: str, num_samples: int, infos: list[SampleInfo], *, written: list[int], kept: list[int], finished: bool
+    out: str, num_samples: int, samples: Samples, *, written: list[int], kept: list[int], finished: bool
 ) -> PartitionReport:
-    entities = sorted({entity for info in infos for entity in info.counts})
     return PartitionReport(
         out=out,
         num_samples=num_samples,
         written=tuple(written),
         kept=tuple(kept),
         finished=finished,
-        counts={entity: sum(info.counts.get(entity, 0) for info in infos) for entity in entities},
-        nbytes=sum(info.nbytes for info in infos),
-        notes={info.name: info.notes for info in infos if info.notes},
+        counts=samples.counts(),
+        nbytes=sum(samples.nbytes()),
+        notes={info.name: info.notes for info in samples if info.notes},
     )
 
 
@@ -411,8 +411,7 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         raise OutputError(f"{target}: there are no samples to finish; run `scidata partition SOURCE... {target}` first")
     with output.claim_output(target, None):
         there = output.finished_samples(target)
-        infos = [read_sample_info(target, index) for index in there]
-        expected = infos[0].num_samples
+        expected = read_sample_info(target, there[0]).num_samples
         missing = sorted(set(range(expected)) - set(there))
         if missing:
             shown = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
@@ -423,5 +422,5 @@ def finalize(out: str | os.PathLike[str]) -> PartitionReport:
         if len(there) > expected:
             raise OutputError(f"{target}: has {len(there)} samples, but was made of {expected}; runs were mixed")
         output.remove_temporaries(target, None)
-        write_manifest(target, infos)
-    return _report(target, expected, infos, written=[], kept=there, finished=True)
+        samples = write_manifest(target, (read_sample_info(target, index) for index in there))
+    return _report(target, expected, samples, written=[], kept=there, finished=True)

@@ -33,7 +33,7 @@ def checked_halo(store: Store, halo: object) -> float:
         unit = "a radius" if kind == "points" else "a number of hops"
         raise ConfigError(f"halo={halo!r}: a halo of {kind} is {unit}, at least 0")
     if kind == "points":
-        if halo and any(sample.block_space is None for sample in store.manifest.samples):
+        if halo and any(sample.block_space is None for sample in store.manifest.samples.firsts()):
             raise ConfigError(f"{store.path}: halo={halo} is a radius, and the store has no positions")
         return float(halo)
     if halo != int(halo):
@@ -52,7 +52,7 @@ def checked_layers(store: Store, halo: Any) -> Layers:
         How many layers, each along all relations; ``{relation: how many}``, or relations one after the other, in the
         order of the layers. Several relations of one layer are given together: ``[("a__to__b", "b__to__a"), ...]``.
     """
-    known = tuple(relations_of(store.manifest.samples[0]))
+    known = tuple(relations_of(store.sample(0)))
     if is_int(halo) and halo >= 0:
         return (known,) * int(halo)
     if isinstance(halo, Mapping):
@@ -96,7 +96,7 @@ def check_subsample(store: Store, subsample: Subsample) -> None:
     """Check that the store has the rows that are drawn."""
     if store.manifest.kind != "hetero":
         subsample.only_one(store.path)
-    sets = sets_of(store.manifest.samples[0])
+    sets = sets_of(store.sample(0))
     drawable = [each for each in store.manifest.entities if each in (*sets, "cell")]
     for name in subsample.counts:
         if name not in drawable:
@@ -111,10 +111,11 @@ def named_fields(store: Store) -> dict[str, FieldInfo]:
     """Return the fields by the names that users type: with the entity where several have a field of that name."""
     manifest = store.manifest
     infos = list(manifest.fields.values())
-    sets = sets_of(manifest.samples[0]) if manifest.samples else ()
-    placed = [name for name in sets if all(f"{name}/pos" in sample.arrays for sample in manifest.samples)]
+    firsts = manifest.samples.firsts()
+    sets = sets_of(firsts[0])
+    placed = [name for name in sets if all(f"{name}/pos" in sample.arrays for sample in firsts)]
     for entity in reversed(placed):
-        array = manifest.samples[0].arrays[f"{entity}/pos"]
+        array = firsts[0].arrays[f"{entity}/pos"]
         infos.insert(0, FieldInfo(name="pos", entity=entity, dtype=array.dtype, dims=(entity, "xyz"), entity_dim=0))
     names = [info.name for info in infos]
     return {info.name if names.count(info.name) == 1 else info.path: info for info in infos}

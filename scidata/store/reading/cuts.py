@@ -78,7 +78,7 @@ def _checked_costs(store: Store, weights: object) -> str | dict[str, float]:
     """Return ``"edges"``, or the cost of a row of each set: 0 where none is given."""
     if weights == "edges":
         return "edges"
-    sets = sets_of(store.manifest.samples[0])
+    sets = sets_of(store.sample(0))
     if not isinstance(weights, Mapping):
         shown = ", ".join(f"{name!r}: 1" for name in sets)
         raise ConfigError(

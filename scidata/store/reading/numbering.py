@@ -186,10 +186,9 @@ def number_samples(store: Store, infos: Sequence[FieldInfo], options: ReadOption
             "the dimension with sample_dim"
         )
     crop = _checked_crop(store, infos, options.isel or {}, chosen)
-    if chosen is None:
-        sizes: tuple[int, ...] = ()
-        counts = np.ones(len(store), np.int64)
-    else:
+    sizes: tuple[int, ...] = ()
+    firsts: Sequence[int] = range(len(store) + 1)
+    if chosen is not None:
         sizes = _times(store, infos, chosen)
         lost = max(0, *offsets) - min(0, *offsets)
         kept = {size: len(_kept_rows(crop.get(chosen, slice(None)), size)) for size in set(sizes)}
@@ -199,7 +198,7 @@ def number_samples(store: Store, infos: Sequence[FieldInfo], options: ReadOption
                 f"{store.path}: steps {','.join(map(str, offsets))} reach over more rows than any stored sample has of "
                 f"{chosen!r}, at most {max(kept.values())}: there would be no sample"
             )
-    firsts = bounds_of(counts).tolist()
+        firsts = bounds_of(counts).tolist()
     return Numbering(store=store, sample_dim=chosen, steps=offsets, isel=crop, firsts=firsts, _sizes=sizes)
 
 
@@ -224,16 +223,17 @@ def _times(store: Store, infos: Sequence[FieldInfo], sample_dim: str) -> tuple[i
     """Return the rows along ``sample_dim`` of each stored sample."""
     fields = [info for info in infos if sample_dim in _free_dims(info)] or store.manifest.fields.values()
     places = [(f.path, i) for f in fields for i, d in enumerate(f.dims) if d == sample_dim and i != f.entity_dim]
-    sizes = []
-    for sample in store.manifest.samples:
-        found = {path: sample.arrays[path].shape[i] for path, i in places}
-        if len(set(found.values())) > 1:
+    samples = store.manifest.samples
+    sizes = {path: samples.column("arrays", path, "shape", i) for path, i in places}
+    first = next(iter(sizes.values()))
+    for other in sizes.values():
+        for index in np.flatnonzero(other != first)[:1].tolist():
+            sample, found = store.sample(index), {path: int(each[index]) for path, each in sizes.items()}
             raise FieldMismatchError(
                 f"{store.path}: sample {sample.index} ({sample.name}): fields differ in how many {sample_dim!r} they "
                 f"have: {found}; write them to stores of their own, or read them whole with sample_dim=False"
             )
-        sizes.append(next(iter(found.values())))
-    return tuple(sizes)
+    return tuple(first.tolist())
 
 
 def _checked_crop(store: Store, infos: Sequence[FieldInfo], isel: Crop, sample_dim: str | None) -> dict[str, Any]:
@@ -259,7 +259,8 @@ def _checked_crop(store: Store, infos: Sequence[FieldInfo], isel: Crop, sample_d
 
 def _sizes_of(store: Store, infos: Sequence[FieldInfo], dim: str) -> list[tuple[str, int]]:
     places = [(f.path, i) for f in infos for i, d in enumerate(f.dims) if d == dim and i != f.entity_dim]
-    return sorted({(path, sample.arrays[path].shape[i]) for sample in store.manifest.samples for path, i in places})
+    column = store.manifest.samples.column
+    return sorted({(path, n) for path, i in places for n in np.unique(column("arrays", path, "shape", i)).tolist()})
 
 
 def _as_arrays(figures: StoredMoments, shape: Sequence[int]) -> list[AnyArray]:

@@ -171,12 +171,14 @@ class StoreReader(PartReader):
         content: dict[str, object] = {
             "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
             "numbering": self.numbering.describe(chosen),
-            "samples": [
-                [s.recipe, dict(s.counts), [s.arrays[path].digest for path in paths]]
-                for s in self.store.manifest.samples
-            ],
+            "samples": _contents(self.store, paths),
         }
         return self._digest(content)
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of an entity in each sample, ``(num_samples,)`` int64."""
+        self._check_entity(entity)
+        return np.repeat(self.store.manifest.samples.column("counts", entity), np.diff(self.numbering.firsts))
 
     def _chosen(self, fields: Sequence[str] | str | None) -> tuple[str, ...]:
         if fields is None:
@@ -220,6 +222,17 @@ class StoreReader(PartReader):
         of_edges = entity == "edge" or is_relation(entity)
         path = f"{folder_of_edges(entity)}/{'edge_id' if of_edges else 'original_id'}"
         return access.rows(path, start, stop) if rows is None else access.gather(path, rows)
+
+
+def _contents(store: Store, paths: Sequence[str]) -> list[object]:
+    """Return the recipe, the counts, and the digests of some arrays of each sample."""
+    samples, manifest = store.manifest.samples, store.manifest
+    counts = {entity: samples.column("counts", entity).tolist() for entity in manifest.entities}
+    digests = [samples.column("arrays", path, "digest").tolist() for path in paths]
+    return [
+        [manifest.recipe, dict(zip(counts, each, strict=True)), [digest[i] for digest in digests]]
+        for i, each in enumerate(zip(*counts.values(), strict=True))
+    ]
 
 
 def _check(options: ReadOptions, path: str) -> None:

@@ -128,7 +128,7 @@ def inspect_partitioned(
         settings=manifest.settings,
         bbox=manifest.bbox,
         counts=manifest.counts,
-        nbytes=sum(s.nbytes for s in manifest.samples),
+        nbytes=sum(manifest.samples.nbytes()),
         sample_dim=sample_dim,
         num_read=num_read,
         fields=tuple(
@@ -138,7 +138,7 @@ def inspect_partitioned(
                 dtype=str(np.dtype(field.dtype).newbyteorder("=")),
                 dims=field.dims,
                 entity_dim=field.entity_dim,
-                shape=manifest.samples[0].arrays[field_path].shape,
+                shape=store.sample(0).arrays[field_path].shape,
                 units=field.units,
                 statistics=manifest.statistics.get(field_path),
             )

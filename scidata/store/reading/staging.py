@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+
 from scidata.core.tasks.work import in_threads
 from scidata.errors import ConfigError, OutputError
 from scidata.store.format.blocks import Use
+from scidata.store.format.places import folder_of
 from scidata.store.reading.reader import StoreReader
 
 
@@ -46,7 +49,8 @@ class StoreStaging:
         self._start = f"{self._kept.url()}/"
         self._use = Use()
         self._limit, self._is_full = self._kept.disk.max_bytes, False
-        self._to_come = Counter(reader.sample_info(index).folder for index in range(reader.num_samples))
+        folders = map(folder_of, reader.store.manifest.samples.column("index").tolist())
+        self._to_come = Counter(dict(zip(folders, np.diff(reader.numbering.firsts).tolist(), strict=True)))
 
     @property
     def num_parts(self) -> int:

@@ -26,6 +26,7 @@ from scidata.store.format import store as store_module
 from scidata.store.format.manifest import digest_of
 from scidata.store.format.places import MANIFEST
 from scidata.store.format.store import open_store, read_sample_info, verify, verify_sample
+from scidata.store.format.sums import old_document
 from scidata.store.reading.report import inspect_partitioned
 from tests.writers import triangulation, write_hdf5
 
@@ -144,9 +145,17 @@ def read_all(store: Path) -> list[torch.Tensor]:
     return [ds[i]["u"] for i in range(len(ds))]
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_every_key(store: Path, name: str) -> None:
-    good = json.loads((store / MANIFEST).read_text())
+def as_before(store: Path) -> Path:
+    """Give a store the manifest that versions of scidata wrote which held each sample in full."""
+    (store / MANIFEST).write_text(old_document(open_store(store).manifest))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("name", "is_old"), [*((name, False) for name in VALUES), *((name, True) for name in list(VALUES)[::3])]
+)
+def test_every_key(store: Path, name: str, is_old: bool) -> None:
+    good = json.loads((as_before(store) if is_old else store).joinpath(MANIFEST).read_text())
     before = read_all(store)
     refused = 0
     for way in ways({key: value for key, value in good.items() if key != "digest"}):
@@ -168,7 +177,7 @@ def test_every_key(store: Path, name: str) -> None:
 
 
 def test_the_sample_and_the_key_are_named(store: Path) -> None:
-    good = json.loads((store / MANIFEST).read_text())
+    good = json.loads((as_before(store) / MANIFEST).read_text())
     for way, value, words in (
         (("samples", 1, "counts", "node"), -1, "sample 1: 'counts'['node']"),
         (("samples", 1, "arrays", "node/u", "shape"), [2**62, 2**62], "sample 1: 'arrays'['node/u']['shape']"),
@@ -210,7 +219,7 @@ def test_other_documents(store: Path, text: bytes) -> None:
 
 def test_edited_manifests_do_not_match_their_digest(store: Path) -> None:
     text = (store / MANIFEST).read_text()
-    for edited in (text.replace("case1", "case2"), text.replace('"kind": "mesh"', '"kind":  "points"', 1)):
+    for edited in (text.replace("case0", "case2"), text.replace('"kind": "mesh"', '"kind":  "points"', 1)):
         assert edited != text
         (store / MANIFEST).write_text(edited)
         with pytest.raises(CorruptDataError, match="does not match its own digest"):
@@ -222,7 +231,7 @@ def test_edited_manifests_do_not_match_their_digest(store: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["../other/sample-000000.zarr", "/sample-000000.zarr", "..", "a/../../b", ""])
 def test_folders_that_lead_out(store: Path, pristine: Path, folder: str) -> None:
-    good = json.loads((store / MANIFEST).read_text())
+    good = json.loads((as_before(store) / MANIFEST).read_text())
     shutil.copytree(pristine, store.parent / "other")
     write(store, changed(good, ("samples", 0, "folder"), folder.replace("/sample", f"{pristine}/sample", 1)))
     with pytest.raises(RefusedError, match="sample 0: 'folder' names"):
@@ -234,7 +243,7 @@ def test_folders_that_lead_out(store: Path, pristine: Path, folder: str) -> None
 
 @pytest.mark.parametrize("name", ["../u", "/u", "node/../../../u", "node//u", "node\\u", "no\0de/u"])
 def test_arrays_that_lead_out(store: Path, name: str) -> None:
-    good = json.loads((store / MANIFEST).read_text())
+    good = json.loads((as_before(store) / MANIFEST).read_text())
     good["samples"][0]["arrays"][name] = good["samples"][0]["arrays"]["blocks/bbox"]
     good["samples"][0]["arrays"]["checksums"] = dict(good["samples"][0]["arrays"]["checksums"])
     write(store, good)

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from torch._functorch import apis, eager_transforms, vmap
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import Function, Variable, forward_ad
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
@@ -214,6 +215,18 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 def compiled_from(model: object) -> object:
     """Return the model that ``torch.compile`` was given, where this is its result; the class of that is not public."""
     return getattr(model, "_orig_mod", model)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether a tensor is not one of a tracer's, which have none; torch's own check of one kind alone is public."""
+    return not (isinstance(x, FakeTensor | FunctionalTensor) or torch._is_functional_tensor(x))
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute with real values while a step is captured; leaving all modes has no public way."""
+    with _disable_current_modes():
+        yield
 
 
 def is_in_a_mode() -> bool:

@@ -126,15 +126,21 @@ class Region:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return call(*args, **kwargs)
         try:
-            options = self._options
-            captured, result = capture(
-                call, leaves, tree, self._snapshot(), options.compilers(), fuses=options.backend == "inductor"
-            )
+            try:
+                captured, result = self._capture(call, leaves, tree)
+            except NotCapturedError:
+                captured, result = self._capture(call, leaves, tree, folds=True)
         except NotCapturedError as e:
             self._open(str(e))
             return call(*args, **kwargs)
         self.captured.setdefault(key, []).append(captured)
         return result
+
+    def _capture(
+        self, call: Callable[..., Any], leaves: Sequence[Leaf], tree: Any, *, folds: bool = False
+    ) -> tuple[Captured, Any]:
+        options, fuses = self._options, self._options.backend == "inductor"
+        return capture(call, leaves, tree, self._snapshot(), options.compilers(), fuses=fuses, folds=folds)
 
     def _snapshot(self) -> Snapshot:
         if self._module is None:

@@ -22,7 +22,7 @@ from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, group_of, is_operator
 from scidata.shard.comm.sums import all_reduce_sum, defer, deferral
 from scidata.shard.compile.state import Snapshot
-from scidata.shard.compile.torch_internals import Compiler, captured_function, tracing
+from scidata.shard.compile.torch_internals import Compiler, Constants, captured_function, tracing
 from scidata.shard.compile.values import Leaf, NotCapturedError, facts, result_of
 from scidata.shard.torch_internals import is_accumulated, tree_flatten, tree_unflatten, version_of
 
@@ -69,9 +69,13 @@ def capture(
     compilers: tuple[Compiler, Compiler],
     *,
     fuses: bool,
+    folds: bool,
 ) -> tuple[Captured, Any]:
-    """Capture a call, and return its result; raises NotCapturedError before anything has been communicated."""
-    places = snapshot.places
+    """Capture a call, and return its result; raises NotCapturedError before anything has been communicated.
+
+    With ``folds``, what is computed of constants alone is not captured, but computed, so that its values can be read.
+    """
+    places, constants = snapshot.places, Constants(folds=folds)
     results: list[Leaf] = []
     result_trees: list[Any] = []
     tensors = _collect(places, leaves)
@@ -85,7 +89,8 @@ def capture(
             left = iter(tensors[len(places) :])
             given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in leaves]
             args, kwargs = tree_unflatten(given, tree)
-            found = function(*args, **kwargs)
+            with constants:
+                found = function(*args, **kwargs)
         flat, result_tree = tree_flatten(found)
         shards = [x for x in given if isinstance(x, ShardBase)]
         results[:] = [result_of(x, shards) for x in flat]
@@ -100,6 +105,7 @@ def capture(
         made.collectives = [len(_collectives(gm)) for gm in graphs]
         if sum(made.collectives) != len(calls):
             raise NotCapturedError("the result of a collective is not used, and other ranks wait for it")
+        made.constants += constants.read.values()
         for gm in graphs:
             made.constants += _constants(gm)
 

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scidata.shard.torch_internals import has_values, unseen, version_of
 
 #: A graph of a step in, and its example tensors; out comes a function of the same tensors.
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -24,13 +27,6 @@ Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 def has_function_mode() -> bool:
     """Whether a mode of the user's looks at functions; only the stack of modes knows."""
     return torch._C._len_torch_function_stack() > 0
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Compute with real values while a step is captured; leaving all modes has no public way."""
-    with _disable_current_modes():
-        yield
 
 
 def eager_call(module: nn.Module) -> Callable[..., Any]:
@@ -46,6 +42,61 @@ def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
 def compiled_call(model: object) -> object:
     """Return what :func:`set_compiled_call` was given, or None."""
     return getattr(model, "_compiled_call_impl", None)
+
+
+class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches tensors with values among the operands of what is captured: constants of the graph.
+
+    One that is written to raises TypeError, before it is: each trace would write. With ``folds``, what is computed of
+    constants alone is computed at once, and a constant too, so that handlers can read it. ``read`` has the constants
+    that were computed with so, and their versions.
+    """
+
+    def __init__(self, *, folds: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._folds = folds
+        self.read: dict[int, tuple[Tensor, int]] = {}
+        self._made: dict[int, Tensor] = {}  # by storage: those that were computed here
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        """Compute, or hand on to the tracer."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        held = [x for x in tensors if has_values(x)]
+        folds = self._folds and func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
+        folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket is torch.ops.aten.arange)
+        if held and func is torch.ops.aten.lift_fresh.default:  # a literal
+            self._made |= {storage_of(x): x for x in held}
+        if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
+            raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
+        if not folds:
+            return func(*args, **(kwargs or {}))
+        with unseen():
+            found = func(*args, **(kwargs or {}))
+        new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+        known = {*map(storage_of, held)}
+        if sum(x.nbytes for x in new if storage_of(x) not in known) > _MOST_FOLDED:
+            return func(*args, **(kwargs or {}))
+        for x in held:
+            if storage_of(x) not in self._made:
+                self.read[id(x)] = x, version_of(x)
+        self._made |= {storage_of(x): x for x in new if storage_of(x) not in known}
+        return found
+
+    def _may_write(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object], folds: bool) -> bool:
+        """Whether what the operator writes to has no values, or was computed here."""
+        names = [arg.name for arg in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        targets = [given.get(arg.name) for arg in func._schema.arguments if arg.alias_info and arg.alias_info.is_write]
+        return all(
+            not has_values(x) or (folds and storage_of(x) in self._made)
+            for x in tree_leaves(targets)
+            if isinstance(x, Tensor)
+        )
+
+
+_MOST_FOLDED = 1 << 24  # bytes of a constant
 
 
 def has_hooks(module: nn.Module) -> bool:

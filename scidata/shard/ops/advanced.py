@@ -19,6 +19,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
+from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.moving import replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
@@ -79,8 +80,7 @@ def whole_index(func: TorchFunction, x: ShardTensor, index: Tensor) -> Tensor:
 def flat_rows(index: Tensor, dim: int, extent: int) -> Tensor:
     """Return an index tensor as a flat row of numbers from 0 on; raises IndexError where one is out of range."""
     rows = index.reshape(-1).to(torch.int64)
-    if rows.numel() and not -extent <= int(rows.min()) <= int(rows.max()) < extent:
-        raise IndexError(f"an index is out of bounds for dimension {dim} with size {extent}")
+    rows = in_range(rows, -extent, extent, f"an index is out of bounds for dimension {dim} with size {extent}")
     return torch.where(rows < 0, rows + extent, rows)
 
 
@@ -118,10 +118,10 @@ def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]
         local = x.local[tuple(tensors.get(d, slice(None)) for d in range(spec.ndim))]
         return finish(local, spec.move_dims(new_shape, new_dim))
     order = [split[0], *(d for d in dims if d != split[0])]  # merged with the sharded dim as the slowest
-    linear = torch.zeros(math.prod(shape), dtype=torch.int64)
-    for d in order:
-        extent = spec.global_shape[d]
-        linear = linear * extent + flat_rows(indices[dims.index(d)].cpu(), d, extent)
+    rows = [flat_rows(indices[dims.index(d)].cpu(), d, spec.global_shape[d]) for d in order]
+    linear = rows[0]
+    for d, more in zip(order[1:], rows[1:], strict=True):
+        linear = linear * spec.global_shape[d] + more
     rest = math.prod(spec.global_shape[d] for d in order[1:])
     axis = spec.sharded[split[0]]
     sizes = spec.sizes_of(axis) if rest == 1 else tuple([size * rest for size in spec.sizes_of(axis)])
@@ -134,8 +134,8 @@ def _take_listed(func: TorchFunction, x: ShardTensor, tensors: dict[int, Tensor]
     local = local.reshape(*local.shape[:place], sizes[spec.coordinate(axis)], *local.shape[place + len(dims) :])
     local = move_rows(local, plan, place, spec.group(axis))
     if len(shape) > 1:
-        rows = new_sizes[spec.coordinate(axis)]
-        local = local.reshape(*local.shape[:place], rows, *shape[1:], *local.shape[place + 1 :])
+        own = new_sizes[spec.coordinate(axis)]
+        local = local.reshape(*local.shape[:place], own, *shape[1:], *local.shape[place + 1 :])
     new = [place if a == axis else None if d is None else new_dim[d] for a, d in enumerate(spec.dims)]
     result = spec.derive(new_shape, new, [new_sizes if a == axis else s for a, s in enumerate(spec.sizes)])
     if not spec.in_order:
@@ -204,7 +204,7 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
     before: tuple[slice | Tensor, ...] = (slice(None),) * dim
     if not axes:
-        local = x.local[(*before, mask)]
+        local = x.local[(*before, *_places(mask))]
         return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
     if not isinstance(mask, ShardTensor) and dim in spec.sharded:
         mask = as_joined(func, mask, 0, spec)
@@ -230,7 +230,11 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     shape = _masked_shape(spec, covered, sum(counts))
     dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x.spec.dims)]
     new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x.spec.sizes)])
-    return ShardTensor(x.local[(*before, mine)], new)
+    return ShardTensor(x.local[(*before, *_places(mine))], new)
+
+
+def _places(mask: Tensor) -> tuple[Tensor, ...]:
+    return mask.nonzero(as_tuple=True)  # which torch does too; by these, a mask that is a constant can be captured
 
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:

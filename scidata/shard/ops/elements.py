@@ -26,6 +26,7 @@ from scidata.shard.ops.align import (
     write_to_plain,
 )
 from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.edge_order import refuse_disorder
@@ -115,8 +116,7 @@ def scatter_along(
     part, ids, *values = locals_
     spec = spec_of_layout(layout, labels[0], target.spec.global_shape, target.spec)
     extent, size = spec.global_shape[dim], part.shape[dim]
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < extent:
-        raise IndexError(f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
+    ids = in_range(ids, 0, extent, f"{func.__name__}: an index is out of bounds for dim {dim} with size {extent}")
     if dim in spec.sharded:
         ids = ids - spec.offsets[dim]
         mine = (ids >= 0) & (ids < size)

@@ -18,6 +18,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import Run, handles, normal_dim
+from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import gather_from_owners, moved_off, whole_along
 from scidata.shard.ops.pointwise import elementwise
@@ -140,9 +141,8 @@ def _class_loss(func: TensorFunction, scores: Tensor, target: Tensor, smoothing:
     (local, classes), layout, _ = align(func, [scores, target], [names, rows])
     spec = specs_of([scores, target])[0]
     kept = classes != ignore
-    if bool((kept & ((classes < 0) | (classes >= num_classes))).any()):
-        raise IndexError(f"{func.__name__}: a target is out of bounds for {num_classes} classes")
-    classes = torch.where(kept, classes, 0)
+    fault = f"{func.__name__}: a target is out of bounds for {num_classes} classes"
+    classes = in_range(torch.where(kept, classes, 0), 0, num_classes, fault)
     factor = kept.to(local.dtype) if weight is None else weight[classes] * kept
     axis, sizes = next(((a, e[1]) for a, e in enumerate(layout) if e is not None and e[0] == "class"), (None, ()))
     start = 0 if axis is None else sum(sizes[: spec.coordinate(axis)])  # the first class of this rank

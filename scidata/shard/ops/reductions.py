@@ -32,7 +32,7 @@ from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import deviations, of_norm, of_prod, weighted, widened
 from scidata.shard.rows.ordered import LARGEST, least_over, sum_over
 from scidata.shard.sizes import facts_of
-from scidata.shard.spec import ShardSpec
+from scidata.shard.spec import ShardSpec, row_major
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import has_dual_level
 
@@ -339,19 +339,19 @@ def argmax(func: TensorFunction, x: ShardTensor, dim: int | None = None, keepdim
     local = x.local.detach()
     value = _fold(x, local, dims, _MAX if reduce is torch.max else _MIN)
     hits = ((local == value) | (local.isnan() & value.isnan())).reshape(-1)
-    own = local.new_full((), number_of(spec, hits), dtype=torch.int64)
-    return _drop(least_over(own, spec.shard_groups).reshape([1] * spec.ndim), dims, keepdim)
+    return _drop(least_over(number_of(spec, hits), spec.shard_groups).reshape([1] * spec.ndim), dims, keepdim)
 
 
-def number_of(spec: ShardSpec, hits: Tensor) -> int:
+def number_of(spec: ShardSpec, hits: Tensor) -> Tensor:
     """Number the first of some elements of this rank's part in C order of the whole; the largest number for none."""
-    if not hits.any():
-        return LARGEST
-    number = 0
-    places = torch.unravel_index(hits.int().argmax().cpu(), spec.local_shape)
-    for place, start, extent in zip(places, spec.offsets, spec.global_shape, strict=True):
-        number = number * extent + int(place) + start
-    return number
+    if not len(hits):
+        return hits.new_full((), LARGEST, dtype=torch.int64)
+    first, number = hits.int().argmax(), hits.new_zeros((), dtype=torch.int64)
+    for start, extent, size, row in zip(
+        spec.offsets, spec.global_shape, spec.local_shape, row_major(spec.local_shape), strict=True
+    ):
+        number = number * extent + first // row % size + start
+    return torch.where(hits.any(), number, LARGEST)
 
 
 # -- the rest ------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def _picked(x: ShardTensor, keys: Tensor, wanted: Sequence[int]) -> tuple[Tensor
         place = int(hits.int().argmax()) if len(hits) else 0
         places.append(place)
         numbers.append(number_of(spec, hits))
-    own = torch.tensor(numbers, device=flat.device)
+    own = torch.stack(numbers)
     first = least_over(own, spec.shard_groups)
     mine = (own == first) & (own != LARGEST)
     values = flat[torch.tensor(places, device=flat.device)] if len(flat) else flat.sum().to(flat.dtype).expand(len(own))

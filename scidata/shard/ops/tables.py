@@ -12,6 +12,7 @@ from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, on_parts, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor
@@ -63,8 +64,8 @@ def _in_sharded_rows(ids: Tensor, table: ShardTensor, axis: int, padding: int | 
     # the part that this rank's place along the axis holds is a table of its own to the other axes
     part = ShardTensor(table.local, spec.derive((spec.local_shape[0], spec.global_shape[1]), others, spec.sizes))
     (places, local), layout, _ = align(F.embedding, [ids, part], [rows, ["id", "feature"]])
-    if bool(((places < 0) | (places >= spec.global_shape[0])).any()):
-        raise IndexError(f"embedding: an id is out of range for a table of {spec.global_shape[0]} rows")
+    rows_held = spec.global_shape[0]
+    places = in_range(places, 0, rows_held, f"embedding: an id is out of range for a table of {rows_held} rows")
     own = places - spec.offsets[0]
     mine = (own >= 0) & (own < len(local))
     spare = torch.cat([local, local.new_zeros(1, local.shape[1])])

@@ -6,7 +6,9 @@ written to is gathered, and so are values along the dims that an index makes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -83,10 +85,8 @@ def write_through(
     (part, values), _, _ = align(func, [target, value], [range(spec.ndim), labels_of_value])
     rest = [part.shape[d] for d in range(spec.ndim) if d not in indices]
     values = values.expand(*rest[:place], *shape, *rest[place:]).flatten(place, place + len(shape) - 1)
-    mine = torch.ones(values.shape[place], dtype=torch.bool, device=values.device)
     local = {d: rows - spec.offsets[d] for d, rows in flat.items()}
-    for d, rows in local.items():
-        mine &= (rows >= 0) & (rows < part.shape[d])
+    mine = reduce(operator.and_, [(rows >= 0) & (rows < part.shape[d]) for d, rows in local.items()])
     (chosen,) = mine.nonzero(as_tuple=True)
     local = {d: rows[chosen] for d, rows in local.items()}
     values = values.index_select(place, chosen).to(part.dtype)

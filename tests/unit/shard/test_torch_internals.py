@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -518,13 +519,59 @@ def test_has_function_mode():
         assert of_graphs.has_function_mode()
 
 
+def test_tensors_of_tracers_have_no_values():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    found = []
+    held = torch.ones(2)
+
+    def function(x):
+        found.append((of_tensors.has_values(x), of_tensors.has_values(held)))
+        return x + held
+
+    make_fx(torch.func.functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)(torch.ones(2))
+    with FakeTensorMode():
+        found.append((of_tensors.has_values(torch.ones(2)), of_tensors.has_values(held)))
+    assert found == [(False, True)] * 2
+
+
+def test_constants_are_computed_at_once_and_not_written_to():
+    held, rows = torch.tensor([3, 1]), torch.arange(4)
+
+    def function(x, constants):
+        with constants:
+            made = held[:1].clone().add_(1) + torch.arange(1)
+            return x * made.item(), rows[1:], torch.rand(2)
+
+    for folds in (True, False):
+        constants = of_graphs.Constants(folds=folds)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            x = mode.from_tensor(torch.ones(2))
+            if not folds:
+                with pytest.raises(DataDependentOutputException):
+                    function(x, constants)
+                with constants, pytest.raises(TypeError, match="writes to a tensor that is neither"):
+                    held.add_(1)
+                continue
+            scaled, part, drawn = function(x, constants)
+            with constants, pytest.raises(TypeError, match="writes to a tensor"):
+                part.add_(1)
+        assert not of_tensors.has_values(scaled)
+        assert not of_tensors.has_values(drawn)
+        assert part.tolist() == [1, 2, 3]
+        assert {of_graphs.storage_of(x) for x, _ in constants.read.values()} == {
+            *map(of_graphs.storage_of, (held, rows))
+        }
+    assert held.tolist() == [3, 1]
+
+
 def test_unseen_leaves_modes():
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             raise AssertionError("modes of the user's see nothing")
 
     with Seen():
-        with of_graphs.unseen():
+        with of_tensors.unseen():
             assert (torch.ones(2) + 1).tolist() == [2, 2]
         with pytest.raises(AssertionError):
             torch.ones(2)

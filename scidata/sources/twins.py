@@ -176,7 +176,7 @@ class Example:
             version = files().version(path)
             if not self._metadata.may_be_read(path):
                 return None
-            at = _reader(path, self._head_nbytes, size)
+            at = reader(path, self._head_nbytes, size)
             found = None if at is None else self._match(at, size)
             parts = None if at is None or found is None else self._parts_of(found, at, size)
             return FileRow("", version, parts) if parts is not None and files().version(path) == version else None
@@ -321,10 +321,10 @@ def _digest(data: bytes) -> Values:
     return "V32", hashlib.sha256(data).digest()
 
 
-def _reader(path: str, head_nbytes: int, size: int) -> At | None:
+def reader(path: str, head_nbytes: int, size: int) -> At | None:
     """Return the function that reads from a file, whose first bytes are read at once; None where that fails."""
     head = bytearray(min(head_nbytes, size))
-    if not files().read_at_once(path, 0, memoryview(head)):
+    if head and not files().read_at_once(path, 0, memoryview(head)):
         return None
     first = bytes(head)
 

@@ -6,7 +6,7 @@ HDF5 file format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t4
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from scidata.core.install import install_hint
 from scidata.core.types import Array, ArrayLayout, Codec, IntArray
 from scidata.errors import CorruptDataError, MissingDependencyError
 from scidata.sources.hdf5.parts import iterate_chunks, rows_of_parts
+from scidata.sources.twins import At
 
 #: HDF5 filter ids whose payload ``scidata.read.codecs`` decodes as it is; lzf (32000) and lz4 (32004, with a header of
 #: its own) are not among them because numcodecs has no such decoder. netCDF puts fletcher32 before shuffle, which then
@@ -31,6 +32,7 @@ _KNOWN_FILTERS = {
     32015: "zstd",
 }
 _LZF = 32000
+_LEAF_HEAD = 24  # bytes of a node of chunks before its entries
 
 
 class Unreadable(Exception):  # noqa: N818 - caught by the walk, never seen by users
@@ -45,6 +47,17 @@ class Storage:
     shape: tuple[int, ...]
     chunked: bool
     offset: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What was found in a file."""
+
+    attributes: Mapping[str, Any]
+    arrays: Mapping[str, ArrayLayout]
+    storage: Mapping[str, Storage]
+    skipped: Mapping[str, str]
+    file_size: int
 
 
 @dataclass(frozen=True)
@@ -243,11 +256,15 @@ def chunk_index(h5: h5py.File, path: str, layout: ArrayLayout) -> ChunkIndex:
     return index
 
 
-def leaf_of_chunks(head: bytes, entries: bytes, layout: ArrayLayout) -> ChunkIndex | None:
+def leaf_of_chunks(at: At, address: int, layout: ArrayLayout) -> ChunkIndex | None:
     """Read the only node of a B-tree of chunks, version 1; None where the index is another, or has more nodes."""
     ndim = len(layout.shape)
-    entry = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("start", "<u8", ndim + 1), ("offset", "<u8")])
-    if head[:6] != b"TREE\x01\x00" or head[8:24] != b"\xff" * 16:
+    entry = np.dtype([("nbytes", "<u4"), ("mask", "<u4"), ("start", "<u8", (ndim + 1,)), ("offset", "<u8")])
+    head = at(address, _LEAF_HEAD) or b""
+    if head[:6] != b"TREE\x01\x00" or head[8:] != b"\xff" * 16:
+        return None
+    entries = at(address + _LEAF_HEAD, int.from_bytes(head[6:8], "little") * entry.itemsize)
+    if entries is None:
         return None
     found = np.frombuffer(entries, entry)
     columns = (*found["start"].T[:ndim], found["offset"], found["nbytes"], found["mask"])

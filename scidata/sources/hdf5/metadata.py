@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,13 @@ import numpy as np
 from scidata.core.types import ArrayLayout
 from scidata.sources.access.files import files
 from scidata.sources.hdf5.heaps import GuardedFile
-from scidata.sources.hdf5.layout import Storage, leaf_of_chunks
+from scidata.sources.hdf5.layout import Contents, leaf_of_chunks
 from scidata.sources.hdf5.walk import heeds_locks, walk
 from scidata.sources.twins import At, Block, Metadata, has_checksum
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-_LEAF_HEAD = 24  # bytes of a node before its entries
 #: Where blocks name a B-tree's root, or a list of free space, which HDF5 does not need for reading. Others that it has
 #: not followed must be the same.
 _UNUSED = {b"BTHD": 16, b"FRHP": 38, b"FSHD": 54}
@@ -81,47 +80,40 @@ def _block(address: int, data: bytes) -> Block:
 
 @dataclass(frozen=True, kw_only=True)
 class HDF5Metadata(Metadata):
-    """Those of an HDF5 file; ``layouts`` and ``storage`` are of its arrays."""
+    """Those of an HDF5 file, in which ``contents`` were found."""
 
-    layouts: Mapping[str, ArrayLayout]
-    storage: Mapping[str, Storage]
+    contents: Contents
 
     def may_be_read(self, path: str) -> bool:
         """Say whether no program holds the lock of a file."""
         return not heeds_locks() or not files().is_locked(path)
 
     def numbers(self, name: str, address: int, at: At) -> Sequence[int] | None:
-        """Return the address; of a coordinate in chunks, its only leaf of them."""
-        layout = self.layouts[name]
-        if not self.storage[name].chunked:
+        """Return the address; of a coordinate in chunks, their places, which are in one node."""
+        layout = self.contents.arrays[name]
+        if not self.contents.storage[name].chunked or layout.dims != (name,) or layout.fallback:
             return [address]
-        if layout.dims != (name,) or layout.fallback:
-            return []
-        head = at(address, _LEAF_HEAD)
-        entries = None if head is None else at(address + _LEAF_HEAD, 32 * int.from_bytes(head[6:8], "little"))
-        index = None if head is None or entries is None else leaf_of_chunks(head, entries, layout)
+        index = leaf_of_chunks(at, address, layout)
         return None if index is None else index.as_numbers()
 
     def pieces(self, layout: ArrayLayout, numbers: Sequence[int]) -> Sequence[tuple[int, int]] | None:
         """Return place and bytes of each chunk of a coordinate; None where one is missing, or was stored otherwise."""
         if layout.fallback:
             return None
-        if not self.storage[layout.name].chunked:
+        if not self.contents.storage[layout.name].chunked:
             return [(numbers[0], layout.nbytes)] if numbers[0] >= 0 else []
         _, offsets, nbytes, masks = np.array(numbers, np.int64).reshape(4, -1).tolist()
         is_whole = len(offsets) in (0, *layout.num_chunks) and not any(masks)
         return list(zip(offsets, nbytes, strict=True)) if is_whole else None
 
 
-def metadata_of(
-    path: str, describe: Callable[[h5py.File], tuple[Mapping[str, ArrayLayout], Mapping[str, Storage]]]
-) -> HDF5Metadata | None:
+def metadata_of(path: str, describe: Callable[[h5py.File], Contents]) -> HDF5Metadata | None:
     """Describe a file once more, and return what HDF5 reads for that; None where values are of other data sets."""
     file = _RecordedFile(path)
     with h5py.File(file, "r") as h5:
-        layouts, storage = describe(h5)
+        found = describe(h5)
         reads, addresses, objects = list(file.reads), dict[str, int](), set[int]()
-        names = {stored.path: name for name, stored in storage.items()}
+        names = {stored.path: name for name, stored in found.storage.items()}
         for path_in_file, node, _ in [("", h5, False), *walk(h5, allow_external=False, skipped={})]:
             objects.add(h5py.h5g.get_objinfo(node.id).objno[0])  # h5o.get_info goes through all chunks
             if not isinstance(node, h5py.Dataset):
@@ -132,7 +124,7 @@ def metadata_of(
             if address is not None:
                 addresses[names.get(path_in_file, f"/{path_in_file}")] = address
     blocks = file.blocks(reads, objects)
-    return HDF5Metadata(blocks=blocks, size=file.size, addresses=addresses, layouts=layouts, storage=storage)
+    return HDF5Metadata(blocks=blocks, size=file.size, addresses=addresses, contents=found)
 
 
 def _address_of_values(dset: h5py.h5d.DatasetID, file: _RecordedFile) -> int | None:

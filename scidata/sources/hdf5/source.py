@@ -7,10 +7,10 @@ and none of them reads values except ``read_box``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import h5py
@@ -32,11 +32,13 @@ from scidata.sources.access.retry import is_transient
 from scidata.sources.file_source import FileSource
 from scidata.sources.hdf5.layout import (
     ChunkIndex,
+    Contents,
     Storage,
     Unreadable,
     check_filters,
     chunk_index,
     describe,
+    leaf_of_chunks,
 )
 from scidata.sources.hdf5.metadata import metadata_of
 from scidata.sources.hdf5.parts import VirtualMapping, check_extent, lies_within, missing_part
@@ -51,22 +53,13 @@ from scidata.sources.hdf5.walk import (
     walk,
 )
 from scidata.sources.index import FileFacts, KeptFile, OnDemand
-from scidata.sources.twins import Metadata
+from scidata.sources.twins import Metadata, reader
 
 _MOST_CHUNKS = 256  # of an array, whose places an index keeps
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Contents:
-    attributes: Mapping[str, Any]
-    arrays: Mapping[str, ArrayLayout]
-    storage: Mapping[str, Storage]
-    skipped: Mapping[str, str]
-    file_size: int
-
-
-class HDF5Source(FileSource[_Contents]):
+class HDF5Source(FileSource[Contents]):
     """One HDF5 file.
 
     ``arrays`` holds every dataset of numbers: contiguous, chunked with filters that numcodecs decodes (deflate,
@@ -243,7 +236,7 @@ class HDF5Source(FileSource[_Contents]):
         open_sessions.use(session)
         return session.h5
 
-    def _read(self) -> _Contents:
+    def _read(self) -> Contents:
         if self._contents is None and self.kept is not None:
             self._contents = self._restored(self.kept)
         if self._contents is None:
@@ -282,17 +275,12 @@ class HDF5Source(FileSource[_Contents]):
 
     def metadata(self) -> Metadata | None:
         """Return the bytes that it was described by; None where there are none that others could have, too."""
-
-        def described(h5: h5py.File) -> tuple[Mapping[str, ArrayLayout], Mapping[str, Storage]]:
-            found = self._describe(h5, index=False)
-            return found.arrays, found.storage
-
         try:
-            return metadata_of(str(self.path), described)
+            return metadata_of(str(self.path), functools.partial(self._describe, index=False))
         except (SciDataError, *DAMAGE):
             return None
 
-    def _restored(self, kept: KeptFile) -> _Contents:
+    def _restored(self, kept: KeptFile) -> Contents:
         skipped, names = kept.head.skipped, kept.head.places
 
         def storage(name: str) -> Storage:
@@ -303,7 +291,7 @@ class HDF5Source(FileSource[_Contents]):
                 path=more["path"], shape=shape, chunked=more["chunked"], offset=None if offset < 0 else offset
             )
 
-        return _Contents(
+        return Contents(
             attributes=kept.attributes,
             arrays=OnDemand(names, lambda name: kept.layout(name)[0].in_store(self.path)),
             storage=OnDemand(names, storage),
@@ -332,13 +320,13 @@ class HDF5Source(FileSource[_Contents]):
             raise RefusedError(f"{self.path}: {layout.name!r} is not read: {contents.skipped[layout.name]}")
         return self._item(layout, contents.storage)
 
-    def _describe_guarded(self, label: str) -> _Contents:
+    def _describe_guarded(self, label: str) -> Contents:
         """Describe the file through the descriptor that reads use, which checks heaps; HDF5 itself does not open it."""
         self._versions.note_opened(self.path)
         with open_h5(self.path, guarded=True) as h5, damage_as_corrupt_data(label):
             return self._describe(h5)
 
-    def _describe(self, h5: h5py.File, *, index: bool = True) -> _Contents:
+    def _describe(self, h5: h5py.File, *, index: bool = True) -> Contents:
         naming = self.naming(h5)
         arrays: dict[str, ArrayLayout] = {}
         storage: dict[str, Storage] = {}
@@ -370,7 +358,7 @@ class HDF5Source(FileSource[_Contents]):
         arrays = naming.finish(arrays)
         if index:
             self._index_coordinates(h5, arrays, storage)
-        return _Contents(
+        return Contents(
             attributes=clean_attributes(Attributes(h5), naming.hidden_attributes, self.path),
             arrays=arrays,
             storage=storage,
@@ -390,8 +378,8 @@ class HDF5Source(FileSource[_Contents]):
 
     def _index(self, layout: ArrayLayout, storage: Storage) -> ChunkIndex:
         index = self._indices.get(layout.name)
-        if index is None and self.kept is not None and self.kept.layout(layout.name)[1]["placed"]:
-            index = self._indices[layout.name] = ChunkIndex.from_numbers(self.kept.numbers_of(layout.name))
+        if index is None and self.kept is not None and (index := self._kept_index(self.kept, layout)) is not None:
+            self._indices[layout.name] = index
         if index is None:
             session, label = self._session(), f"{self.path}: field {layout.name!r}: the index of its chunks"
             with session.lock:
@@ -400,6 +388,16 @@ class HDF5Source(FileSource[_Contents]):
                     index = self._retried(session, lambda h5: chunk_index(h5, storage.path, layout), label)
                     self._indices[layout.name] = index
         return index
+
+    def _kept_index(self, kept: KeptFile, layout: ArrayLayout) -> ChunkIndex | None:
+        """Return places that an index of files has, or those at the address that it has."""
+        numbers = kept.numbers_of(layout.name)
+        if kept.layout(layout.name)[1]["placed"]:
+            return ChunkIndex.from_numbers(numbers)
+        at = reader(self.path, 0, kept.numbers[0]) if len(numbers) else None
+        found = None if at is None else leaf_of_chunks(at, int(numbers[0]), layout)
+        self._versions.check((self.path,))
+        return found
 
 
 def number_of(grid: Sequence[int], chunk: Sequence[int]) -> int | None:

@@ -143,6 +143,14 @@ def test_twins_are_described_as_they_would_be_alone(tmp_path, name):
     np.testing.assert_array_equal(ds.reader.coordinate("time"), np.arange(4, 4 + 4 * NUM_FILES))
 
 
+@pytest.mark.parametrize("name", ["netcdf", "hdf5", "raw"])
+def test_chunks_of_a_twin_are_found_without_hdf5(tmp_path, monkeypatch, name):
+    ds = scidata.open_dataset(write(tmp_path, name), fields=["v0"])
+    monkeypatch.delattr(h5py, "File")
+    for i in range(4, len(ds)):  # those of the example HDF5 has to find
+        np.testing.assert_array_equal(ds[i]["v0"], noise(1 + i // 4)[i % 4])
+
+
 def test_a_twin_takes_one_open_and_few_calls(tmp_path, monkeypatch):
     paths, counts = write(tmp_path, "netcdf", 24), Counter()
     scidata.open_dataset(paths[:9], fields=["v0"])

@@ -52,7 +52,7 @@ class Cache(Generic[_T]):
     def put(self, key: Hashable, value: _T, size: int = 1) -> _T:
         """Keep a value in place of the key's earlier one, if there is room; return it."""
         with lock:
-            gone = [self._pop(key)]  # freed once the lock is
+            gone = [self._pop(key)] if key in self._entries else []  # freed once the lock is
             room = self.max_size - size
             while self.evict != "none" and self.size > room >= 0:
                 gone.append(self._pop(next(iter(self._demoted or self._entries))))

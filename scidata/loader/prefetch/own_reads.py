@@ -15,7 +15,7 @@ _SMALL = 0.002  # s: samples that take longer are left to threads, without a tri
 _MATTERS = 0.02  # of a step: reads that take less are not worth a trial
 _IDLE = 1.15  # times as long a step may take without threads where the loop does nothing that they could go beside
 _BESIDE = 0.97  # ... and where it does: steps differ a little between trials, in doubt threads are taken
-_TRIAL = 16  # steps
+_TRIAL = (4, 16)  # steps: of threads that have just begun, and later
 _SKIPPED = 3  # steps after a change, of which some were read the other way
 _SETTLED = (64, 1024)  # steps between two trials: at first, when much is done for the first time, and at most
 
@@ -35,6 +35,7 @@ class OwnReads:
         self._before: float | None = None  # seconds a step the other way, while this one is on trial
         self._skip = _SKIPPED
         self._wait = 0  # steps until the next trial
+        self._trial = _TRIAL[0]
         self._settled = _SETTLED[0]  # steps without one after the next
         self._last: float | None = None
 
@@ -62,9 +63,10 @@ class OwnReads:
             self._skip -= 1
             return
         self._steps.append((at - last, asked - last, read))
-        if len(self._steps) == _TRIAL:  # medians of each step would take as long as a tenth of a small read
+        if len(self._steps) == self._trial:  # medians of each step would take as long as a tenth of a small read
             steps, loops, reads = zip(*self._steps, strict=True)
             self._steps.clear()
+            self._trial = _TRIAL[1]
             self._judge(_middle(steps), statistics.median(loops), statistics.median(reads))
 
     def _judge(self, step: float, loop: float, read: float) -> None:

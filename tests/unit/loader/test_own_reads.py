@@ -39,7 +39,7 @@ def run(decides: OwnReads, steps: int, *, ahead: float, own: float, read: float,
 def test_the_faster_way_is_kept_and_tried_again() -> None:
     decides = OwnReads()
     who = run(decides, 200, ahead=0.0008, own=0.0005, read=0.0004)
-    assert not any(who[:15])
+    assert not any(who[:7])
     assert sum(who) > 150
     who = run(decides, 2600, ahead=0.0004, own=0.0008, read=0.0004)  # the loop has something to do now
     assert not any(who[-500:])
@@ -56,7 +56,7 @@ def test_threads_are_left_alone_where_they_are_as_good_or_samples_large() -> Non
 
 def test_what_was_slow_the_first_time_is_tried_again_soon() -> None:
     decides = OwnReads()
-    run(decides, 40, ahead=0.0020, own=0.0007, read=0.0006, loop=0.0)  # threads that touch their memory first
+    run(decides, 28, ahead=0.0020, own=0.0007, read=0.0006, loop=0.0)  # threads that touch their memory first
     assert decides.now
     who = run(decides, 2000, ahead=0.0005, own=0.0007, read=0.0006, loop=0.0)
     assert all(who[:60])
@@ -85,7 +85,7 @@ def test_reads_that_become_slow_go_back_to_threads() -> None:
 def test_threads_that_take_turns_count_with_both_their_steps() -> None:
     """Of two threads every other step is quick: no median of steps tells what a step takes."""
     decides, at = OwnReads(), 0.0
-    for number in range(100):
+    for number in range(80):
         before, at = at, at + (0.0005 if decides.now else (0.0001, 0.0013)[number % 2])
         decides.step(asked=before, at=at, read=0.0004, own=decides.now)
     assert decides.now

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import numpy as np
+
 from scidata.cli.arguments import names_store, usage_error
 from scidata.cli.output import (
     console,
@@ -18,11 +20,12 @@ from scidata.cli.output import (
 )
 from scidata.data.raw_report import StoreReport, inspect_store
 from scidata.meshes.hetero import rows_named
-from scidata.store.format.manifest import Number
+from scidata.store.format.manifest import Number, plain
 from scidata.store.reading.report import FieldReport, PartitionedReport, inspect_partitioned
 
 _MANY_SAMPLES = 16
 _MANY_COMPONENTS = 3
+_OF_SAMPLES = ("index", "name", "counts", "source_counts", "nbytes", "notes")
 
 
 def run_inspect(paths: Sequence[str], *, sample: int | None, as_json: bool) -> None:
@@ -35,7 +38,8 @@ def run_inspect(paths: Sequence[str], *, sample: int | None, as_json: bool) -> N
     if stores:
         partitioned = inspect_partitioned(stores[0], sample=sample or 0)
         if as_json:
-            print_json(asdict(partitioned))
+            samples = [{name: getattr(each, name) for name in _OF_SAMPLES} for each in partitioned.samples]
+            print_json(plain({**vars(partitioned), "samples": samples}))
         else:
             _print_partitioned(partitioned)
         return
@@ -93,14 +97,14 @@ def _print_partitioned(report: PartitionedReport) -> None:
     if report.quality is not None:
         out.print()
         _print_quality(report)
-    notes = ((sample.name, note) for sample in report.samples for note in sample.notes)
+    notes = ((sample.name, note) for sample in report.samples.noted() for note in sample.notes)
     print_notes(notes, _MANY_SAMPLES, more=report.notes)
 
 
 def _print_samples(report: PartitionedReport) -> None:
     entities = list(report.counts)
     table = make_table(["sample", "name", *map(rows_named, entities), "size"], left=("name",))
-    for sample in report.samples[:_MANY_SAMPLES]:
+    for sample in map(report.samples.__getitem__, range(min(len(report.samples), _MANY_SAMPLES))):
         counts = []
         for entity in entities:
             left_out = sample.source_counts.get(entity, 0) - sample.counts[entity]
@@ -132,8 +136,7 @@ def _print_fields(report: PartitionedReport) -> None:
 
 def _field_shape(field: FieldReport, report: PartitionedReport) -> str:
     """Return the shape, with the entity's size as ``N`` where samples differ in it."""
-    sizes = {sample.counts[field.entity] for sample in report.samples}
-    if len(sizes) == 1:
+    if len(np.unique(report.samples.column("counts", field.entity))) == 1:
         return shape_text(field.shape)
     return "x".join("N" if dim == field.entity_dim else str(size) for dim, size in enumerate(field.shape))
 

@@ -20,7 +20,7 @@ import re
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -430,6 +430,14 @@ class Samples:
     def firsts(self) -> list[SampleInfo]:
         """Return the first sample of each group: all others differ from one of them in numbers and free text alone."""
         return [group.first for group in self.groups]
+
+    def noted(self) -> Iterator[SampleInfo]:
+        """Yield the samples that have notes for their maker, and maybe others."""
+        found = [i for i, group in enumerate(self.groups) if group.first.notes or ("notes",) in group.places]
+        rows: Iterable[int] = range(self._num if found else 0)
+        if self._order is not None:
+            rows = np.flatnonzero(np.isin(self._order, found)).tolist()
+        return map(self.__getitem__, rows)
 
     def column(self, *way: str | int, start: int = 0, stop: int | None = None) -> AnyArray:
         """Return a value of some samples, ``(stop - start,)``: of all by default."""

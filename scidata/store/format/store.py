@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,7 @@ MAX_MANIFEST_BYTES = 512 << 20
 MAX_TABLE_BYTES = 32 << 30
 _INLINE_BYTES = 256 << 10  # of a table that the manifest itself holds
 _MANY = 1024  # samples, from which on metadata servers are not asked for each
-_MADE_SAMPLES = 1024  # descriptions that are kept
+_MADE_SAMPLES = 8192  # whose descriptions and sources are kept, some 17 kB each
 
 
 class Store:
@@ -83,7 +84,7 @@ class Store:
         self._disk = disk
         self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, self._digest, disk)
         self._samples: Cache[SampleInfo] = Cache(_MADE_SAMPLES)
-        self._sources: dict[int, SampleSource] = {}
+        self._sources: Cache[SampleSource] = Cache(_MADE_SAMPLES)
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -111,7 +112,7 @@ class Store:
         return self._samples.put(index, self.manifest.samples[index])
 
     def source(self, index: int) -> ZarrSource:
-        """Return the Zarr source of a sample, the same one at each call.
+        """Return the Zarr source of a sample, the same one at each call until those of many others were asked for.
 
         Raises
         ------
@@ -125,8 +126,8 @@ class Store:
                 self.check_unchanged()
             names = list(info.arrays)  # listing folders takes time, and round trips
             root = self.path if self.kept is None else self.kept.url()
-            made = _sample_source(self.path, info, self._checksums, names, root=root)
-            source = self._sources.setdefault(index, made)
+            make = partial(_sample_source, self.path, info, self._checksums, names, root=root)
+            source = self._sources.get_or_make(index, make)
         return source
 
     def check_unchanged(self) -> None:
@@ -156,7 +157,7 @@ class Store:
         if self.kept is None:
             return False
         self.kept.doubt(self.sample(index).folder)
-        self._sources.pop(index, None)
+        self._sources.drop(index)
         self._checksums.drop(index)
         return True
 

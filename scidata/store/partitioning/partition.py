@@ -392,7 +392,7 @@ def _report(
         finished=finished,
         counts=samples.counts(),
         nbytes=sum(samples.nbytes()),
-        notes={info.name: info.notes for info in samples if info.notes},
+        notes={info.name: info.notes for info in samples.noted() if info.notes},
     )
 
 

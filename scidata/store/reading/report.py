@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.neighbours import knn_edges
 from scidata.meshes.order.quality import Quality, measure_quality
 from scidata.store.format.manifest import StoredMoments
+from scidata.store.format.samples import Samples
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.numbering import number_samples
 
@@ -36,18 +37,6 @@ class FieldReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleReport:
-    """One sample: rows of each entity, decoded bytes, and notes for its maker."""
-
-    index: int
-    name: str
-    counts: Mapping[str, int]
-    source_counts: Mapping[str, int]
-    nbytes: int
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class PartitionedReport:
     """What :func:`inspect_partitioned` finds.
 
@@ -60,8 +49,10 @@ class PartitionedReport:
     sample_dim, num_read
         How ``open_dataset`` numbers samples by default: the dim whose rows are samples (None: there is none), and how
         many there are; None where fields have to be chosen first.
-    fields, samples
+    fields
         One entry each, of the samples as they are stored.
+    samples
+        As they are stored.
     quality
         Of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or neither
         edges nor positions.
@@ -83,7 +74,7 @@ class PartitionedReport:
     sample_dim: str | None
     num_read: int | None
     fields: tuple[FieldReport, ...]
-    samples: tuple[SampleReport, ...]
+    samples: Samples
     quality_sample: int
     quality_edges: str
     quality: Quality | None
@@ -144,10 +135,7 @@ def inspect_partitioned(
             )
             for field_path, field in manifest.fields.items()
         ),
-        samples=tuple(
-            SampleReport(**{entry.name: getattr(s, entry.name) for entry in fields(SampleReport)})
-            for s in manifest.samples
-        ),
+        samples=manifest.samples,
         quality_sample=sample,
         quality_edges=edges,
         quality=quality,

@@ -206,7 +206,7 @@ def test_a_source_pickles_bound(store: Path) -> None:
     source = pickle.loads(pickle.dumps(open_store(store).source(3)))
     EXCHANGES["shards of two samples"][0](store)
     opened = open_store(store)
-    opened._sources[3] = source
+    opened._sources.put(3, source)
     with pytest.raises(ChecksumError):
         opened.read(3, "node/u")
 

@@ -4,11 +4,13 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tes
 other module uses a private name; those of process groups and loaders are in
 :mod:`scidata.device_mesh.torch_internals`.
 
-Three things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
+Four things are patched for the whole process, none at import. :func:`watch_functions`: the first ShardTensor replaces
 ``autograd.Function.apply`` by one that looks at the arguments first, and ``forward`` of those functions whose ``apply``
 may have been taken before. :func:`keep_out_of_graphs`: the first tensor made, or model parallelized, in a process that
 has Dynamo adds this package to the modules that Dynamo does not trace. The first ShardTensor also has
 :func:`watch_transforms` put functions that look at the arguments first in the places of four that ``torch.func`` calls.
+The first model parallelized has ``torch.compile`` look whether it is given one
+(:mod:`scidata.shard.compile.of_torch`).
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ from scidata.shard.compile.capture import Captured, capture
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
+    called_module,
     compiled_call,
     eager_call,
+    forward_of_wrapped,
     has_function_mode,
     has_global_hooks,
     has_hooks,
@@ -35,7 +37,7 @@ from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
 _Model = TypeVar("_Model", bound=Callable[..., Any])
-_BACKENDS = ("inductor", "aot_eager")
+_BACKENDS = ("inductor", "aot_eager", "eager")
 _MOST_SEEN = 256  # of calls that have come once
 
 
@@ -193,7 +195,7 @@ def regions_below(module: nn.Module, name: str, options: Options) -> list[Region
 
 def regions_of(model: object) -> list[Region]:
     """Return the regions of a compiled model, from the whole to its parts."""
-    region = compiled_call(model) or model
+    region = compiled_call(model) or forward_of_wrapped(model) or model
     return [*region.walk()] if isinstance(region, Region) else []
 
 
@@ -289,8 +291,12 @@ def compile(
         backend=backend, mode=mode, options=options, fullgraph=fullgraph, limit=check_int("limit", limit, least=1)
     )
     chosen.compilers()  # raises for an unknown mode
-    if isinstance(model, nn.Module):
-        set_compiled_call(model, Region(eager_call(model), model, type(model).__name__, chosen))
+    module = model if isinstance(model, nn.Module) else called_module(model)
+    if module is not None:
+        of_module: Any = Region(eager_call(module), module, type(module).__name__, chosen)
+        if model is not module:
+            return of_module  # type: ignore[no-any-return]
+        set_compiled_call(module, of_module)
         return model
     region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)
     return functools.wraps(model)(region)  # type: ignore[return-value]

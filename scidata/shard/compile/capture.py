@@ -154,6 +154,7 @@ class _Averaged(Function):
     @staticmethod
     def forward(ctx: Any, groups: frozenset[str], *xs: Tensor) -> tuple[Tensor, ...]:
         ctx.groups = groups
+        ctx.set_materialize_grads(False)
         return tuple([x.view_as(x) for x in xs])
 
     @staticmethod

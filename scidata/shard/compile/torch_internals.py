@@ -186,6 +186,24 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     return partial(run, is_backward=False), partial(run, is_backward=True)
 
 
+def called_module(function: object) -> nn.Module | None:
+    """Return the module whose calls this is, as ``module.compile()`` hands it to ``torch.compile``."""
+    return function.__self__ if getattr(function, "__func__", None) is nn.Module._call_impl else None
+
+
+def wrapped(module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> nn.Module:
+    """Return what ``torch.compile`` does: another module around this one, whose ``forward`` is ``make(...)``."""
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    found: nn.Module = OptimizedModule(module, make)  # type: ignore[arg-type]
+    return found
+
+
+def forward_of_wrapped(model: object) -> object:
+    """Return what a module that :func:`wrapped` made calls; None for others."""
+    return vars(model).get("forward") if isinstance(getattr(model, "_orig_mod", None), nn.Module) else None
+
+
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
     from functorch import compile as compilers

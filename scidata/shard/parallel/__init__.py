@@ -26,6 +26,7 @@ from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import broadcast
+from scidata.shard.compile.of_torch import take_over
 from scidata.shard.parallel.buckets import GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.parallel.spectral import cut_zeros
@@ -125,6 +126,7 @@ def parallelize(
     if mesh is None:
         return model
     keep_out_of_graphs(load=True)
+    take_over(model)
     dp_axis, domain_axes = axes_of(mesh, dp=dp, domain=domain)
     axes = (*(() if dp_axis is None else (dp_axis,)), *domain_axes)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,0 +1,379 @@
+"""Training steps by compiled graphs beside eager ones: what a training loop does around them."""
+
+import copy
+import traceback
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import scidata
+from scidata.device_mesh import axis_rank, domain_mesh, init_mesh
+from scidata.shard.compile import regions_of
+from scidata.shard.tensor import ShardTensor
+from scidata.testing import run_ranks
+from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, whole
+
+TOLERANCE = 1e-12
+
+
+def step(model, mesh, index, forward=loss_of):
+    """Run forward and backward on this dp rank's sample; return the loss."""
+    num = mesh["dp"].size() if "dp" in mesh.mesh_dim_names else 1
+    loss = forward(model, part_of(sample(index * num + (axis_rank(mesh, "dp") if num > 1 else 0)), mesh))
+    loss.backward()
+    return loss.detach()
+
+
+def pair(mesh, make=Model, compiled=lambda m: scidata.compile(m, backend="aot_eager"), **options):
+    """Return two models of the same weights, the second compiled."""
+    torch.manual_seed(0)
+    first = make()
+    second = copy.deepcopy(first)
+    return scidata.parallelize(first, mesh, **options), compiled(scidata.parallelize(second, mesh, **options))
+
+
+def assert_alike(eager, compiled, tolerance=TOLERANCE):
+    named = {name.replace("_orig_mod.", ""): x for name, x in (*compiled.named_parameters(), *compiled.named_buffers())}
+    for name, want in (*eager.named_parameters(), *eager.named_buffers()):
+        found = named[name]
+        assert (found.grad is None) == (want.grad is None), name
+        for a, b in ((found.detach(), want.detach()), (found.grad, want.grad)):
+            if a is not None:
+                torch.testing.assert_close(whole(a), whole(b), rtol=tolerance, atol=tolerance, msg=name)
+
+
+def num_captured(model):
+    return sum(len(group) for region in regions_of(model) for group in region.captured.values())
+
+
+def trains(mesh, models, run=step, steps=4, optimizer=adam, expected=1):
+    """Train both, and compare; ``run`` is called for each step and model."""
+    optimizers = [optimizer(model) for model in models]
+    for index in range(steps):
+        losses = []
+        for model, each in zip(models, optimizers, strict=True):
+            torch.manual_seed(index)
+            each.zero_grad()
+            losses.append(run(model, mesh, index))
+            if each.param_groups[0]["lr"]:
+                each.step()
+        torch.testing.assert_close(losses[1], losses[0], rtol=TOLERANCE, atol=TOLERANCE)
+        assert_alike(*models)
+    assert num_captured(models[1]) >= expected, [str(region) for region in regions_of(models[1])]
+
+
+# -- each is called with a mesh ----------------------------------------------------------------------------------------
+
+
+def overlap(mesh):
+    models = pair(mesh, bucket_bytes=700)
+    trains(mesh, models)
+
+
+def accumulation(mesh):
+    def run(model, mesh, index):
+        with scidata.no_sync(model):
+            step(model, mesh, 3 * index)
+            step(model, mesh, 3 * index + 1)
+        return step(model, mesh, 3 * index + 2)
+
+    trains(mesh, pair(mesh), run)
+
+
+def clipping(mesh):
+    def run(model, mesh, index):
+        step(model, mesh, index)
+        return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    trains(mesh, pair(mesh), run)
+
+
+def torch_compile(mesh):
+    eager, compiled = pair(mesh, compiled=lambda m: torch.compile(m, backend="aot_eager"))
+    assert compiled._orig_mod is not compiled
+    trains(mesh, (eager, compiled))
+    assert num_captured(compiled) == 1
+    assert num_captured(compiled._orig_mod) == 0, "the model itself is as it was"
+    again = copy.deepcopy(compiled)
+    assert [*again.state_dict()] == [f"_orig_mod.{name}" for name in eager.state_dict()]
+    x = part_of(sample(0), mesh)
+    for _ in range(3):
+        torch.testing.assert_close(loss_of(again, x), loss_of(eager, x))
+    assert num_captured(again) == 1
+
+
+def module_compile(mesh):
+    eager, compiled = pair(mesh, compiled=lambda m: m.compile(backend="aot_eager") or m)
+    trains(mesh, (eager, compiled))
+    assert num_captured(compiled) == 1
+    assert not regions_of(copy.deepcopy(compiled)), "torch, too, copies modules without what was compiled"
+
+
+def parts_compiled(mesh):
+    eager, compiled = pair(mesh)
+    compiled = copy.deepcopy(eager)
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.norm = Model(), nn.BatchNorm1d(3).double()
+
+    def forward(self, x):
+        x = self.norm(F.dropout(x, 0.3, self.training))
+        return self.model(x)
+
+
+def dropout_and_batch_norm(mesh):
+    models = pair(mesh, Dropping)
+    trains(mesh, models)
+
+    def evaluate(model):
+        model.eval()
+        try:
+            with torch.no_grad():
+                return loss_of(model, part_of(sample(9), mesh))
+        finally:
+            model.train()
+
+    for inferring in (torch.no_grad, torch.inference_mode):
+        for _ in range(3):
+            with inferring():
+                torch.testing.assert_close(evaluate(models[1]), evaluate(models[0]), rtol=1e-12, atol=1e-12)
+            trains(mesh, models, steps=1)
+
+
+def checkpoints_inside(mesh):
+    trains(mesh, pair(mesh, lambda: Model(recompute=True)))
+
+
+class Outside(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.model, self.options = Model(), options
+
+    def forward(self, x):
+        return checkpoint(self.model, x, use_reentrant=False, **self.options)
+
+
+def checkpoints_outside(mesh):
+    def compiled(m):
+        scidata.compile(m.model, backend="aot_eager")
+        return m
+
+    eager, model = pair(mesh, Outside, compiled)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        pass
+    trains(mesh, (eager, model), expected=0)
+    assert num_captured(model.model) >= 1
+
+
+def save_products(ctx, op, *args, **kwargs):
+    chosen = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if chosen else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def contexts():
+    return create_selective_checkpoint_contexts(save_products)
+
+
+def selective_checkpoints(mesh):
+    trains(mesh, pair(mesh, lambda: Outside(context_fn=contexts)), expected=0)
+
+    def compiled(m):
+        scidata.compile(m.model, backend="aot_eager")
+        return m
+
+    trains(mesh, pair(mesh, lambda: Outside(context_fn=contexts), compiled), expected=0)
+
+
+def autocast(mesh):
+    def run(model, mesh, index):
+        scaler = model.__dict__.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=1024.0))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, part_of(sample(index), mesh).float())
+        scaler.scale(loss).backward()
+        return loss.detach()
+
+    trains(mesh, pair(mesh, lambda: Model().float()), run)
+
+
+def averaged_models(mesh):
+    eager, compiled = pair(mesh)
+    copies = [torch.optim.swa_utils.AveragedModel(m) for m in (eager, compiled)]
+    trains(mesh, (eager, compiled), steps=3)
+    for each, model in zip(copies, (eager, compiled), strict=True):
+        each.update_parameters(model)
+    trains(mesh, (eager, compiled), steps=3)
+    for each, model in zip(copies, (eager, compiled), strict=True):
+        each.update_parameters(model)
+    x = part_of(sample(3), mesh)
+    for _ in range(3):
+        torch.testing.assert_close(loss_of(copies[1], x), loss_of(copies[0], x), rtol=1e-12, atol=1e-12)
+    ema = copy.deepcopy(compiled)
+    with torch.no_grad():
+        for a, b in zip(ema.parameters(), compiled.parameters(), strict=True):
+            a.lerp_(b, 0.5)
+    torch.testing.assert_close(loss_of(ema, x), loss_of(eager, x), rtol=1e-12, atol=1e-12)
+
+
+def gradient_penalty(mesh):
+    def run(model, mesh, index):
+        x = part_of(sample(index), mesh).requires_grad_()
+        loss = loss_of(model, x)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        loss = loss + (slope**2).sum()
+        loss.backward()
+        return loss.detach()
+
+    trains(mesh, pair(mesh), run, expected=0)
+
+
+def autograd_grad(mesh):
+    def run(model, mesh, index):
+        loss = loss_of(model, part_of(sample(index), mesh))
+        used = [p for n, p in model.named_parameters() if p.requires_grad and "unused" not in n]
+        grads = torch.autograd.grad(loss, used)
+        for p, grad in zip(used, grads, strict=True):
+            p.grad = grad
+        return loss.detach()
+
+    trains(mesh, pair(mesh), run)
+
+
+def backward_twice(mesh):
+    def run(model, mesh, index):
+        loss = loss_of(model, part_of(sample(index), mesh))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss.detach()
+
+    trains(mesh, pair(mesh), run)
+
+
+def compiled_optimizer(mesh):
+    eager, compiled = pair(mesh)
+    optimizers = [adam(eager), adam(compiled)]
+    stepping = [optimizers[0].step, torch.compile(optimizers[1].step, backend="aot_eager")]
+    for index in range(3):
+        for model, optimizer, advance in zip((eager, compiled), optimizers, stepping, strict=True):
+            optimizer.zero_grad()
+            step(model, mesh, index)
+            advance()
+        assert_alike(eager, compiled)
+
+
+def functional_call(mesh):
+    def run(model, mesh, index):
+        own = {name: 1.5 * p for name, p in model.named_parameters()}
+        loss = loss_of(lambda x: torch.func.functional_call(model, own, (x,)), part_of(sample(index), mesh))
+        loss.backward()
+        return loss.detach()
+
+    trains(mesh, pair(mesh), run, expected=0)
+
+
+def two_forwards(mesh):
+    def run(model, mesh, index):
+        first, second = (loss_of(model, part_of(sample(2 * index + i), mesh)) for i in range(2))
+        (first + 2 * second).backward()
+        return first.detach()
+
+    trains(mesh, pair(mesh), run)
+
+
+def one_output(mesh):
+    def run(model, mesh, index):
+        rows, pooled = model(part_of(sample(index), mesh))
+        loss = (rows**2).mean() if index % 2 else pooled.sum()
+        loss.backward()
+        return loss.detach()
+
+    trains(mesh, pair(mesh), run)
+
+
+def frozen(mesh):
+    eager, compiled = pair(mesh)
+    trains(mesh, (eager, compiled), steps=3)
+    for model in (eager, compiled):
+        model.embed.requires_grad_(False)
+        model.head.bias.requires_grad_(False)
+    trains(mesh, (eager, compiled), steps=3, expected=2)
+
+
+def saved_and_loaded(mesh):
+    eager, compiled = pair(mesh)
+    trains(mesh, (eager, compiled), steps=3)
+    state = copy.deepcopy(compiled.state_dict())
+    assert [*state] == [*eager.state_dict()]
+    trains(mesh, (eager, compiled), steps=1)
+    for model in (eager, compiled):
+        model.load_state_dict(state)
+    trains(mesh, (eager, compiled), steps=2)
+    for model in (eager, compiled):
+        model.load_state_dict(state, assign=True) if False else model.load_state_dict(state)
+    trains(mesh, (eager, compiled), steps=2)
+
+
+def hooks_fire(mesh):
+    eager, compiled = pair(mesh)
+    seen = [], []
+    for model, each in zip((eager, compiled), seen, strict=True):
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.register_hook(lambda g, each=each, name=name: each.append((name, g.sum().item())))
+                p.register_post_accumulate_grad_hook(lambda p, each=each, name=name: each.append((name, None)))
+    trains(mesh, (eager, compiled))
+    order = [sorted({n for n, _ in each}) for each in seen]
+    assert order[0] == order[1]
+    assert len(seen[0]) == len(seen[1])
+
+
+def fsdp(mesh):
+    models = pair(mesh, strategy="fsdp", units=(Block,))
+    trains(mesh, models)
+
+    def run(model, mesh, index):
+        with scidata.no_sync(model):
+            step(model, mesh, 3 * index)
+        return step(model, mesh, 3 * index + 2)
+
+    trains(mesh, models, run)
+
+
+ON_TWO = [
+    overlap, accumulation, clipping, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
+    checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, autograd_grad,
+    backward_twice, compiled_optimizer, functional_call, two_forwards, one_output, frozen, saved_and_loaded, hooks_fire,
+]  # fmt: skip
+ON_FOUR = [overlap, accumulation, clipping, dropout_and_batch_norm, autograd_grad, hooks_fire, fsdp, two_forwards]
+
+
+def runs(rank, num_ranks, names):
+    mesh = init_mesh(domain=2)
+    failed = {}
+    for name in names:
+        try:
+            globals()[name](mesh)
+        except Exception:
+            failed[name] = traceback.format_exc()
+    return failed
+
+
+if __name__ == "__main__":
+    import sys
+    import time
+
+    num = int(sys.argv[1])
+    for name in sys.argv[2:] or [f.__name__ for f in (ON_TWO if num == 2 else ON_FOUR)]:
+        t = time.time()
+        try:
+            found = run_ranks(runs, num, [name], timeout=100)
+            print(name, "ok" if not any(found) else "FAILED", f"{time.time() - t:.1f}s", *["\n" + str(f.get(name)) for f in found if f])
+        except Exception as e:
+            print(name, "RANKS FAILED", str(e)[-3000:])

@@ -16,7 +16,7 @@ from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
-from scidata.shard.compile.capture import Captured, capture
+from scidata.shard.compile.capture import Captured, capture, casts
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -201,11 +201,8 @@ def regions_of(model: object) -> list[Region]:
 
 def _surroundings() -> tuple[Hashable, ...]:
     """Return what a function computes with, besides its arguments."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    kinds = ("cpu",) if device is None else ("cpu", device.type)
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
     return (
-        *casts,
+        *casts(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),

@@ -9,22 +9,22 @@ an eager step in the same order, so that ranks with a graph and ranks without on
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.fx import GraphModule, Node
 
 from scidata.shard.base import ShardBase
-from scidata.shard.comm.operators import capturing, group_of, is_operator
-from scidata.shard.comm.sums import all_reduce_sum, defer, deferral
+from scidata.shard.comm.operators import capturing, is_operator
+from scidata.shard.comm.sums import defer, deferral
+from scidata.shard.compile.backward import Again
 from scidata.shard.compile.state import Snapshot
-from scidata.shard.compile.torch_internals import Compiler, Constants, captured_function, tracing
+from scidata.shard.compile.torch_internals import Compiler, Constants, boxed, captured_function, make_boxed, tracing
 from scidata.shard.compile.values import Leaf, NotCapturedError, facts, result_of
-from scidata.shard.torch_internals import is_accumulated, tree_flatten, tree_unflatten, version_of
+from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
 
 
 @dataclass(kw_only=True)
@@ -61,6 +61,17 @@ def facts_of_places(snapshot: Snapshot) -> list[Hashable]:
     return [facts(each[0][0][each[0][1]]) for each in snapshot.places]
 
 
+class _CompiledError(Exception):
+    """Ends the first call of a graph, before it has computed anything."""
+
+
+def casts() -> list[tuple[str, bool, torch.dtype]]:
+    """Return what autocast does on each kind of device."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    kinds = ("cpu",) if device is None else ("cpu", device.type)
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+
+
 def capture(
     function: Callable[..., Any],
     leaves: Sequence[Leaf],
@@ -79,23 +90,28 @@ def capture(
     results: list[Leaf] = []
     result_trees: list[Any] = []
     tensors = _collect(places, leaves)
-    put_off = {i: found for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
+    put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
 
-    def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-        calls.clear()  # the last run is the one that is written down
-        for i, found in put_off.items():
-            defer(tensors[i], found.groups)
+    def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
         with _swapped(places, tensors[: len(places)]):
             left = iter(tensors[len(places) :])
             given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in leaves]
             args, kwargs = tree_unflatten(given, tree)
-            with constants:
-                found = function(*args, **kwargs)
-        flat, result_tree = tree_flatten(found)
+            with context:
+                flat, result_tree = tree_flatten(function(*args, **kwargs))
         shards = [x for x in given if isinstance(x, ShardBase)]
-        results[:] = [result_of(x, shards) for x in flat]
-        result_trees[:] = [result_tree]
-        return tuple(x for leaf in results for x in leaf.tensors)
+        return [result_of(x, shards) for x in flat], result_tree
+
+    def on_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+        calls.clear()  # the last run is the one that is written down
+        for i, groups in put_off.items():
+            defer(tensors[i], groups)
+        trained = [x for x in tensors if x.requires_grad]
+        versions = [*map(version_of, trained)]
+        results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
+        if [*map(version_of, trained)] != versions:
+            raise NotCapturedError("it writes to an argument that requires grad")
+        return _tensors_of(results)
 
     def check(*graphs: GraphModule) -> None:
         """Before anything is compiled."""
@@ -108,6 +124,11 @@ def capture(
         made.constants += constants.read.values()
         for gm in graphs:
             made.constants += _constants(gm)
+        again.draws = any(_draws(node) for node in graphs[0].graph.nodes)
+        if len(graphs) > 1:
+            grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]
+            if isinstance(grads, Sequence) and len(grads) == len(tensors):
+                again.unused = frozenset(i for i, x in enumerate(tensors) if x.requires_grad and grads[i] is None)
 
     def compiler(compile_graph: Compiler) -> Compiler:
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -116,61 +137,47 @@ def capture(
             if fuses:
                 _order(gm, _collectives(gm))
             graph = compile_graph(gm, inputs)
-            made.is_compiled = True
-            return graph
+
+            if made.is_compiled:
+                return graph  # of backward, which is compiled when it is first run
+
+            def start(inputs: list[Any]) -> Any:
+                if not made.is_compiled:
+                    raise _CompiledError
+                return graph(inputs)
+
+            return boxed(start)
 
         return compiled
 
-    compilers = compiler(compilers[0]), compiler(compilers[1])
-    compiled = captured_function(on_tensors, *compilers, check, fuses=fuses)
+    compiled = captured_function(on_tensors, compiler(compilers[0]), compiler(compilers[1]), check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:
-        tensors = _collect(places, leaves)
-        if put_off and torch.is_grad_enabled():
-            groups = frozenset().union(*[found.groups for found in put_off.values()])
-            averaged: Any = _Averaged.apply(groups, *[tensors[i] for i in put_off])  # type: ignore[no-untyped-call]
-            for i, x in zip(put_off, averaged, strict=True):
-                tensors[i] = x
-        found = iter(compiled(*tensors))
-        given = [leaf.make(*[next(found) for _ in leaf.tensors]) for leaf in results]
+        found = compiled(*again.inputs(_collect(places, leaves)))
+        again.watch(found)
+        left = iter(found)
+        given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
         return tree_unflatten(given, result_trees[0])
 
+    again = Again(
+        function=lambda tensors: _tensors_of(call(tensors, nullcontext())[0]),
+        snapshot=snapshot,
+        held=len(places),
+        put_off=put_off,
+        casts=casts(),
+    )
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run)
     with capturing() as calls, tracing():
         try:
-            return made, run(leaves)
+            compiled(*again.inputs(tensors))
+        except _CompiledError:
+            made.is_compiled = True
         except Exception as e:
-            if made.is_compiled:
-                raise
             snapshot.restore()
             if isinstance(e, NotCapturedError):
                 raise
             raise NotCapturedError(f"{type(e).__name__}: {e}") from e
-
-
-class _Averaged(Function):
-    """Hand on parameters whose gradients are averaged later: the graph leaves them as their share times the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, groups: frozenset[str], *xs: Tensor) -> tuple[Tensor, ...]:
-        ctx.groups = groups
-        ctx.set_materialize_grads(False)
-        return tuple([x.view_as(x) for x in xs])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        nodes = [node for node, _ in ctx.next_functions[-len(grads) :]]
-        found = [
-            grad if grad is None or node is None or is_accumulated(node) else _mean(grad, ctx.groups)
-            for node, grad in zip(nodes, grads, strict=True)
-        ]
-        return None, *found
-
-
-def _mean(grad: Tensor, names: frozenset[str]) -> Tensor:
-    for group in filter(None, map(group_of, sorted(names))):
-        grad = all_reduce_sum(grad, group) / group.size()
-    return grad
+    return made, run(leaves)
 
 
 @contextmanager
@@ -193,6 +200,15 @@ def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Seq
     for leaf in leaves:
         tensors += leaf.tensors
     return tensors
+
+
+def _tensors_of(leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
+    return tuple(x for leaf in leaves for x in leaf.tensors)
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node of a graph draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -204,11 +204,51 @@ def forward_of_wrapped(model: object) -> object:
     return vars(model).get("forward") if isinstance(getattr(model, "_orig_mod", None), nn.Module) else None
 
 
+def graph_of(result: Tensor) -> Any:
+    """Return the node of autograd that runs the backward graph of a captured function, of one of its results."""
+    node = result.grad_fn
+    return node if hasattr(getattr(node, "_forward_cls", None), "_aot_id") else None
+
+
+def results_of_graph(node: Any) -> list[int] | None:
+    """Return which of the node's gradients are those of results; None where results share memory with others."""
+    facts = node._forward_cls.metadata
+    results = [(i, each) for i, each in enumerate(facts.output_info) if each.requires_grad_for_backward]
+    if facts.num_intermediate_bases or any("alias_of" in each.output_type.name for _, each in results):
+        return None
+    return [facts.num_mutated_inp_runtime_indices + i for i, _ in results]
+
+
+def watch_backward(node: Any, handle: Callable[[Any, Sequence[Tensor | None]], tuple[Any, ...] | None]) -> None:
+    """Ask ``handle(node, gradients)`` for the gradients of inputs, before the backward graph is run where it has none.
+
+    torch fills in zeros for results that got no gradient, and lets nobody see that they are none.
+    """
+    graph = node._forward_cls
+    node.set_materialize_grads(False)
+    if hasattr(graph, "unwatched"):
+        return
+    graph.unwatched = staticmethod(graph.backward)
+    is_boxed = getattr(graph, "boxed_grads_call", False)  # since torch 2.13
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = handle(ctx, grads[0] if is_boxed else grads)
+        return graph.unwatched(ctx, *grads) if found is None else found
+
+    graph.backward = staticmethod(backward)
+
+
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
     from functorch import compile as compilers
 
-    return compilers.make_boxed_func(function)
+    return function if hasattr(function, "_boxed_call") else compilers.make_boxed_func(function)  # type: ignore[no-any-return]
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Say that a function is of this kind by itself."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
 
 
 def storage_of(x: Tensor) -> int:

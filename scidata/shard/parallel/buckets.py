@@ -111,6 +111,8 @@ class GradientBuckets:
         self._came: list[int] = []
 
     def _arrived(self, parameter: Tensor) -> None:
+        if parameter.grad is None:  # a compiled graph has it among its inputs, and no gradient for it
+            return
         self._check(parameter)
         self._used.add(id(parameter))
         if not self._is_on:

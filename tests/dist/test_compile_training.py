@@ -1,19 +1,18 @@
 """Training steps by compiled graphs beside eager ones: what a training loop does around them."""
 
 import copy
+import sys
 import traceback
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import scidata
-from scidata.device_mesh import axis_rank, domain_mesh, init_mesh
+from scidata.device_mesh import axis_rank, init_mesh
 from scidata.shard.compile import regions_of
-from scidata.shard.tensor import ShardTensor
 from scidata.testing import run_ranks
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, whole
 
@@ -111,11 +110,6 @@ def module_compile(mesh):
     trains(mesh, (eager, compiled))
     assert num_captured(compiled) == 1
     assert not regions_of(copy.deepcopy(compiled)), "torch, too, copies modules without what was compiled"
-
-
-def parts_compiled(mesh):
-    eager, compiled = pair(mesh)
-    compiled = copy.deepcopy(eager)
 
 
 class Dropping(nn.Module):
@@ -365,15 +359,29 @@ def runs(rank, num_ranks, names):
     return failed
 
 
-if __name__ == "__main__":
-    import sys
-    import time
+@pytest.fixture(scope="module")
+def failed_on_two():
+    return run_ranks(runs, 2, [each.__name__ for each in ON_TWO], timeout=240)
 
+
+@pytest.mark.parametrize("each", ON_TWO)
+def test_on_two_ranks(failed_on_two, each):
+    for failed in failed_on_two:
+        assert not failed.get(each.__name__), failed[each.__name__]
+
+
+@pytest.fixture(scope="module")
+def failed_on_four():
+    return run_ranks(runs, 4, [each.__name__ for each in ON_FOUR], timeout=240)
+
+
+@pytest.mark.parametrize("each", ON_FOUR)
+def test_on_dp_by_domain(failed_on_four, each):
+    for failed in failed_on_four:
+        assert not failed.get(each.__name__), failed[each.__name__]
+
+
+if __name__ == "__main__":  # some of them: python tests/dist/test_compile_training.py 2 overlap
     num = int(sys.argv[1])
-    for name in sys.argv[2:] or [f.__name__ for f in (ON_TWO if num == 2 else ON_FOUR)]:
-        t = time.time()
-        try:
-            found = run_ranks(runs, num, [name], timeout=100)
-            print(name, "ok" if not any(found) else "FAILED", f"{time.time() - t:.1f}s", *["\n" + str(f.get(name)) for f in found if f])
-        except Exception as e:
-            print(name, "RANKS FAILED", str(e)[-3000:])
+    for name in sys.argv[2:] or [each.__name__ for each in (ON_TWO if num == 2 else ON_FOUR)]:
+        print(name, *[failed.get(name, "ok") for failed in run_ranks(runs, num, [name], timeout=100)], flush=True)

@@ -28,17 +28,19 @@ from scidata.shard.compile.torch_internals import (
     has_global_hooks,
     has_hooks,
     inductor,
+    is_in_checkpoint,
     make_boxed,
     set_compiled_call,
     storage_of,
 )
 from scidata.shard.compile.values import Leaf, NotCapturedError, leaf_of
 from scidata.shard.op_table import FALLBACKS
-from scidata.shard.torch_internals import has_dual_level, is_in_a_mode, is_transforming, tree_flatten
+from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _MOST_SEEN = 256  # of calls that have come once
+_MOST_USES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,8 @@ class Region:
         self.captured: dict[Any, list[Captured]] = {}
         self.reason = ""
         self.parts: list[Region] = []
-        self._seen: dict[Any, None] = {}
+        self._seen: dict[Any, bool] = {}  # keys, and whether a backward pass has run a call of it again
+        self._num_uses: dict[Any, int] = {}  # captures of a key for other results that the loss uses
         self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,33 +119,51 @@ class Region:
             self._open(str(e))
             return call(*args, **kwargs)
         key = (tree, *[leaf.key for leaf in leaves], *_surroundings(), *_shared(leaves))
-        for captured in self.captured.get(key, ()):
-            if captured.holds():
-                return captured.run(leaves)
-        if key not in self._seen:  # the first is run eagerly: what is exchanged once, and kept, is there afterwards
-            self._seen[key] = None
-            if len(self._seen) > _MOST_SEEN:
-                del self._seen[next(iter(self._seen))]
+        group, is_backward = self.captured.setdefault(key, []), backward_pass() != -1
+        captured = next((each for each in group if each.holds()), None)
+        if captured is not None and (captured.next_left_out is None or is_backward):
+            return captured.run(leaves)
+        if not self._is_ready(key, is_backward=is_backward):
             return call(*args, **kwargs)
+        if captured is not None:
+            self._num_uses[key] = self._num_uses.get(key, 0) + 1
+            if self._num_uses[key] > _MOST_USES:
+                self._tell("calls are run eagerly whose losses use now some of its results, and now others")
+                return call(*args, **kwargs)
+            group.remove(captured)
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return call(*args, **kwargs)
         try:
             try:
-                captured, result = self._capture(call, leaves, tree)
+                made, result = self._capture(call, leaves, tree, captured)
             except NotCapturedError:
-                captured, result = self._capture(call, leaves, tree, folds=True)
+                made, result = self._capture(call, leaves, tree, captured, folds=True)
         except NotCapturedError as e:
             self._open(str(e))
             return call(*args, **kwargs)
-        self.captured.setdefault(key, []).append(captured)
+        group.append(made)
         return result
 
+    def _is_ready(self, key: Hashable, *, is_backward: bool) -> bool:
+        """Whether calls of a key may be captured.
+
+        The first is run eagerly: what is exchanged once, and kept, is there afterwards. A checkpoint has to run the
+        same in its forward and its backward pass, so that calls are captured after the first of those has been run
+        again: ``block(block(x))``, say, with a checkpoint each, is run eagerly four times.
+        """
+        is_new = key not in self._seen
+        if is_new and len(self._seen) >= _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = is_backward or self._seen.get(key, False)
+        return not is_new and not is_backward and (self._seen[key] or not is_in_checkpoint())
+
     def _capture(
-        self, call: Callable[..., Any], leaves: Sequence[Leaf], tree: Any, *, folds: bool = False
+        self, call: Callable[..., Any], leaves: Sequence[Leaf], tree: Any, last: Captured | None, *, folds: bool = False
     ) -> tuple[Captured, Any]:
         options, fuses = self._options, self._options.backend == "inductor"
-        return capture(call, leaves, tree, self._snapshot(), options.compilers(), fuses=fuses, folds=folds)
+        left_out = (last and last.next_left_out) or ()
+        return capture(call, leaves, tree, self._snapshot(), options.compilers(), left_out, fuses=fuses, folds=folds)
 
     def _snapshot(self) -> Snapshot:
         if self._module is None:
@@ -292,7 +313,7 @@ def compile(
     if module is not None:
         of_module: Any = Region(eager_call(module), module, type(module).__name__, chosen)
         if model is not module:
-            return of_module  # type: ignore[no-any-return]
+            return of_module
         set_compiled_call(module, of_module)
         return model
     region = Region(model, None, getattr(model, "__name__", type(model).__name__), chosen)

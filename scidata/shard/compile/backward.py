@@ -7,7 +7,7 @@ on the same inputs, and autograd goes through that. Gradients that nobody averag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -40,10 +40,14 @@ class Again:
         Of parameters whose sums are put off: the groups, by place among the tensors.
     casts
         Autocast of devices: whether it is on, and the dtype.
+    left_out
+        Numbers of results that require grad, for whose gradients there is no graph, as no loss uses them.
     unused
         Places of tensors that require grad, and get none.
     draws
         Whether it draws random numbers.
+    next_left_out
+        Other such numbers, by a backward pass since.
     """
 
     function: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -51,38 +55,64 @@ class Again:
     held: int
     put_off: dict[int, frozenset[str]]
     casts: Sequence[tuple[str, bool, torch.dtype]]
-    unused: frozenset[int] = frozenset()
+    left_out: Sequence[int]
+    unused: Sequence[int] = ()
     draws: bool = False
+    next_left_out: Sequence[int] | None = None
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors as the graph gets them: those that get gradients as views, made by :class:`_Inputs`."""
-        found = [x.detach() if i in self.unused else x for i, x in enumerate(tensors)]
+        found = [*tensors]
+        for i in self.unused:
+            found[i] = found[i].detach()
         trained = [i for i, x in enumerate(found) if x.requires_grad]
         if trained and torch.is_grad_enabled():
-            views: Any = _Inputs.apply((self, trained, found), *[found[i] for i in trained], *found[self.held :])  # type: ignore[no-untyped-call]
+            views: Any = _Inputs.apply((self, trained, tensors), *[found[i] for i in trained], *found[self.held :])  # type: ignore[no-untyped-call]
             for i, x in zip(trained, views, strict=True):
                 found[i] = x
         return found
 
-    def watch(self, results: Sequence[Tensor]) -> None:
-        """Have the backward graph of these results run only where it is right."""
+    def watched(
+        self, results: Sequence[Tensor], inputs: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return results whose backward graph will be run only where it is right, of the tensors as the graph got them
+        and as they are.
+        """
         node = next(filter(None, map(graph_of, results)), None)
-        if node is not None and results_of_graph(node) is not None:
-            watch_backward(node, self._backward)
+        if node is None or results_of_graph(node) is None:
+            return results
+        watch_backward(node, self._backward)
+        found = [*results]
+        if self.left_out:
+            given = [*[results[i] for i in self.left_out], *[x for x in inputs if x.requires_grad]]
+            given += [tensors[i] for i in self.unused]
+            others: Any = _LeftOut.apply(self, *given)  # type: ignore[no-untyped-call]
+            for i, x in zip(self.left_out, others, strict=True):
+                found[i] = x
+        return found
 
     def _backward(self, node: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
         """Return the gradients of a graph's inputs; None where its backward graph shall be run."""
-        of_results = [grads[i] for i in results_of_graph(node) or ()]
-        places: Sequence[tuple[Any, int]] = node.next_functions
-        if all(grad is None for grad in of_results):
-            return (None,) * len(places)
-        inputs = next((each for each, _ in places if getattr(each, "again", None) is self), None)
-        if inputs is None or not (torch.is_grad_enabled() or any(grad is None for grad in of_results)):
+        of_results = {i: grads[k] for i, k in (results_of_graph(node) or {}).items()}
+        given = {i: grad for i, grad in of_results.items() if grad is not None}
+        if len(given) < len(of_results):
+            if not given:
+                return (None,) * len(node.next_functions)
+            self.next_left_out = [*self.left_out, *(of_results.keys() - given.keys())]
+        elif not torch.is_grad_enabled():
             return None
-        found = self._run(inputs, of_results)
-        return tuple(found[i] if each is inputs else None for each, i in places)
+        inputs = self.inputs_of(node)
+        if inputs is None:
+            return None
+        found = self.gradients(inputs, given)
+        return tuple(found[inputs.trained[k]] if each is inputs else None for each, k in node.next_functions)
 
-    def _run(self, inputs: Any, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    def inputs_of(self, node: Any) -> Any:
+        """Return the node of :class:`_Inputs` before this one; None where the call had other inputs."""
+        return next((each for each, _ in node.next_functions if getattr(each, "again", None) is self), None)
+
+    def gradients(self, inputs: Any, of_results: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
+        """Run the call again, and return the gradients of its tensors by their places."""
         create_graph = torch.is_grad_enabled()
         self._check(inputs)
         held = [x if x.requires_grad else x.clone() for x in inputs.held]  # buffers, which the function may write to
@@ -94,11 +124,11 @@ class Again:
                 source.set_rng_state(state)
             for kind, is_on, dtype in self.casts:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
-            found = [x for x in self.function(tensors) if x.requires_grad]
-        pairs = [(x, grad) for x, grad in zip(found, grads, strict=True) if grad is not None]
-        results, given = zip(*pairs, strict=True)
-        chosen = [tensors[i] for i in inputs.trained]
-        return torch.autograd.grad(results, chosen, given, create_graph=create_graph, allow_unused=True)
+            results = self.function(tensors)
+        places = [*inputs.trained, *self.unused]
+        used, grads, chosen = [results[i] for i in of_results], [*of_results.values()], [tensors[i] for i in places]
+        found = torch.autograd.grad(used, chosen, grads, create_graph=create_graph, allow_unused=True)
+        return dict(zip(places, found, strict=True))
 
     def _check(self, inputs: Any) -> None:
         changed = [i for i, x in enumerate(inputs.held) if version_of(x) != inputs.versions[i]]
@@ -140,6 +170,27 @@ class _Inputs(Function):
             if grad is not None and i in ctx.again.put_off and node is not None and not is_accumulated(node):
                 found[k] = _mean(grad, ctx.again.put_off[i])
         return None, *found, *[None] * (len(ctx.next_functions) - len(found))
+
+
+class _LeftOut(Function):
+    """Hand on results that the graph has no gradients for: where a loss uses them, the call is run again."""
+
+    @staticmethod
+    def forward(ctx: Any, again: Again, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.again = again
+        ctx.set_materialize_grads(False)
+        return tuple([x.view_as(x) for x in tensors[: len(again.left_out)]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        again = ctx.again
+        given = {i: grad for i, grad in zip(again.left_out, grads, strict=True) if grad is not None}
+        if not given:
+            return None, *(None,) * len(ctx.next_functions)
+        again.next_left_out = [i for i in again.left_out if i not in given]
+        inputs = again.inputs_of(ctx)
+        found = again.gradients(inputs, given)
+        return None, *[None] * len(grads), *[found[i] for i in (*inputs.trained, *again.unused)]
 
 
 def _mean(grad: Tensor, names: frozenset[str]) -> Tensor:

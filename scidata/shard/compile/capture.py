@@ -22,7 +22,14 @@ from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral
 from scidata.shard.compile.backward import Again
 from scidata.shard.compile.state import Snapshot
-from scidata.shard.compile.torch_internals import Compiler, Constants, boxed, captured_function, make_boxed, tracing
+from scidata.shard.compile.torch_internals import (
+    Compiler,
+    Constants,
+    boxed,
+    captured_function,
+    draws,
+    tracing,
+)
 from scidata.shard.compile.values import Leaf, NotCapturedError, facts, result_of
 from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
 
@@ -40,6 +47,7 @@ class Captured:
     snapshot: Snapshot
     facts: list[Hashable]
     run: Callable[..., Any]
+    again: Again
     operations: list[int] = field(default_factory=list)
     collectives: list[int] = field(default_factory=list)
     constants: list[tuple[Tensor, int]] = field(default_factory=list)
@@ -50,6 +58,11 @@ class Captured:
         if not self.snapshot.holds() or any(version_of(x) != version for x, version in self.constants):
             return False
         return facts_of_places(self.snapshot) == self.facts
+
+    @property
+    def next_left_out(self) -> Sequence[int] | None:
+        """The numbers of the results that a loss has left out, where these are others than it was captured for."""
+        return self.again.next_left_out
 
     def __str__(self) -> str:
         ways = zip(("forward", "backward"), self.operations, self.collectives, strict=False)
@@ -78,24 +91,27 @@ def capture(
     tree: Any,
     snapshot: Snapshot,
     compilers: tuple[Compiler, Compiler],
+    left_out: Sequence[int],
     *,
     fuses: bool,
     folds: bool,
 ) -> tuple[Captured, Any]:
     """Capture a call, and return its result; raises NotCapturedError before anything has been communicated.
 
-    With ``folds``, what is computed of constants alone is not captured, but computed, so that its values can be read.
+    No loss uses the results whose numbers are ``left_out``. With ``folds``, what is computed of constants alone is not
+    captured, but computed, so that its values can be read.
     """
     places, constants = snapshot.places, Constants(folds=folds)
     results: list[Leaf] = []
     result_trees: list[Any] = []
     tensors = _collect(places, leaves)
+    makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
         with _swapped(places, tensors[: len(places)]):
             left = iter(tensors[len(places) :])
-            given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in leaves]
+            given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             args, kwargs = tree_unflatten(given, tree)
             with context:
                 flat, result_tree = tree_flatten(function(*args, **kwargs))
@@ -111,7 +127,7 @@ def capture(
         results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
         if [*map(version_of, trained)] != versions:
             raise NotCapturedError("it writes to an argument that requires grad")
-        return _tensors_of(results)
+        return tuple(x.detach() if i in left_out else x for i, x in enumerate(_tensors_of(results)))
 
     def check(*graphs: GraphModule) -> None:
         """Before anything is compiled."""
@@ -124,11 +140,11 @@ def capture(
         made.constants += constants.read.values()
         for gm in graphs:
             made.constants += _constants(gm)
-        again.draws = any(_draws(node) for node in graphs[0].graph.nodes)
+        again.draws = any(draws(node.target) for node in graphs[0].graph.nodes)
         if len(graphs) > 1:
             grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]
-            if isinstance(grads, Sequence) and len(grads) == len(tensors):
-                again.unused = frozenset(i for i, x in enumerate(tensors) if x.requires_grad and grads[i] is None)
+            if isinstance(grads, Sequence) and len(grads) == len(trains):
+                again.unused = [i for i, is_trained in enumerate(trains) if is_trained and grads[i] is None]
 
     def compiler(compile_graph: Compiler) -> Compiler:
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -153,9 +169,9 @@ def capture(
     compiled = captured_function(on_tensors, compiler(compilers[0]), compiler(compilers[1]), check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:
-        found = compiled(*again.inputs(_collect(places, leaves)))
-        again.watch(found)
-        left = iter(found)
+        tensors = _collect(places, leaves)
+        inputs = again.inputs(tensors)
+        left = iter(again.watched(compiled(*inputs), inputs, tensors))
         given = [leaf.make(*[next(left) for _ in leaf.tensors]) for leaf in results]
         return tree_unflatten(given, result_trees[0])
 
@@ -165,11 +181,12 @@ def capture(
         held=len(places),
         put_off=put_off,
         casts=casts(),
+        left_out=left_out,
     )
-    made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run)
+    made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run, again=again)
     with capturing() as calls, tracing():
         try:
-            compiled(*again.inputs(tensors))
+            compiled(*[x.view_as(x) if x.requires_grad else x for x in tensors])
         except _CompiledError:
             made.is_compiled = True
         except Exception as e:
@@ -204,11 +221,6 @@ def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Seq
 
 def _tensors_of(leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
     return tuple(x for leaf in leaves for x in leaf.tensors)
-
-
-def _draws(node: Node) -> bool:
-    """Whether a node of a graph draws random numbers."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _constants(gm: GraphModule) -> list[tuple[Tensor, int]]:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from scidata.shard.compile import compile
-from scidata.shard.compile.torch_internals import called_module, eager_call, wrapped
+from scidata.shard.compile.torch_internals import Compiler, boxed, called_module, eager_call, wrapped
 
 _parallel: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models, and their parts
 _plain: list[Callable[..., Any]] = []  # torch's own function
+
+
+def _run_backend(backend: Compiler, gm: GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
+    """Compile a graph by a backend of Dynamo, which returns a function of as many tensors."""
+    compiled = backend(gm, inputs)
+    return boxed(lambda given: compiled(*given))
 
 
 class _Compiled:
@@ -44,5 +51,7 @@ def _compile(model: Any = None, **options: Any) -> Any:
         return _plain[0](model, **options)
     given = {"limit": options.get("recompile_limit"), "dynamic": bool(options.get("shapes_spec"))}
     given |= {name: options.get(name) for name in ("backend", "mode", "dynamic", "fullgraph", "options")}
+    if callable(given["backend"]):
+        given["backend"] = partial(_run_backend, given["backend"])
     make = _Compiled(module, {name: value for name, value in given.items() if value is not None})
     return wrapped(module, make) if model is module else make(model)

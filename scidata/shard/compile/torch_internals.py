@@ -111,6 +111,12 @@ def has_global_hooks() -> bool:
     return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
+def is_in_checkpoint() -> bool:
+    """Whether the innermost hooks on saved tensors are those of ``torch.utils.checkpoint``."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 def captured_function(
     function: Callable[..., Any],
     forward: Compiler,
@@ -186,7 +192,7 @@ def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compi
     return partial(run, is_backward=False), partial(run, is_backward=True)
 
 
-def called_module(function: object) -> nn.Module | None:
+def called_module(function: Any) -> nn.Module | None:
     """Return the module whose calls this is, as ``module.compile()`` hands it to ``torch.compile``."""
     return function.__self__ if getattr(function, "__func__", None) is nn.Module._call_impl else None
 
@@ -210,13 +216,16 @@ def graph_of(result: Tensor) -> Any:
     return node if hasattr(getattr(node, "_forward_cls", None), "_aot_id") else None
 
 
-def results_of_graph(node: Any) -> list[int] | None:
-    """Return which of the node's gradients are those of results; None where results share memory with others."""
+def results_of_graph(node: Any) -> dict[int, int] | None:
+    """Return which of the node's gradients is that of each result that requires grad.
+
+    None where results share memory with others.
+    """
     facts = node._forward_cls.metadata
-    results = [(i, each) for i, each in enumerate(facts.output_info) if each.requires_grad_for_backward]
-    if facts.num_intermediate_bases or any("alias_of" in each.output_type.name for _, each in results):
+    results = {i: each for i, each in enumerate(facts.output_info) if each.requires_grad_for_backward}
+    if facts.num_intermediate_bases or any("alias_of" in each.output_type.name for each in results.values()):
         return None
-    return [facts.num_mutated_inp_runtime_indices + i for i, _ in results]
+    return {i: facts.num_mutated_inp_runtime_indices + i for i in results}
 
 
 def watch_backward(node: Any, handle: Callable[[Any, Sequence[Tensor | None]], tuple[Any, ...] | None]) -> None:
@@ -238,11 +247,16 @@ def watch_backward(node: Any, handle: Callable[[Any, Sequence[Tensor | None]], t
     graph.backward = staticmethod(backward)
 
 
+def draws(target: object) -> bool:
+    """Whether the target of a node in a graph draws random numbers."""
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
 def make_boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as graphs call it: with one list of tensors, which it may empty."""
     from functorch import compile as compilers
 
-    return function if hasattr(function, "_boxed_call") else compilers.make_boxed_func(function)  # type: ignore[no-any-return]
+    return function if hasattr(function, "_boxed_call") else compilers.make_boxed_func(function)
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -594,6 +594,83 @@ def test_compiled_call_comes_first_and_the_eager_one_calls_hooks():
     assert called == ["compiled", "hook"]
 
 
+def test_called_module_is_that_of_module_compile(monkeypatch):
+    module, given = nn.Linear(1, 1), []
+    monkeypatch.setattr(torch, "compile", lambda call, **_: given.append(call))
+    module.compile()
+    assert of_graphs.called_module(given[0]) is module
+    assert of_graphs.called_module(module.forward) is None
+    assert of_graphs.called_module(len) is None
+
+
+def test_wrapped_is_what_torch_compile_returns():
+    module = nn.Linear(1, 1)
+
+    def call(x):
+        return x + 1
+
+    found = of_graphs.wrapped(module, lambda _: call)
+    assert type(found) is type(torch.compile(module))
+    assert found(torch.ones(1)) == 2
+    assert of_graphs.forward_of_wrapped(found) is call
+    assert of_graphs.forward_of_wrapped(module) is None
+
+
+def test_is_in_checkpoint():
+    seen = []
+
+    def function(x):
+        seen.append(of_graphs.is_in_checkpoint())
+        return x.sin()
+
+    function(torch.ones(1))
+    torch.utils.checkpoint.checkpoint(function, torch.ones(1, requires_grad=True), use_reentrant=False).backward()
+    with torch.autograd.graph.save_on_cpu():
+        function(torch.ones(1))
+    assert seen == [False, True, True, False]
+
+
+def test_watch_backward_is_asked_before_the_graph():
+    def function(x, written):
+        written.add_(1)
+        return x.sin(), x.cos(), written + 1
+
+    def compiler(gm, inputs):
+        return of_graphs.make_boxed(gm.forward)
+
+    run = of_graphs.captured_function(function, compiler, compiler, lambda *_: None, fuses=False)
+    x, asked = torch.ones(1, requires_grad=True), []
+
+    def handle(node, grads):
+        asked.append([grads[i] for i in of_graphs.results_of_graph(node).values()])
+        return None if None not in asked[-1] else (torch.full((1,), 7.0), None)
+
+    for _ in range(2):
+        found = run(x, torch.zeros(1))
+        node = of_graphs.graph_of(found[0])
+        assert of_graphs.graph_of(x.sin()) is None
+        assert of_graphs.graph_of(found[2]) is None
+        assert [*of_graphs.results_of_graph(node)] == [0, 1]
+        of_graphs.watch_backward(node, handle)
+        assert torch.autograd.grad(found[0], x, retain_graph=True)[0] == 7
+        assert torch.autograd.grad(sum(found[:2]), x)[0] == x.cos() - x.sin()
+    assert asked == 2 * [[torch.ones(1), None], [torch.ones(1), torch.ones(1)]]
+    alias = of_graphs.captured_function(lambda x: (x.view(-1),), compiler, compiler, lambda *_: None, fuses=False)
+    assert of_graphs.graph_of(alias(x)[0]) is None
+
+
+def test_draws():
+    assert of_graphs.draws(torch.ops.aten.native_dropout.default)
+    assert not of_graphs.draws(torch.ops.aten.sin.default)
+    assert not of_graphs.draws("output")
+
+
+def test_make_boxed_leaves_functions_of_one_list():
+    boxed = of_graphs.boxed(lambda inputs: [sum(inputs)])
+    assert of_graphs.make_boxed(boxed) is boxed
+    assert of_graphs.make_boxed(lambda x, y: x + y)([1, 2]) == 3
+
+
 @pytest.mark.parametrize(
     "register",
     [

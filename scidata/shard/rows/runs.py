@@ -11,7 +11,7 @@ Sizes (3, 2): rank 0 owns rows 0 to 2, rank 1 rows 3 and 4. Rank 0 asks for its 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
@@ -125,35 +125,47 @@ def plan_runs(sizes: tuple[int, ...], rank: int, wanted: Sequence[Runs]) -> Runs
     )
 
 
-def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, back: bool = False, fill: float = 0.0) -> Tensor:
-    """Return the rows that this rank asked for; ``back``: add the copies of its own rows up, in a wide dtype."""
-    way = plan.back if back else plan.there
-    put: Callable[[Tensor, Tensor], Tensor] = Tensor.add_ if back else Tensor.copy_
-    if back:
-        result = x.new_zeros(with_dim(x.shape, dim, way.length), dtype=SUM_IN.get(x.dtype, x.dtype))
+def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.0) -> Tensor:
+    """Return the rows that this rank asked for."""
+    way = plan.there
+    pieces = [(place, x.narrow(dim, start, count)) for start, place, count in way.kept]
+    pieces += [(place, x.new_full(with_dim(x.shape, dim, count), fill)) for place, count in plan.filled]
+    pieces += _received(x, way, plan, dim, group)
+    pieces.sort(key=lambda piece: piece[0])
+    return torch.cat([rows for _, rows in pieces], dim) if pieces else x.narrow(dim, 0, 0).clone()
+
+
+def _back(x: Tensor, plan: RunsPlan, dim: int, group: Group) -> Tensor:
+    """Add the copies of this rank's own rows up, in a wide dtype."""
+    way, wide = plan.back, SUM_IN.get(x.dtype, x.dtype)
+    kept = [(place, x.narrow(dim, start, count)) for start, place, count in way.kept]
+    if len(kept) == 1 and kept[0][1].shape[dim] == way.length:
+        result = kept.pop()[1].to(wide, memory_format=torch.contiguous_format, copy=True)
     else:
-        result = x.new_empty(with_dim(x.shape, dim, way.length))
-        for offset, count in plan.filled:
-            result.narrow(dim, offset, count).fill_(fill)
-    for start, place, count in way.kept:
-        put(result.narrow(dim, place, count), x.narrow(dim, start, count))
-    if plan.pairs:
-        parts, shapes, before, after = [], [], x.shape[:dim], x.shape[dim + 1 :]
-        for rank, runs in way.sent:
-            pieces = [x.narrow(dim, *run) for run in runs]
-            parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
-        for rank, runs in way.placed:
-            shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
-        received = exchange(x, parts, shapes, group, plan.pairs)
-        for rows, (_, runs) in zip(received, way.placed, strict=True):
-            start = 0
-            for place, count in runs:
-                put(result.narrow(dim, place, count), rows.narrow(dim, start, count))
-                start += count
+        result = x.new_zeros(with_dim(x.shape, dim, way.length), dtype=wide)
+    for place, rows in kept + _received(x, way, plan, dim, group):
+        result.narrow(dim, place, rows.shape[dim]).add_(rows)
     return result.to(x.dtype)
 
 
-_back = partial(_move, back=True)
+def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> list[tuple[int, Tensor]]:
+    """Exchange rows, and return those that came, with their places in the result."""
+    if not plan.pairs:
+        return []
+    parts, shapes, before, after = [], [], x.shape[:dim], x.shape[dim + 1 :]
+    for rank, runs in way.sent:
+        pieces = [x.narrow(dim, *run) for run in runs]
+        parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
+    for rank, runs in way.placed:
+        shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
+    received = exchange(x, parts, shapes, group, plan.pairs)
+    found = []
+    for rows, (_, runs) in zip(received, way.placed, strict=True):
+        start = 0
+        for place, count in runs:
+            found.append((place, rows.narrow(dim, start, count)))
+            start += count
+    return found
 
 
 def fetch_runs(local: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.0) -> Tensor:

@@ -1,0 +1,141 @@
+"""What compiled steps cost, beside eager ones and one process: CPU time, Python calls, collectives, bytes.
+
+A step is forward, loss, backward and optimizer, on CPUs over gloo, one thread a rank. The ways take turns in the same
+processes: one process on the whole sample, eager and by ``torch.compile``, while the others wait; and all ranks, eager
+and by ``scidata.compile``. CPU time is the sum over ranks, median of ``--repeats`` turns, each the mean of ``--steps``
+steps; ratios are to one process compiled. Calls are those of Python functions in one step of rank 0, bytes are those that
+it sends.
+
+    PYTHONPATH=. python tests/bench/compile_step.py --ranks 2 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import Shard
+
+import scidata
+import scidata.shard.comm.transport
+from scidata.shard.comm.transport import count_sent
+from scidata.shard.compile import regions_of
+from scidata.testing import run_ranks
+from tests.bench.step_costs import MODELS, Model, UNet, ViTBlock, python_calls
+
+WAYS = ("one process", "one process, compiled", "ranks", "ranks, compiled")
+#: Beside the small ones: sizes at which a rank has some tens of ms of work.
+LARGE = {
+    "UNet, 256 x 384": Model(partial(UNet, 32), (1, 4, 256, 384), 2),
+    "ViT, 4 blocks, 4,096 tokens": Model(lambda: nn.Sequential(*[ViTBlock(256, 8) for _ in range(4)]), (1, 4096, 256), 1),
+}
+ALL = MODELS | LARGE
+HEADER = (
+    "| model | ranks | one process, ms | compiled, ms | ranks, ratio | ranks compiled, ratio | Python calls "
+    "| collectives, MB | graphs |\n|---|---:|---:|---:|---:|---:|---:|---:|---|"
+)
+
+
+def step_of(model: Model, way: str, mesh: Any, backend: str) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a model, and a function that takes one step of training, on samples that are the same each time."""
+    torch.manual_seed(0)
+    net, x, y = model.make(), torch.randn(model.shape), torch.randn(model.shape)
+    if way.startswith("ranks"):
+        scidata.parallelize(net, mesh)
+        x, y = (scidata.scatter_tensor(each, 0, mesh["domain"], [Shard(model.dim)]) for each in (x, y))
+    run: Any = net
+    if way == "one process, compiled":
+        run = torch.compile(net, backend=backend)
+    elif way == "ranks, compiled":
+        run = scidata.compile(net, backend=backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(F.mse_loss(run(x), y))
+        optimizer.step()
+
+    return net, step
+
+
+def collectives_of(step: Callable[[], None]) -> tuple[int, int]:
+    """Return how many collectives of scidata's a step calls, and the bytes that this rank sends."""
+    transport: Any = scidata.shard.comm.transport
+    plain, count, sent = transport.compare, 0, count_sent()
+
+    def counted(group: Any) -> None:
+        nonlocal count
+        count += 1
+        plain(group)
+
+    transport.compare = counted
+    try:
+        step()
+    finally:
+        transport.compare = plain
+    return count, count_sent() - sent
+
+
+def rank_main(rank: int, num_ranks: int, names: list[str], backend: str, repeats: int, steps: int) -> dict[str, Any]:
+    """Measure on one rank."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    found: dict[str, Any] = {}
+    for name in names:
+        made = {way: step_of(ALL[name], way, mesh, backend) for way in WAYS}
+        cpu: dict[str, list[float]] = {way: [] for way in WAYS}
+        for turn in range(repeats + 1):  # the first is a rehearsal, in which graphs are compiled
+            for way, (_, step) in made.items():
+                dist.barrier()
+                began = time.process_time()
+                if way.startswith("ranks") or rank == 0:
+                    for _ in range(steps if turn else 3):
+                        step()
+                if turn:
+                    cpu[way].append((time.process_time() - began) / steps)
+        calls = {way: python_calls(step) for way, (_, step) in made.items() if way.startswith("ranks")}
+        graphs = [str(region) for region in regions_of(made["ranks, compiled"][0])]
+        found[name] = cpu, calls, collectives_of(made["ranks, compiled"][1]), graphs
+    return found
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", default=list(ALL), choices=list(ALL))
+    parser.add_argument("--backend", default="inductor", choices=["inductor", "aot_eager"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5)
+    args = parser.parse_args()
+    # freed memory is kept: how much a way gives back to the system, and faults in again, is chance
+    os.environ |= dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(2**32))
+    print(HEADER)
+    for num_ranks in args.ranks:
+        ranks = run_ranks(rank_main, num_ranks, args.models, args.backend, args.repeats, args.steps, timeout=3600)
+        for name in args.models:
+            cpu = {way: [sum(each) for each in zip(*(r[name][0][way] for r in ranks), strict=True)] for way in WAYS[2:]}
+            one = {way: ranks[0][name][0][way] for way in WAYS[:2]}
+            eager, compiled, many, graphs = (statistics.median((one | cpu)[way]) for way in WAYS)
+            calls, (count, sent), lines = ranks[0][name][1:]
+            print(
+                f"| {name} | {num_ranks} | {1e3 * eager:.1f} | {1e3 * compiled:.1f} | {many / compiled:.2f} "
+                f"| {graphs / compiled:.2f} | {calls['ranks']} -> {calls['ranks, compiled']} "
+                f"| {count}, {sent / 1e6:.2f} | {' / '.join(lines)} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,22 @@
 """Opening many files, or two of many arrays: CPU time and system calls, beside netCDF4-python, h5py and xarray.
 
     PYTHONPATH=. python tests/bench/open_many.py [--files 200] [--arrays 200] [--rounds 5]
+    PYTHONPATH=. python tests/bench/open_many.py --samples 50000 [--earlier PATH]
 
 Every way opens each file, and reads shape, dtype and attributes of two fields, and the times; scidata also compares the
 coordinates. "indexed" is scidata after ``scidata index``; some 6 ms of an opening are of no file, so take many. CPU
 time in turns, medians, imports left out, page cache warm. Calls (of ``strace``, where it is installed) are those that
 name one of the files, in the middle of the series.
+
+With ``--samples``: a store of as many samples, of which only the folders are there, and the same store with a manifest
+as version 3 wrote it. Each is opened in processes of its own, in turns: CPU time, and memory beyond that after a small
+store was opened. ``--earlier`` is a checkout of an earlier version, which opens the latter, too.
 """
 
 import argparse
 import glob
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -18,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import h5py
 import netCDF4
@@ -29,6 +36,9 @@ import zarr
 import scidata
 from scidata.cli.commands.index import run_index
 from scidata.sources.indexed import NAME
+from scidata.store.format.manifest import ArrayInfo, SampleInfo
+from scidata.store.format.places import folder_of
+from scidata.store.format.store import open_store, read_sample_info, write_manifest
 
 FIELDS = ["t2m", "u10"]
 
@@ -128,14 +138,107 @@ def calls_of(paths: list[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
+def write_store(folder: str, num: int) -> dict[str, str]:
+    """Write a cloud, and two stores of many such samples, whose files are not there; return their paths."""
+    from scidata.store.format.sums import old_document  # which an earlier version does not have
+
+    rng = np.random.default_rng(0)
+    with h5py.File(f"{folder}/cloud.h5", "w") as file:
+        file["xyz"], file["u"] = rng.random((500, 3)), rng.random(500)
+    scidata.partition(f"{folder}/cloud.h5", f"{folder}/one", kind="points", points="xyz")
+    paths = {way: f"{folder}/{way}" for way in ("table", "before")}
+    for path, i in ((path, i) for path in paths.values() for i in range(num)):
+        os.makedirs(f"{path}/{folder_of(i)}")
+    write_manifest(paths["table"], repeated(read_sample_info(f"{folder}/one", 0), num, rng))
+    for path, source in ((paths["before"], paths["table"]), (f"{folder}/one", f"{folder}/one")):
+        text = old_document(open_store(source).manifest)
+        with open(f"{path}/manifest.json", "w") as file:
+            file.write(text)
+    return paths
+
+
+def repeated(first: SampleInfo, num: int, rng: np.random.Generator) -> Iterator[SampleInfo]:
+    """Yield descriptions of samples that differ in all that samples usually differ in."""
+    for i in range(num):
+        rows = int(rng.integers(10, 500))
+        yield replace(
+            first,
+            index=i,
+            num_samples=num,
+            folder=folder_of(i),
+            name=f"cloud{i:07d}",
+            counts={"point": rows},
+            source_counts={"point": rows},
+            arrays={path: other(array, rows, rng.bytes(16).hex()) for path, array in first.arrays.items()},
+            statistics={"point/u": replace(first.statistics["point/u"], mean=rng.random(), std=rng.random())},
+            bbox=(tuple(rng.random(3).tolist()), tuple((1 + rng.random(3)).tolist())),
+            inputs=(replace(first.inputs[0], name=f"cloud{i:07d}.h5", digest=rng.bytes(16).hex()),),
+            documents=rng.bytes(16).hex(),
+        )
+
+
+def other(array: ArrayInfo, rows: int, digest: str) -> ArrayInfo:
+    """Return an array of another number of rows than 500, of one chunk and one block as before."""
+    sizes = {
+        name: tuple(rows if n == 500 else n for n in getattr(array, name)) for name in ("shape", "chunks", "shards")
+    }
+    return replace(array, **sizes, digest=digest)
+
+
+def open_alone(small: str, path: str) -> None:
+    """Print CPU seconds and MiB of opening a store: at its peak, and after it."""
+    scidata.open_dataset(small)
+    before, begin = memory(), time.process_time()
+    kept = scidata.open_dataset(path)
+    taken = time.process_time() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(taken, peak - before, memory() - before, len(kept))
+
+
+def memory() -> float:
+    """Return the resident MiB of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / (1 << 20)
+
+
+def compare_stores(num: int, rounds: int, earlier: str | None) -> None:
+    """Print a table of stores of many samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_store(folder, num)
+        here = os.getcwd()
+        runs = {"table": (here, paths["table"]), "manifest of version 3": (here, paths["before"])}
+        if earlier is not None:
+            runs["earlier scidata"] = (earlier, paths["before"])
+        found: dict[str, list[list[float]]] = {way: [] for way in runs}
+        for _ in range(rounds):
+            for way, (tree, path) in runs.items():
+                command = [sys.executable, __file__, "--alone", f"{folder}/one", path]
+                said = subprocess.run(
+                    command, env=os.environ | {"PYTHONPATH": tree}, check=True, capture_output=True, text=True
+                )
+                found[way].append(list(map(float, said.stdout.split())))
+    for way, each in found.items():
+        taken, peak, after = (statistics.median(run[i] for run in each) for i in range(3))
+        print(f"{num} samples, {way}: {taken:.2f} s of CPU, {peak:.0f} MiB at the peak, {after:.0f} MiB after it")
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--arrays", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int)
+    parser.add_argument("--earlier")
     parser.add_argument("--open", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.alone is not None:
+        open_alone(*args.alone)
+        return
+    if args.samples is not None:
+        compare_stores(args.samples, args.rounds, args.earlier)
+        return
     if args.open is not None:
         by_scidata(sorted(glob.glob(args.open)))
         return

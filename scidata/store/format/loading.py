@@ -30,7 +30,7 @@ from scidata.store.format.manifest import (
 )
 from scidata.store.format.places import folder_of
 from scidata.store.format.sample_checks import check_sample
-from scidata.store.format.samples import Column, Gathered, Group, ReadTable, Samples, Table, Way, columns_of, row_nbytes
+from scidata.store.format.samples import Column, Gathered, Group, ReadTable, Samples, Table, Way, columns_of, row_dtype
 from scidata.store.format.streamed import Items, parse_object, refuse_constant
 from scidata.store.format.sums import ALIKE, MANIFEST_VERSION, Manifest, check_groups
 from scidata.store.format.treatments import TREATMENTS
@@ -239,7 +239,7 @@ def _samples(said: dict[str, Any], read: ReadTable, where: str) -> Samples:
     heads = [_group(group, where, f"'samples'['groups'][{i}]") for i, group in enumerate(found)]
     num = sum(head[0] for head in heads)
     start = 4 * num if len(heads) > 1 else 0
-    expected = start + sum(n * row_nbytes(columns) + sum(texts) for n, _, columns, texts in heads)
+    expected = start + sum(n * row_dtype(columns).itemsize + sum(texts) for n, _, columns, texts in heads)
     if nbytes != expected:
         entry.wrong("nbytes", f"{expected}, as groups take,")
     table = Table(nbytes, read, entry.text("digest"), where)

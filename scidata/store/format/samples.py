@@ -189,7 +189,7 @@ class Gathered:
         groups = []
         for shape, (_, first, values) in self._groups.items():
             varied = [(c, v) for c, v in zip(_columns(shape), values, strict=True) if v.data]
-            rows = np.zeros(values[0].num, _dtype([column for column, _ in varied]))
+            rows = np.zeros(values[0].num, row_dtype([column for column, _ in varied]))
             for i, (column, each) in enumerate(varied):
                 rows[str(i)] = np.frombuffer(each.ends if each.is_text else each.data, KINDS[column.kind])
             texts = [bytes(each.data) for _, each in varied if each.is_text]
@@ -200,12 +200,8 @@ class Gathered:
         return {"groups": groups, "nbytes": len(table), "digest": _digest([table])}, table
 
 
-def row_nbytes(columns: Sequence[Column]) -> int:
-    """Return the bytes of a row."""
-    return _dtype(columns).itemsize
-
-
-def _dtype(columns: Sequence[Column]) -> np.dtype[np.void]:
+def row_dtype(columns: Sequence[Column]) -> np.dtype[np.void]:
+    """Return the dtype of a row: the number of each column is the name of its field."""
     return np.dtype([(str(i), KINDS[kind]) for i, (_, kind) in enumerate(columns)])
 
 
@@ -288,13 +284,13 @@ class Group:
         self, num: int, first: SampleInfo, columns: Sequence[Column], texts: Sequence[int], table: Table, start: int
     ) -> None:
         self.num, self.first, self.columns, self._table, self._start = num, first, columns, table, start
-        self.dtype = _dtype(columns)
+        self.dtype = row_dtype(columns)
         ends = itertools.accumulate(texts, initial=start + num * self.dtype.itemsize)
         self.places = {way: i for i, (way, _) in enumerate(columns)}
         of_texts = [i for i, (_, kind) in enumerate(columns) if kind == "text"]
         self.texts = dict(zip(of_texts, itertools.pairwise(ends), strict=True))
         self.stop = start + num * self.dtype.itemsize + sum(texts)
-        self._holes: dict[str | int, Any] = {}
+        self._holes: dict[str | int, Any] = {"folder": len(columns)}
         for i, (way, _) in enumerate(columns):
             inner = self._holes
             for key in way[:-1]:
@@ -308,9 +304,9 @@ class Group:
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, npt.NDArray[np.void]]]:
         """Yield rows, as many at once as have a few MiB, and the number of the first."""
-        step = max(1, _PIECE_BYTES // max(1, self.dtype.itemsize))
+        step = max(1, _PIECE_BYTES // self.dtype.itemsize)
         stop = self.num if stop is None else stop
-        for first in range(start, stop, step) if self.columns else ():
+        for first in range(start, stop, step):
             yield first, self.rows(first, min(first + step, stop))
 
     def column(self, way: Way, start: int = 0, stop: int | None = None) -> AnyArray:
@@ -339,8 +335,6 @@ class Group:
 
     def sample(self, row: int, read_text: Callable[[Way, bytes], object]) -> SampleInfo:
         """Return the description of a sample."""
-        if not self.columns:
-            return self.first
         rows = self.rows(max(0, row - 1), row + 1).tolist()
         values = list(rows[-1])
         for i, (way, kind) in enumerate(self.columns):
@@ -350,8 +344,8 @@ class Group:
                 begin = self.texts[i][0]
                 start = rows[0][i] if row else 0
                 values[i] = read_text(way, bytes(self._table.read(begin + start, begin + values[i])))
-        found: SampleInfo = _filled(self.first, self._holes, values)
-        return _filled(found, {"folder": 0}, [folder_of(found.index)])
+        info: SampleInfo = _filled(self.first, self._holes, [*values, folder_of(values[self.places[("index",)]])])
+        return info
 
 
 def value_at(info: SampleInfo, way: Way) -> Any:

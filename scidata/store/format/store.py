@@ -297,20 +297,20 @@ def _read_manifest(path: str) -> tuple[Manifest, bytes]:
 
 
 def _table(path: str, nbytes: int) -> ReadTable:
-    """Return what reads the table of samples that lies beside a manifest."""
+    """Return what reads the table of samples that lies beside a manifest, and has so many bytes."""
     where = join(path, TABLE)
     check_inside(path, where)
     _check_size(where, nbytes, "MAX_TABLE_BYTES", MAX_TABLE_BYTES)
-    return lambda start, stop: _table_bytes(where, start, stop, nbytes)
 
+    def read(start: int, stop: int) -> bytes:
+        try:
+            if not is_url(path) and (size := files().size(where)) != nbytes:
+                raise CorruptDataError(f"{where}: has {size} bytes, the manifest has {nbytes}; copy the store again")
+            return bytes(files().read(where, start, stop - start))
+        except FileNotFoundError as e:
+            raise CorruptDataError(f"{where}: is not there, but the manifest has it; copy the whole store") from e
 
-def _table_bytes(where: str, start: int, stop: int, nbytes: int) -> bytes:
-    try:
-        if start == 0 and (size := files().size(where)) != nbytes:
-            raise CorruptDataError(f"{where}: has {size} bytes, the manifest has {nbytes}; copy the store again")
-        return bytes(files().read(where, start, stop - start))
-    except FileNotFoundError as e:
-        raise CorruptDataError(f"{where}: is not there, but the manifest has it; copy the whole store") from e
+    return read
 
 
 def _check_size(where: str, size: int, name: str, most: int) -> None:

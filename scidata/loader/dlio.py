@@ -16,12 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data
 
+from scidata.core.cache import Cache
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.local_fields import LocalTransform
 from scidata.data.open_dataset import open_dataset
 from scidata.data.sample import Sample
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, FieldMismatchError
 from scidata.loader.data_loader import DataLoader
+
+_MOST_ALONE = 64  # data sets of one file each
 
 
 class _Config(Protocol):
@@ -29,6 +32,7 @@ class _Config(Protocol):
 
     format: object
     num_dset_per_record: int
+    num_samples_per_file: int
     file_list_train: Sequence[str]
     file_list_eval: Sequence[str]
     train_global_index_map: Mapping[int, tuple[str, int]]  # of this rank, and in its order: file, and row in it
@@ -37,7 +41,6 @@ class _Config(Protocol):
     batch_size_eval: int
     read_threads: int
     prefetch_size: int
-    read_type: object
     preprocess_time: object
     resized_image: npt.NDArray[np.generic]
 
@@ -138,21 +141,39 @@ class Reader:
 
     def __init__(self, dataset_type: object, thread_index: int, epoch_number: int) -> None:
         self._config, self._train = _config(), str(dataset_type) == "train"
-        self._open: dict[str, ShardedDataset] = {}
+        self._all: ShardedDataset | None = None
+        self._first: dict[str, int] = {}  # sample of each file in it
+        self._alone: Cache[ShardedDataset] = Cache(_MOST_ALONE, "lru")
+        self._memory: dict[str, npt.NDArray[np.generic]] = {}  # DLIO drops what is read
 
     def read_index(self, global_sample_idx: int, step: int) -> npt.NDArray[np.generic]:
-        """Read a sample; its file stays open with ``reader.read_type=memory``."""
+        """Read a sample. Descriptions of files are kept from sample to sample, and a bounded number of descriptors."""
         config = self._config
         samples = config.train_global_index_map if self._train else config.val_global_index_map
         path, row = samples[global_sample_idx]
-        dataset = self._open.get(path) or open_records([path], str(config.format), config.num_dset_per_record)
-        dataset[int(row)]
-        if str(config.read_type) == "memory":
-            self._open[path] = dataset
-        else:
-            dataset.close()
+        if self._all is None:
+            self._open(list(dict.fromkeys(path for path, _ in samples.values())))
+        dataset = self._all if path in self._first else self._alone.get_or_make(path, lambda: self._opened([path]))
+        assert dataset is not None
+        for name, spec in dataset.buffer_specs().items():
+            if name not in self._memory or self._memory[name].shape != spec.shape:
+                self._memory[name] = np.empty(spec.shape, spec.dtype)
+        dataset.read_into(self._first.get(path, 0) + int(row), self._memory)
         _preprocess(config)
         return config.resized_image
+
+    def _opened(self, paths: Sequence[str]) -> ShardedDataset:
+        return open_records(paths, str(self._config.format), self._config.num_dset_per_record)
+
+    def _open(self, paths: Sequence[str]) -> None:
+        """Open all files of this rank as one; those of different shapes one by one, when they are read."""
+        num = self._config.num_samples_per_file
+        try:
+            self._all = self._opened(paths)
+            if len(self._all) == num * len(paths):
+                self._first = dict(zip(paths, range(0, len(self._all), num), strict=True))
+        except FieldMismatchError:
+            self._all = self._alone.put(paths[0], self._opened(paths[:1]))
 
 
 with contextlib.suppress(ImportError):  # DLIO takes subclasses of these; without it, tests import this module

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scidata.errors import ConfigError
+from scidata.loader import dlio
 from scidata.loader.data_loader import DataLoader
 from scidata.loader.dlio import Order, open_records
 
@@ -45,6 +46,30 @@ def test_records_of_all_files_come_in_the_order_that_dlio_draws(tmp_path, form):
 def test_other_formats_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"dataset\.format=tfrecord: of DLIO's formats scidata reads hdf5 and npz"):
         open_records(["img_0_of_1.tfrecord"], "tfrecord")
+
+
+@pytest.mark.parametrize("form", ["hdf5", "npz"])
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_the_reader_keeps_files_open_and_reads_what_dlio_asks_for(tmp_path, monkeypatch, form, are_alike):
+    paths, values = write(tmp_path, form)
+    if not are_alike:
+        write(tmp_path / "..", form, 1, 1)
+        os.replace(tmp_path / f"../img_0_of_1.{form}", paths[2])  # of one sample
+        values[4] = write(tmp_path / "..", form, 1, 1)[1][0]
+    config = SimpleNamespace(
+        format=form, num_dset_per_record=1, num_samples_per_file=2, preprocess_time=0, resized_image="dlio's",
+        train_global_index_map={i: (paths[i // 2], i % 2) for i in range(6 if are_alike else 5)},
+    )  # fmt: skip
+    monkeypatch.setattr(dlio, "_config", lambda: config)
+    opened, real = [], dlio.open_records
+    monkeypatch.setattr(dlio, "open_records", lambda *args: opened.append(args[0]) or real(*args))
+    reader = dlio.Reader("train", 0, 0)
+    for order in ([3, 0, 4, 1], [2, 4, 0]):
+        for i in order:
+            assert reader.read_index(i, 1) == "dlio's"
+            (found,) = reader._memory.values()
+            assert np.array_equal(found, values[i])
+    assert [len(each) for each in opened] == ([3] if are_alike else [3, 1, 1, 1])
 
 
 PLUGINS = {

@@ -135,8 +135,16 @@ def test_precision(num_ranks, stride):
 
 
 def drawing(x):
-    y = F.dropout(x, 0.3)
-    return [y, torch.zeros_like(x).normal_() * y, torch.rand_like(x), F.dropout2d(x[None], 0.5), torch.randn(3)]
+    y, turned = F.dropout(x, 0.3), x.t()  # of other strides, which say in which order torch draws
+    return [
+        F.dropout(turned),
+        torch.zeros_like(turned).bernoulli_(),
+        y,
+        torch.zeros_like(x).normal_() * y,
+        torch.rand_like(x),
+        F.dropout2d(x[None], 0.5),
+        torch.randn(3),
+    ]
 
 
 def check_numbers(rank, num_ranks):

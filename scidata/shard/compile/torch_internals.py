@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,7 +50,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     One that is written to raises TypeError, before it is: each trace would write. With ``folds``, what is computed of
     constants alone is computed at once, and a constant too, so that handlers can read it. ``read`` has the constants
-    that were computed with so, and their versions.
+    that were computed with so, and their versions. ``bernoulli_`` of a tensor that is not row-major draws in the order
+    of its memory, as an eager one does: torch's operator without a write draws in the order of rows.
     """
 
     def __init__(self, *, folds: bool) -> None:
@@ -70,6 +72,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
             raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
+        if func is torch.ops.aten.bernoulli_.float and not kwargs and not tensors[0].is_contiguous():
+            x, p = tensors[0], args[1] if len(args) > 1 else 0.5
+            return x.copy_(torch.ops.scidata.bernoulli(x.shape, x.stride(), p, x.dtype, x.device))
         if not folds:
             return func(*args, **(kwargs or {}))
         with unseen():
@@ -97,6 +102,23 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _MOST_FOLDED = 1 << 24  # bytes of a constant
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], p: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _bernoulli(shape: Sequence[int], strides: Sequence[int], p: float, *kind: Any) -> Tensor:
+    return _empty(shape, strides, p, *kind).bernoulli_(p)
+
+
+_library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "bernoulli(int[] shape, int[] strides, float p, ScalarType dtype, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.needs_exact_strides),
+)
+_library.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")
+torch.library.register_fake("scidata::bernoulli", _empty, lib=_library)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -30,7 +30,7 @@ from scidata.shard.compile.torch_internals import (
     draws,
     tracing,
 )
-from scidata.shard.compile.values import Leaf, NotCapturedError, facts, result_of
+from scidata.shard.compile.values import Leaf, NotCapturedError, contents, facts, result_of
 from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
 
 
@@ -113,8 +113,11 @@ def capture(
             left = iter(tensors[len(places) :])
             given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             args, kwargs = tree_unflatten(given, tree)
+            before = contents((args, kwargs))
             with context:
                 flat, result_tree = tree_flatten(function(*args, **kwargs))
+        if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
+            raise NotCapturedError("it changes a container among its arguments")
         shards = [x for x in given if isinstance(x, ShardBase)]
         return [result_of(x, shards) for x in flat], result_tree
 

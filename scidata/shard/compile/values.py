@@ -6,6 +6,7 @@ takes the local part, with its halo where that is held, and ghosts that are here
 
 from __future__ import annotations
 
+import copy
 import enum
 import itertools
 import types
@@ -22,10 +23,12 @@ from scidata.shard.comm.sums import deferral
 from scidata.shard.compile.state import SIMPLE_TYPES
 from scidata.shard.compile.torch_internals import memory_facts
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
+from scidata.shard.graphs.local_graph import HopCounts
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.rows.halo import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflatten
 from scidata.shard.views import Copy
 
 _PLAIN = (Tensor, nn.Parameter, Buffer)
@@ -82,7 +85,48 @@ def leaf_of(x: Any) -> Leaf:
         parts = [x.start, x.stop, x.step]
         if all(type(part) in SIMPLE_TYPES for part in parts):
             return Leaf(key=(slice, *parts), tensors=(), make=lambda: x)
+    if kind is HopCounts:
+        return Leaf(key=(kind, *x), tensors=(), make=lambda: HopCounts(x))
+    if _has_stores(x):
+        return _leaf_of_stores(x)
     raise NotCapturedError(f"an argument is a {kind.__name__}")
+
+
+def _has_stores(x: Any) -> bool:
+    """Whether it is a ``Data`` or ``HeteroData`` of PyTorch Geometric, of no class of the user's."""
+    kind = type(x)
+    return kind.__module__.startswith("torch_geometric.data.") and kind.__name__ in ("Data", "HeteroData")
+
+
+def _leaf_of_stores(x: Any) -> Leaf:
+    flat, tree = tree_flatten([dict(store) for store in x.stores])
+    leaves = [*map(leaf_of, flat)]
+    parts = [(leaf.make, len(leaf.tensors)) for leaf in leaves]
+    empty = copy.copy(x)
+    for store in empty.stores:
+        for name in [*store]:
+            del store[name]
+
+    def make(*tensors: Tensor) -> Any:
+        left, made = iter(tensors), copy.copy(empty)
+        values = [make(*itertools.islice(left, num)) for make, num in parts]
+        for store, named in zip(made.stores, tree_unflatten(values, tree), strict=True):
+            for name, value in named.items():
+                store[name] = value
+        return made
+
+    names = getattr(x, "node_types", None), getattr(x, "edge_types", None)
+    key: Hashable = (str(type(x)), repr(names), tree, *[leaf.key for leaf in leaves])
+    return Leaf(key=key, tensors=tuple(t for leaf in leaves for t in leaf.tensors), make=make)
+
+
+def contents(arguments: object) -> list[Any]:
+    """Return all that nested arguments hold, to see whether a function changes them."""
+    return [
+        each
+        for x in tree_leaves(arguments)
+        for each in (x, *(tree_leaves([dict(store) for store in x.stores]) if _has_stores(x) else ()))
+    ]
 
 
 class _Holder:

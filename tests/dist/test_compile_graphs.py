@@ -1,0 +1,195 @@
+"""Message passing by compiled graphs beside eager steps: by exchange and by k-hop ghosts, of one graph and of many."""
+
+import copy
+import importlib.util
+import sys
+import traceback
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import scidata
+from scidata.shard.compile import regions_of
+from scidata.shard.graphs.parts import call_on_parts
+from scidata.testing import run_ranks
+from tests.dist._graphs import NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
+from tests.dist._pyg import to_pyg
+from tests.dist.test_gnn_model import example
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_geometric") is None, reason="torch_geometric is not installed (extra 'pyg')"
+)
+DEPTH = 2
+
+
+def sample(index, mesh, sizes=(6, 5)):
+    """Return a graph of its own edges, and its rows."""
+    generator = torch.Generator().manual_seed(index)
+    edges = whole_edges()
+    edges = edges[:, torch.rand(edges.shape[1], generator=generator) < (1 if index == 0 else 0.8)]
+    x = torch.randn(NUM_NODES, 3, generator=generator, dtype=torch.float64)
+    attr = torch.randn(edges.shape[1], 2, generator=generator, dtype=torch.float64)
+    rank = mesh.get_local_rank("domain")
+    part = part_of(edges, sizes, rank)
+    node, edge = {"x": x[part.nodes]}, {"edge_attr": attr[part.edges]}
+    data = to_pyg(part.edge_index, part.index_map, mesh, node=node, edge=edge)
+    deep, near, ids = khop_part_of(edges, sizes, rank, DEPTH)
+    held = x[torch.from_numpy(deep.to_global(range(deep.num_local)))]
+    return data, (parts_of(deep, near, DEPTH, mesh), held, near, attr[ids])
+
+
+def pair(mesh, make, **options):
+    torch.manual_seed(0)
+    eager = make()
+    compiled = copy.deepcopy(eager)
+    for model in (eager, compiled):
+        scidata.parallelize(model, mesh)
+    return eager, scidata.compile(compiled, backend="aot_eager", **options)
+
+
+def mesh_graph_net():
+    return example().MeshGraphNet(3, 2, 2, dim=8, depth=DEPTH).double()
+
+
+def by_exchange(model, given):
+    data = given[0]
+    return model(data.x, data.edge_index, data.edge_attr)
+
+
+def by_ghosts(model, given):
+    graph, *rest = given[1]
+    return call_on_parts(model, graph, *rest)
+
+
+def of_data(model, given):
+    return model(given[0])
+
+
+class Stack(nn.Module):
+    """Layers of PyTorch Geometric, called with a ``Data``."""
+
+    def __init__(self, loops=False):
+        import torch_geometric.nn as g
+
+        super().__init__()
+        layers = [g.SAGEConv(3, 4), g.GATv2Conv(4, 4, edge_dim=2, add_self_loops=loops), g.GraphConv(4, 4, aggr="max")]
+        self.layers = nn.ModuleList([*layers, g.GINEConv(nn.Linear(4, 3), edge_dim=2)]).double()
+
+    def forward(self, data):
+        x = data.x
+        for layer in self.layers:
+            takes_edges = "edge_attr" in layer.forward.__code__.co_varnames
+            x = layer(x, data.edge_index, **({"edge_attr": data.edge_attr} if takes_edges else {}))
+        return x
+
+
+def trains(models, run, samples, steps=4):
+    """Compare steps on samples in turns; return how often the second model was captured."""
+    for _ in range(steps):
+        for given in samples:
+            losses = []
+            for model in models:
+                model.zero_grad()
+                loss = run(model, given).square().mean()
+                loss.backward()
+                losses.append(loss.detach())
+            torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=1e-12)
+            for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+                assert (a.grad is None) == (b.grad is None), name
+                if a.grad is not None:
+                    torch.testing.assert_close(b.grad, a.grad, rtol=1e-12, atol=1e-12, msg=name)
+    return sum(len(group) for region in regions_of(models[1]) for group in region.captured.values())
+
+
+# -- each is called with a mesh ----------------------------------------------------------------------------------------
+
+
+def one_graph_by_exchange(mesh):
+    assert trains(pair(mesh, mesh_graph_net), by_exchange, [sample(0, mesh)]) == 1
+
+
+def one_graph_by_ghosts(mesh):
+    assert trains(pair(mesh, mesh_graph_net), by_ghosts, [sample(0, mesh)]) == 1
+
+
+def layers_of_pyg(mesh):
+    assert trains(pair(mesh, Stack), of_data, [sample(0, mesh)]) == 1
+
+
+def many_graphs_by_exchange(mesh):
+    samples = [sample(i, mesh) for i in range(4)]
+    assert trains(pair(mesh, mesh_graph_net, limit=2), by_exchange, samples, 3) <= 2
+
+
+def many_graphs_by_ghosts(mesh):
+    samples = [sample(i, mesh) for i in range(4)]
+    assert trains(pair(mesh, mesh_graph_net, limit=2), by_ghosts, samples, 3) <= 2
+
+
+def layers_that_depend_on_values(mesh):
+    """How many loops a graph has is read: the layer is run eagerly, and the others are captured by themselves."""
+    models = pair(mesh, lambda: Stack(loops=True))
+    assert trains(models, of_data, [sample(0, mesh)]) >= 3
+    assert any("aten._local_scalar_dense" in region.reason for region in regions_of(models[1]))
+
+
+def other_values_on_one_graph(mesh):
+    first = sample(0, mesh)[0]
+    data = [copy.copy(first) for _ in range(3)]
+    for index, each in enumerate(data):
+        each.x = first.x * (1 + index)
+    assert trains(pair(mesh, mesh_graph_net), by_exchange, [(each,) for each in data], 2) == 1
+
+
+class Noting(nn.Module):
+    """Puts its result in the ``Data`` that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+
+    def forward(self, data):
+        data.found = self.layer(data.x)
+        return data.found
+
+
+def arguments_that_are_changed(mesh):
+    models, given = pair(mesh, Noting), sample(0, mesh)
+    trains(models, of_data, [given])
+    assert "changes" in regions_of(models[1])[0].reason
+    assert given[0].found is not None
+
+
+ALL = [
+    one_graph_by_exchange, one_graph_by_ghosts, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_exchange,
+    many_graphs_by_ghosts, other_values_on_one_graph, arguments_that_are_changed,
+]  # fmt: skip
+
+
+def runs(rank, num_ranks, names):
+    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
+    failed = {}
+    for name in names:
+        try:
+            globals()[name](mesh)
+        except Exception:
+            failed[name] = traceback.format_exc()
+    return failed
+
+
+@pytest.fixture(scope="module")
+def failed():
+    return run_ranks(runs, 2, [each.__name__ for each in ALL], timeout=240)
+
+
+@pytest.mark.parametrize("each", ALL)
+def test_on_two_ranks(failed, each):
+    for of_rank in failed:
+        assert not of_rank.get(each.__name__), of_rank[each.__name__]
+
+
+if __name__ == "__main__":  # some of them: python tests/dist/test_compile_graphs.py layers_of_pyg
+    for name in sys.argv[1:] or [each.__name__ for each in ALL]:
+        print(name, *[failed.get(name, "ok") for failed in run_ranks(runs, 2, [name], timeout=100)], flush=True)

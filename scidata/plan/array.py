@@ -17,7 +17,7 @@ import numpy as np
 from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.core.urls import is_url
 from scidata.plan import as_json
-from scidata.plan.chunk_tables import EncodedChunks, Pattern, Tables, check_refs, find_tables
+from scidata.plan.chunk_tables import EncodedChunks, Pattern, check_refs, find_tables
 from scidata.plan.cut import Cut, Cuts, Origin, check_memory
 from scidata.plan.pieces import Boxes, DimPieces
 from scidata.plan.spans import Reads, Spans
@@ -201,14 +201,10 @@ def plan_cut(
         elif callable(refs):
             refs = refs(layout, origin.move_chunks(cut.chunks))
         remote = refs is not None and any(map(is_url, refs.paths))
-        tables: Tables | None = cut.tables.get((out_shape, remote))
-        pattern = None if tables is None or refs is None else tables.known_pattern(refs)
-        encoded_reads = None
-        if tables is None or pattern is None:
-            if refs is not None:
-                check_refs(layout, origin.move_chunks(cut.chunks), refs)
-            tables = find_tables(layout, cut, out_shape, refs, remote)
-            pattern, encoded_reads = tables.order(layout, refs)
+        if refs is not None:
+            check_refs(layout, origin.move_chunks(cut.chunks), refs)
+        tables = find_tables(layout, cut, out_shape, refs, remote)
+        pattern, encoded_reads = tables.order(layout, refs)
         first_byte, span_reads = 0, None
         if pattern.spans is not None:
             first_byte = origin.first_byte(layout)

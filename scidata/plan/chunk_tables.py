@@ -65,16 +65,12 @@ class Pattern:
         Bytes of the reads of raw chunks, or of the spans where there are none.
     encoded
         Encoded chunks.
-    lowest, highest
-        Least and greatest offset of raw chunks, from that of the first chunk.
     """
 
     spans: Spans | None = None
     reads: Reads | None = None
     nbytes: int = 0
     encoded: EncodedChunks | None = None
-    lowest: int = 0
-    highest: int = 0
 
     def reads_from(self, offset: int) -> Reads | None:
         """Return the reads of raw chunks, the first of which begins at ``offset``."""
@@ -104,14 +100,6 @@ class Tables:
     decoded_nbytes: int
     remote: bool
     patterns: Cache[Pattern] = field(default_factory=lambda: Cache(2))
-
-    def known_pattern(self, refs: ChunkRefs) -> Pattern | None:
-        """Return the pattern of raw chunks that lie and are sized as some did before, if their places make sense."""
-        pattern = None if self.spans is None else self.patterns.get(_places(refs))
-        if pattern is None:
-            return None
-        first = int(refs.offset[0])
-        return pattern if first + pattern.lowest >= 0 and first + pattern.highest <= _MAX_OFFSET else None
 
     def order(self, layout: ArrayLayout, refs: ChunkRefs | None) -> tuple[Pattern, Reads | None]:
         """Return the tables in the order of the reads, and the reads of encoded chunks."""
@@ -144,10 +132,7 @@ class Tables:
             refs.path_index[chunk], relative[chunk] + spans.offset, spans.nbytes,
             remote=self.remote, direct=spans.direct,
         )  # fmt: skip
-        return Pattern(
-            spans=spans.take(order), reads=reads, nbytes=int(reads.nbytes.sum()),
-            lowest=int(relative.min()), highest=int(relative.max()),
-        )  # fmt: skip
+        return Pattern(spans=spans.take(order), reads=reads, nbytes=int(reads.nbytes.sum()))
 
 
 def _places(refs: ChunkRefs) -> tuple[bytes, ...]:

@@ -62,15 +62,19 @@ def _check_range(entry: Entry, column: Column, numbers: _Numbers) -> None:
         entry.fail(str(key), "has a number that no sample has there")
 
 
+def _any(bad: _Numbers) -> bool:
+    return bad if isinstance(bad, bool) else bool(np.any(bad))
+
+
 def _product(numbers: Sequence[_Numbers]) -> _Numbers:
-    """Return a product, in float64: of integers it may be too large."""
-    return math.prod(numbers, start=np.float64(1))
+    """Return a product, in float64: an integer may be too large."""
+    return math.prod(numbers, start=1.0)
 
 
 def _check_rows(entry: Entry, info: SampleInfo, shapes: _Shapes, counts: Mapping[str, _Numbers]) -> None:
     """Check that the arrays are there that every such sample has, and their rows."""
     sets, num_rows, num_cells = sets_of(info), counts[info.entity], counts.get("cell", 0)
-    if np.any(sum(counts[name] for name in sets) != num_rows):
+    if _any(sum(counts[name] for name in sets) != num_rows):
         entry.wrong("counts", f"as many of {info.entity} as of {', '.join(sets)} together")
     for name, (source, _, target) in relations_of(info).items():
         for end in {source, target} - {*sets}:
@@ -87,28 +91,30 @@ def _check_rows(entry: Entry, info: SampleInfo, shapes: _Shapes, counts: Mapping
     for path, num in rows.items():
         if path not in info.arrays:
             entry.fail("arrays", f"lacks {path!r}, which every such sample has")
-        if not shapes[path] or (num is not None and np.any(shapes[path][0] != num)):
+        if not shapes[path] or (num is not None and _any(shapes[path][0] != num)):
             entry.fail("arrays", f"has {path!r} of shape {info.arrays[path].shape}, but {num} rows are counted")
 
 
 def _check_layouts(entry: Entry, info: SampleInfo, shapes: _Shapes, at: Callable[..., _Numbers]) -> None:
     """Check sizes of arrays, of their chunks and files, and that each chunk has a checksum."""
-    total: _Numbers = np.float64(0)
+    total: _Numbers = 0.0
     for path, array in info.arrays.items():
         inner = Entry(entry.data["arrays"][path], entry.where, f"'arrays'[{ascii(path)[:80]}]", optional=None)
         itemsize = np.dtype(array.dtype).itemsize
-        if np.any(_product([np.maximum(n, 1) for n in shapes[path]]) * itemsize > MOST):
+        if _any(
+            _product([max(n, 1) if isinstance(n, int) else np.maximum(n, 1) for n in shapes[path]]) * itemsize > MOST
+        ):
             inner.wrong("shape", f"a shape of less than 2**63 bytes of {array.dtype}")
         if info.documents is not None and array.chunks is None:
             entry.fail("arrays", f"says nothing of the chunks of {ascii(path)[:80]}")
         if info.documents is not None and (array.shards is None) != (info.version < 3):
             entry.fail("arrays", f"says of some arrays alone how they lie in files, not of {ascii(path)[:80]}")
         chunks = [at("arrays", path, "chunks", i) for i in range(len(array.chunks or ()))]
-        if any(np.any(n == 0) for n in chunks) or np.any(_product(chunks) * itemsize > MOST):
+        if any(_any(n == 0) for n in chunks) or _any(_product(chunks) * itemsize > MOST):
             inner.wrong("chunks", f"the shape of chunks of {array.shape}")
         for i, chunk in enumerate(chunks if array.shards else ()):
             shard = at("arrays", path, "shards", i)
-            if np.any(shard == 0) or np.any(shard % chunk != 0):
+            if _any(shard == 0) or _any(shard % chunk != 0):
                 inner.wrong("shards", f"the shape of files of chunks of {array.chunks}")
         if path != CHECKSUMS and array.chunks is not None:
             total = total + _product([-(-n // c) for n, c in zip(shapes[path], chunks, strict=True)])
@@ -116,7 +122,7 @@ def _check_layouts(entry: Entry, info: SampleInfo, shapes: _Shapes, at: Callable
         return
     sums = info.arrays[CHECKSUMS]
     fits = len(sums.shape) == 1 and sums.dtype == "<u4" and sums.shards == (None if info.version < 3 else ())
-    if not fits or any(np.any(at("arrays", CHECKSUMS, key, 0) != total) for key in ("shape", "chunks")):
+    if not fits or any(_any(at("arrays", CHECKSUMS, key, 0) != total) for key in ("shape", "chunks")):
         entry.fail("arrays", f"has {CHECKSUMS!r} that are not one for each chunk")
 
 
@@ -135,12 +141,12 @@ def _check_fields(entry: Entry, info: SampleInfo, shapes: _Shapes, counts: Mappi
         array, name = info.arrays.get(path), ascii(path)[:80]
         if array is None or len(array.shape) != len(field.dims) or array.dtype != field.dtype:
             entry.fail("fields", f"has {name}, of which there is no array of such dims and dtype")
-        if field.entity not in counts or np.any(shapes[path][field.entity_dim] != counts[field.entity]):
+        if field.entity not in counts or _any(shapes[path][field.entity_dim] != counts[field.entity]):
             entry.fail("fields", f"has {name}, whose array has not a row for each {field.entity[:80]!a}")
     for path, figures in info.statistics.items():
         if path not in info.fields:
             entry.fail("statistics", f"has {ascii(path)[:80]}, which is no field")
         tail = shapes[path][info.fields[path].entity_dim + 1 :]
         num = len(figures.count) if isinstance(figures.count, tuple) else None
-        if (num is None) != (not tail) or (num is not None and np.any(_product(tail) != num)):
+        if (num is None) != (not tail) or (num is not None and _any(_product(tail) != num)):
             entry.fail("statistics", f"has figures of {ascii(path)[:80]} that are not one for each component")

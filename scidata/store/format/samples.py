@@ -21,7 +21,6 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -352,7 +351,7 @@ def value_at(info: SampleInfo, way: Way) -> Any:
     """Return the value of a sample's description that keys lead to."""
     found: Any = info
     for key in way:
-        found = getattr(found, str(key)) if is_dataclass(found) else found[key]
+        found = getattr(found, str(key)) if hasattr(found, "__dataclass_fields__") else found[key]
     return found
 
 

@@ -27,7 +27,23 @@ def step(model, mesh, index, forward=loss_of):
     return loss.detach()
 
 
-def pair(mesh, make=Model, compiled=lambda m: scidata.compile(m, backend="aot_eager"), **options):
+class Small(nn.Module):
+    """Two results, of which one is the same on each rank; a parameter that nothing uses, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+        self.readout, self.unused = nn.Linear(4, 2), nn.Linear(2, 2)
+        self.position = nn.Parameter(torch.randn(7, 4))
+        self.register_buffer("shift", torch.randn(4))
+        self.double()
+
+    def forward(self, x):
+        x = torch.tanh(self.norm(self.embed(x) + self.position)) + self.shift
+        return self.head(x), self.readout(x.mean(dim=0))
+
+
+def pair(mesh, make=Small, compiled=lambda m: scidata.compile(m, backend="aot_eager"), **options):
     """Return two models of the same weights, the second compiled."""
     torch.manual_seed(0)
     first = make()
@@ -49,7 +65,7 @@ def num_captured(model):
     return sum(len(group) for region in regions_of(model) for group in region.captured.values())
 
 
-def trains(mesh, models, run=step, steps=4, optimizer=adam, expected=1):
+def trains(mesh, models, run=step, steps=3, optimizer=adam, expected=1):
     """Train both, and compare; ``run`` is called for each step and model."""
     optimizers = [optimizer(model) for model in models]
     for index in range(steps):
@@ -69,7 +85,7 @@ def trains(mesh, models, run=step, steps=4, optimizer=adam, expected=1):
 
 
 def overlap(mesh):
-    models = pair(mesh, bucket_bytes=700)
+    models = pair(mesh, Model, bucket_bytes=700)
     trains(mesh, models)
 
 
@@ -115,7 +131,7 @@ def module_compile(mesh):
 class Dropping(nn.Module):
     def __init__(self):
         super().__init__()
-        self.model, self.norm = Model(), nn.BatchNorm1d(3).double()
+        self.model, self.norm = Small(), nn.BatchNorm1d(3).double()
 
     def forward(self, x):
         x = self.norm(F.dropout(x, 0.3, self.training))
@@ -141,14 +157,42 @@ def dropout_and_batch_norm(mesh):
             trains(mesh, models, steps=1)
 
 
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 3), nn.GELU()).double()
+        self.model = Small()
+
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=False)
+        return self.model(x)
+
+
+def bytes_saved(model, x):
+    held = {}
+
+    def pack(saved):
+        local = getattr(saved, "local", saved)
+        held[local.data_ptr()] = local.nbytes
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model(x)
+    return sum(held.values())
+
+
 def checkpoints_inside(mesh):
-    trains(mesh, pair(mesh, lambda: Model(recompute=True)))
+    models = pair(mesh, Checkpointed)
+    trains(mesh, models, expected=2, steps=4)
+    eager, compiled = (bytes_saved(model, part_of(sample(0), mesh)) for model in models)
+    assert compiled <= 1.5 * eager, "what a checkpoint leaves out is not saved"
 
 
 class Outside(nn.Module):
     def __init__(self, **options):
         super().__init__()
-        self.model, self.options = Model(), options
+        self.model, self.options = Small(), options
 
     def forward(self, x):
         return checkpoint(self.model, x, use_reentrant=False, **self.options)
@@ -160,9 +204,6 @@ def checkpoints_outside(mesh):
         return m
 
     eager, model = pair(mesh, Outside, compiled)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        pass
     trains(mesh, (eager, model), expected=0)
     assert num_captured(model.model) >= 1
 
@@ -194,7 +235,7 @@ def autocast(mesh):
         scaler.scale(loss).backward()
         return loss.detach()
 
-    trains(mesh, pair(mesh, lambda: Model().float()), run)
+    trains(mesh, pair(mesh, lambda: Small().float()), run)
 
 
 def averaged_models(mesh):
@@ -309,9 +350,6 @@ def saved_and_loaded(mesh):
     for model in (eager, compiled):
         model.load_state_dict(state)
     trains(mesh, (eager, compiled), steps=2)
-    for model in (eager, compiled):
-        model.load_state_dict(state, assign=True) if False else model.load_state_dict(state)
-    trains(mesh, (eager, compiled), steps=2)
 
 
 def hooks_fire(mesh):
@@ -329,7 +367,7 @@ def hooks_fire(mesh):
 
 
 def fsdp(mesh):
-    models = pair(mesh, strategy="fsdp", units=(Block,))
+    models = pair(mesh, Model, strategy="fsdp", units=(Block,))
     trains(mesh, models)
 
     def run(model, mesh, index):
@@ -341,11 +379,12 @@ def fsdp(mesh):
 
 
 ON_TWO = [
-    overlap, accumulation, clipping, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
+    overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, autograd_grad,
-    backward_twice, compiled_optimizer, functional_call, two_forwards, one_output, frozen, saved_and_loaded, hooks_fire,
+    backward_twice, functional_call, two_forwards, one_output, frozen, saved_and_loaded, hooks_fire,
 ]  # fmt: skip
-ON_FOUR = [overlap, accumulation, clipping, dropout_and_batch_norm, autograd_grad, hooks_fire, fsdp, two_forwards]
+ON_FOUR = [accumulation, clipping, autograd_grad, hooks_fire]
+SLOW_ON_TWO, SLOW_ON_FOUR = [compiled_optimizer], [overlap, dropout_and_batch_norm, fsdp, two_forwards]
 
 
 def runs(rank, num_ranks, names):
@@ -370,18 +409,22 @@ def test_on_two_ranks(failed_on_two, each):
         assert not failed.get(each.__name__), failed[each.__name__]
 
 
-@pytest.fixture(scope="module")
-def failed_on_four():
-    return run_ranks(runs, 4, [each.__name__ for each in ON_FOUR], timeout=240)
-
-
-@pytest.mark.parametrize("each", ON_FOUR)
-def test_on_dp_by_domain(failed_on_four, each):
-    for failed in failed_on_four:
-        assert not failed.get(each.__name__), failed[each.__name__]
+@pytest.mark.parametrize(
+    ("num_ranks", "chosen"),
+    [
+        (4, ON_FOUR),
+        pytest.param(2, SLOW_ON_TWO, marks=pytest.mark.slow),
+        pytest.param(4, SLOW_ON_FOUR, marks=pytest.mark.slow),
+    ],
+)
+def test_on_dp_by_domain(num_ranks, chosen):
+    for failed in run_ranks(runs, num_ranks, [each.__name__ for each in chosen], timeout=240):
+        assert not failed, "\n".join(failed.values())
 
 
 if __name__ == "__main__":  # some of them: python tests/dist/test_compile_training.py 2 overlap
     num = int(sys.argv[1])
-    for name in sys.argv[2:] or [each.__name__ for each in (ON_TWO if num == 2 else ON_FOUR)]:
+    for name in sys.argv[2:] or [
+        each.__name__ for each in (ON_TWO + SLOW_ON_TWO if num == 2 else ON_FOUR + SLOW_ON_FOUR)
+    ]:
         print(name, *[failed.get(name, "ok") for failed in run_ranks(runs, num, [name], timeout=100)], flush=True)

@@ -21,6 +21,7 @@ from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
     called_module,
+    checkpoint_hook,
     compiled_call,
     eager_call,
     forward_of_wrapped,
@@ -28,7 +29,6 @@ from scidata.shard.compile.torch_internals import (
     has_global_hooks,
     has_hooks,
     inductor,
-    is_in_checkpoint,
     make_boxed,
     set_compiled_call,
     storage_of,
@@ -156,7 +156,7 @@ class Region:
         if is_new and len(self._seen) >= _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         self._seen[key] = is_backward or self._seen.get(key, False)
-        return not is_new and not is_backward and (self._seen[key] or not is_in_checkpoint())
+        return not is_new and not is_backward and (self._seen[key] or checkpoint_hook() is None)
 
     def _capture(
         self, call: Callable[..., Any], leaves: Sequence[Leaf], tree: Any, last: Captured | None, *, folds: bool = False

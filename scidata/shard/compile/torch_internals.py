@@ -56,7 +56,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, *, folds: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._folds = folds
+        self._folds, self._checkpoint = folds, checkpoint_hook()
         self.read: dict[int, tuple[Tensor, int]] = {}
         self._made: dict[int, Tensor] = {}  # by storage: those that were computed here
 
@@ -64,6 +64,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         """Compute, or hand on to the tracer."""
+        if checkpoint_hook() not in (None, self._checkpoint):
+            raise TypeError("it calls torch.utils.checkpoint, and a graph would save what that is not to save")
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held = [x for x in tensors if has_values(x)]
         folds = self._folds and func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
@@ -133,10 +135,10 @@ def has_global_hooks() -> bool:
     return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
-def is_in_checkpoint() -> bool:
-    """Whether the innermost hooks on saved tensors are those of ``torch.utils.checkpoint``."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+def checkpoint_hook() -> object:
+    """Return the innermost hook on saved tensors, where it is one of ``torch.utils.checkpoint``, else None."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks[0] if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" else None
 
 
 def captured_function(

@@ -139,6 +139,7 @@ def drawing(x):
     return [
         F.dropout(turned),
         torch.zeros_like(turned).bernoulli_(),
+        (x * 1)[:, ::2].normal_(),
         y,
         torch.zeros_like(x).normal_() * y,
         torch.rand_like(x),

@@ -50,8 +50,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     One that is written to raises TypeError, before it is: each trace would write. With ``folds``, what is computed of
     constants alone is computed at once, and a constant too, so that handlers can read it. ``read`` has the constants
-    that were computed with so, and their versions. ``bernoulli_`` of a tensor that is not row-major draws in the order
-    of its memory, as an eager one does: torch's operator without a write draws in the order of rows.
+    that were computed with so, and their versions. Numbers for a tensor that is not row-major are drawn in the order of
+    its memory, as eagerly: torch's operators without a write, of ``bernoulli_`` for one, draw others.
     """
 
     def __init__(self, *, folds: bool) -> None:
@@ -68,15 +68,17 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise TypeError("it calls torch.utils.checkpoint, and a graph would save what that is not to save")
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held = [x for x in tensors if has_values(x)]
-        folds = self._folds and func.namespace == "aten" and torch.Tag.nondeterministic_seeded not in func.tags
+        folds = self._folds and func.namespace == "aten" and not draws(func)
         folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket is torch.ops.aten.arange)
         if held and func is torch.ops.aten.lift_fresh.default:  # a literal
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
             raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
-        if func is torch.ops.aten.bernoulli_.float and not kwargs and not tensors[0].is_contiguous():
-            x, p = tensors[0], args[1] if len(args) > 1 else 0.5
-            return x.copy_(torch.ops.scidata.bernoulli(x.shape, x.stride(), p, x.dtype, x.device))
+        if func._schema.is_mutable and draws(func) and not (x := tensors[0]).is_contiguous():
+            if kwargs:
+                raise TypeError(f"{func} draws by a generator")
+            drawn = torch.ops.scidata.draw(x.shape, x.stride(), func._opname, args[1:], x.dtype, x.device)
+            return x.copy_(drawn)
         if not folds:
             return func(*args, **(kwargs or {}))
         with unseen():
@@ -106,21 +108,22 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _MOST_FOLDED = 1 << 24  # bytes of a constant
 
 
-def _empty(shape: Sequence[int], strides: Sequence[int], p: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _like_drawn(shape: Any, strides: Any, _0: str, _1: object, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _bernoulli(shape: Sequence[int], strides: Sequence[int], p: float, *kind: Any) -> Tensor:
-    return _empty(shape, strides, p, *kind).bernoulli_(p)
+def _draw(shape: Any, strides: Any, name: str, given: Sequence[float], *kind: Any) -> Tensor:
+    drawn: Tensor = getattr(_like_drawn(shape, strides, name, given, *kind), name)(*given)
+    return drawn
 
 
 _library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
-    "bernoulli(int[] shape, int[] strides, float p, ScalarType dtype, Device device) -> Tensor",
+    "draw(int[] shape, int[] strides, str name, Scalar[] given, ScalarType dtype, Device device) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded, torch.Tag.needs_exact_strides),
 )
-_library.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")
-torch.library.register_fake("scidata::bernoulli", _empty, lib=_library)
+_library.impl("draw", _draw, "CompositeExplicitAutograd")
+torch.library.register_fake("scidata::draw", _like_drawn, lib=_library)
 
 
 def has_hooks(module: nn.Module) -> bool:

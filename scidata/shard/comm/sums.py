@@ -103,6 +103,7 @@ def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> l
 # by id, as a tensor's own equality is elementwise: the leaf, and the names of the groups whose sum is put off
 _DEFERRED: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
 _NODES: dict[Node, frozenset[str]] = {}  # of those that are no leaves: parameters of a step that is being captured
+_num = [0]  # of calls of `defer`
 _MOST_NODES = 64  # of a graph between a value and its parameters: those of more are summed at once
 
 
@@ -111,6 +112,7 @@ def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
 
     The ``to_local()`` of a leaf that is a DTensor can be given, too.
     """
+    _num[0] += 1
     key, node = id(parameter), parameter.grad_fn
 
     def forget(ref: weakref.ref[Tensor]) -> None:
@@ -123,6 +125,11 @@ def defer(parameter: Tensor, groups: Iterable[dist.ProcessGroup | str]) -> None:
     _DEFERRED[key] = weakref.ref(parameter, forget), names
     if node is not None:
         _NODES[node] = names
+
+
+def num_deferred() -> int:
+    """Return how often :func:`defer` was called: where not since, what it was called with is the same."""
+    return _num[0]
 
 
 def deferred_groups(x: Tensor) -> frozenset[str] | None:

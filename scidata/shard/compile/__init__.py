@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import RLock, get_ident
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +19,8 @@ from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
-from scidata.shard.compile.capture import Captured, capture, casts
+from scidata.shard.compile.capture import Captured, capture, casts, surroundings
+from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -31,9 +35,8 @@ from scidata.shard.compile.torch_internals import (
     inductor,
     make_boxed,
     set_compiled_call,
-    storage_of,
 )
-from scidata.shard.compile.values import Leaf, NotCapturedError, leaf_of
+from scidata.shard.compile.values import Leaf, aliases_of, leaf_of
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
@@ -41,6 +44,9 @@ _Model = TypeVar("_Model", bound=Callable[..., Any])
 _BACKENDS = ("inductor", "aot_eager", "eager")
 _MOST_SEEN = 256  # of calls that have come once
 _MOST_USES = 2
+_inside: list[int] = []  # threads that run regions
+_lock = RLock()
+_capturing: list[int] = []  # the thread that captures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +98,12 @@ class Region:
         """Run the module, or function, by a graph where there is one."""
         if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
             return self._call(*args, **kwargs)
-        if self._module is not None and (has_hooks(self._module) or has_global_hooks()):
-            return self._with_hooks(args, kwargs)
-        return self._run(self._call, args, kwargs)
+        if has_global_hooks():
+            return self._call(*args, **kwargs)
+        with _running():
+            if self._module is not None and has_hooks(self._module):
+                return self._with_hooks(args, kwargs)
+            return self._run(self._call, args, kwargs)
 
     def _with_hooks(self, args: Any, kwargs: Any) -> Any:
         """Call a module's own hooks, and the graph in place of its forward."""
@@ -116,11 +125,15 @@ class Region:
             flat, tree = tree_flatten((args, kwargs))
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
-            self._open(str(e))
-            return call(*args, **kwargs)
-        key = (tree, *[leaf.key for leaf in leaves], *_surroundings(), *_shared(leaves))
-        group, is_backward = self.captured.setdefault(key, []), backward_pass() != -1
-        captured = next((each for each in group if each.holds()), None)
+            return self._eagerly(call, args, kwargs, str(e))
+        key = (
+            tree,
+            *[leaf.key for leaf in leaves],
+            *_surroundings(),
+            aliases_of([x for leaf in leaves for x in leaf.tensors]),
+        )
+        group, is_backward = self.captured.get(key, []), backward_pass() != -1
+        captured = next((each for each in group if each.holds(leaves)), None)
         if captured is not None and (captured.next_left_out is None or is_backward):
             return captured.run(leaves)
         if not self._is_ready(key, is_backward=is_backward):
@@ -134,15 +147,27 @@ class Region:
         if sum(map(len, self.captured.values())) >= self._options.limit:
             self._tell(f"other layouts are run eagerly: it was captured {self._options.limit} times, for as many")
             return call(*args, **kwargs)
-        try:
+        with _capture_alone() as is_alone:
+            if not is_alone:
+                return call(*args, **kwargs)
             try:
-                made, result = self._capture(call, leaves, tree, captured)
-            except NotCapturedError:
-                made, result = self._capture(call, leaves, tree, captured, folds=True)
-        except NotCapturedError as e:
-            self._open(str(e))
-            return call(*args, **kwargs)
-        group.append(made)
+                try:
+                    made, result = self._capture(call, flat, leaves, tree, captured)
+                except EffectError:
+                    raise
+                except NotCapturedError:
+                    made, result = self._capture(call, flat, leaves, tree, captured, folds=True)
+            except NotCapturedError as e:
+                reason = str(e)
+            else:
+                self.captured.setdefault(key, group).append(made)
+                return result
+        return self._eagerly(call, args, kwargs, reason)
+
+    def _eagerly(self, call: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+        """Run a call that cannot be captured; one that raises says nothing about others."""
+        result = call(*args, **kwargs)
+        self._open(reason)
         return result
 
     def _is_ready(self, key: Hashable, *, is_backward: bool) -> bool:
@@ -159,20 +184,23 @@ class Region:
         return not is_new and not is_backward and (self._seen[key] or checkpoint_hook() is None)
 
     def _capture(
-        self, call: Callable[..., Any], leaves: Sequence[Leaf], tree: Any, last: Captured | None, *, folds: bool = False
+        self,
+        call: Callable[..., Any],
+        flat: Sequence[Any],
+        leaves: Sequence[Leaf],
+        tree: Any,
+        last: Captured | None,
+        *,
+        folds: bool = False,
     ) -> tuple[Captured, Any]:
         options, fuses = self._options, self._options.backend == "inductor"
         left_out = (last and last.next_left_out) or ()
-        return capture(call, leaves, tree, self._snapshot(), options.compilers(), left_out, fuses=fuses, folds=folds)
-
-    def _snapshot(self) -> Snapshot:
-        if self._module is None:
-            return Snapshot([], [self._call])
-        modules = [*self._module.modules()]
-        hooked = next((type(module).__name__ for module in modules[1:] if has_hooks(module)), None)
+        others = [x for x in flat if isinstance(x, nn.Module | type | FunctionType)]
+        snapshot = Snapshot([self._module or self._call, *others])
+        hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
-        return Snapshot(modules, [])
+        return capture(call, leaves, tree, snapshot, options.compilers(), left_out, fuses=fuses, folds=folds)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""
@@ -202,6 +230,32 @@ class Region:
             yield from part.walk()
 
 
+@contextmanager
+def _running() -> Iterator[None]:
+    """Run a region: not while another thread captures, when modules hold tensors without values."""
+    thread = get_ident()
+    _inside.append(thread)
+    try:
+        if _capturing and thread not in _capturing:
+            with _lock:
+                pass
+        yield
+    finally:
+        _inside.remove(thread)
+
+
+@contextmanager
+def _capture_alone() -> Iterator[bool]:
+    """Yield whether no other thread runs a region; those that come meanwhile wait."""
+    thread = get_ident()
+    with _lock:
+        _capturing.append(thread)
+        try:
+            yield all(each == thread for each in [*_inside])
+        finally:
+            _capturing.remove(thread)
+
+
 def regions_below(module: nn.Module, name: str, options: Options) -> list[Region]:
     """Make a module a region; a container that is never called hands it down, and a single operation is none."""
     children = [*module.named_children()]
@@ -222,21 +276,7 @@ def regions_of(model: object) -> list[Region]:
 
 def _surroundings() -> tuple[Hashable, ...]:
     """Return what a function computes with, besides its arguments."""
-    return (
-        *casts(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        chosen_by_user(),
-    )
-
-
-def _shared(leaves: Sequence[Leaf]) -> tuple[int, ...]:
-    """Return for each tensor the first that lies in the same storage: a graph takes it for granted."""
-    storages = [storage_of(x) for leaf in leaves for x in leaf.tensors]
-    return tuple(map(storages.index, storages))
+    return *casts(), *surroundings(), chosen_by_user()
 
 
 @checked_keywords

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch.fx import GraphModule, Node
 
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
-from scidata.shard.comm.sums import defer, deferral
+from scidata.shard.comm.sums import defer, deferral, num_deferred
 from scidata.shard.compile.backward import Again
+from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
@@ -28,9 +30,11 @@ from scidata.shard.compile.torch_internals import (
     boxed,
     captured_function,
     draws,
+    storage_of,
     tracing,
 )
-from scidata.shard.compile.values import Leaf, NotCapturedError, contents, facts, result_of
+from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, result_of
+from scidata.shard.compile.watch import Watch
 from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
 
 
@@ -52,12 +56,27 @@ class Captured:
     collectives: list[int] = field(default_factory=list)
     constants: list[tuple[Tensor, int]] = field(default_factory=list)
     is_compiled: bool = False
+    _held: list[Tensor] = field(default_factory=list)  # as they were when they were last looked at closely
+    _briefly: object = None
+    _storages: set[int] = field(default_factory=set)
 
-    def holds(self) -> bool:
+    def holds(self, leaves: Sequence[Leaf]) -> bool:
         """Whether the graph is good for another call."""
         if not self.snapshot.holds() or any(version_of(x) != version for x, version in self.constants):
             return False
-        return facts_of_places(self.snapshot) == self.facts
+        try:
+            held = _collect(self.snapshot.places, ())
+            briefly = num_deferred(), [(x.data_ptr(), x.requires_grad, x.dtype, x.shape, x.stride()) for x in held]
+            given = [storage_of(x) for leaf in leaves for x in leaf.tensors]
+            is_same = all(map(is_, held, self._held)) and briefly == self._briefly
+            if is_same and self._storages.isdisjoint(given):
+                return True
+            if facts_of_places(self.snapshot, leaves) != self.facts:
+                return False
+        except NotCapturedError:  # a parameter is of another class
+            return False
+        self._held, self._briefly, self._storages = held, briefly, {*map(storage_of, held)}
+        return True
 
     @property
     def next_left_out(self) -> Sequence[int] | None:
@@ -69,9 +88,15 @@ class Captured:
         return ", ".join(f"{num} operations {way} ({sent} collectives)" for way, num, sent in ways)
 
 
-def facts_of_places(snapshot: Snapshot) -> list[Hashable]:
-    """Return what a graph takes for granted of each parameter and buffer."""
-    return [facts(each[0][0][each[0][1]]) for each in snapshot.places]
+def facts_of_places(snapshot: Snapshot, leaves: Sequence[Leaf]) -> list[Hashable]:
+    """Return what a graph takes for granted of each parameter and buffer, and which tensors lie in one storage."""
+    held = _collect(snapshot.places, ())
+    return [*map(facts, held), aliases_of(_collect(snapshot.places, leaves))]
+
+
+_ATTENTION: list[Callable[[], bool]] = [  # which of torch's kernels F.scaled_dot_product_attention may choose
+    getattr(torch.backends.cuda, f"{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn")
+]
 
 
 class _CompiledError(Exception):
@@ -101,12 +126,14 @@ def capture(
     No loss uses the results whose numbers are ``left_out``. With ``folds``, what is computed of constants alone is not
     captured, but computed, so that its values can be read.
     """
-    places, constants = snapshot.places, Constants(folds=folds)
+    places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
     result_trees: list[Any] = []
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
+
+    overlap = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
         with _swapped(places, tensors[: len(places)]):
@@ -114,10 +141,10 @@ def capture(
             given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             args, kwargs = tree_unflatten(given, tree)
             before = contents((args, kwargs))
-            with context:
+            with context, _unchanged((args, kwargs), tensors):
                 flat, result_tree = tree_flatten(function(*args, **kwargs))
         if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
-            raise NotCapturedError("it changes a container among its arguments")
+            raise EffectError("it changes a container among its arguments")
         shards = [x for x in given if isinstance(x, ShardBase)]
         return [result_of(x, shards) for x in flat], result_tree
 
@@ -125,17 +152,25 @@ def capture(
         calls.clear()  # the last run is the one that is written down
         for i, groups in put_off.items():
             defer(tensors[i], groups)
-        trained = [x for x in tensors if x.requires_grad]
-        versions = [*map(version_of, trained)]
+        versions = [*map(version_of, tensors)]
         results[:], result_trees[:] = (found := call(tensors, constants))[0], [found[1]]
-        if [*map(version_of, trained)] != versions:
-            raise NotCapturedError("it writes to an argument that requires grad")
+        if not snapshot.holds():  # each time: twice may be as never
+            raise EffectError("its forward changes attributes or globals")
+        written = {i for i, version in enumerate(versions) if version_of(tensors[i]) != version}
+        if any(tensors[i].requires_grad for i in written):
+            raise EffectError("it writes to an argument that requires grad")
+        if written and overlap:
+            raise EffectError("it writes to an argument, and some share memory")
+        if any(x is given for x in _tensors_of(results) for given in tensors[: len(places)]):
+            raise EffectError("a result is a parameter or a buffer")
         return tuple(x.detach() if i in left_out else x for i, x in enumerate(_tensors_of(results)))
 
     def check(*graphs: GraphModule) -> None:
         """Before anything is compiled."""
-        if not snapshot.holds():
-            raise NotCapturedError("its forward changes attributes of the module")
+        watch.stop()
+        if watch.effects or snapshot.has_drawn() or not snapshot.holds():
+            raise EffectError(watch.effects[0] if watch.effects else "its forward draws random numbers of Python's")
+        made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
         made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
         made.collectives = [len(_collectives(gm)) for gm in graphs]
         if sum(made.collectives) != len(calls):
@@ -186,8 +221,8 @@ def capture(
         casts=casts(),
         left_out=left_out,
     )
-    made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot), run=run, again=again)
-    with capturing() as calls, tracing():
+    made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot, leaves), run=run, again=again)
+    with capturing() as calls, tracing(), watch:
         try:
             compiled(*[x.view_as(x) if x.requires_grad else x for x in tensors])
         except _CompiledError:
@@ -201,6 +236,41 @@ def capture(
 
 
 @contextmanager
+def _unchanged(arguments: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Raise where a function changes more of its arguments than values, or modes of torch."""
+
+    def facts() -> tuple[Any, ...]:
+        flat, tree = tree_flatten(arguments)
+        of_tensors = [
+            (x.shape, x.stride(), x.dtype, x.requires_grad) for x in (*tensors, *flat) if isinstance(x, Tensor)
+        ]
+        return [*map(id, flat)], tree, of_tensors, *surroundings(), torch.get_rng_state().tolist()
+
+    before, modes = facts(), (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state())
+    yield
+    if facts() != before:
+        torch.set_grad_enabled(modes[0])
+        torch.set_default_dtype(modes[1])
+        torch.set_rng_state(modes[2])
+        raise EffectError("its forward changes its arguments, torch's modes or random numbers, besides values")
+
+
+def surroundings() -> tuple[Hashable, ...]:
+    """Return the modes of torch that a function computes with."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mha.get_fastpath_enabled(),
+        *[is_enabled() for is_enabled in _ATTENTION],
+    )
+
+
+@contextmanager
 def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Sequence[Tensor]) -> Iterator[None]:
     """Put tensors in the places of a module's parameters and buffers."""
     before = [held[0][0][held[0][1]] for held in places]
@@ -209,6 +279,8 @@ def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Se
             for held, name in each:
                 held[name] = x
         yield
+        if any(held.get(name) is not x for each, x in zip(places, tensors, strict=True) for held, name in each):
+            raise EffectError("its forward assigns parameters or buffers")
     finally:
         for each, x in zip(places, before, strict=True):
             for held, name in each:

@@ -7,180 +7,177 @@ them may change in value where the graph reads them anew: parameters and buffers
 
 from __future__ import annotations
 
-import enum
-import types
-from collections.abc import Callable, Iterable, MutableSequence, MutableSet
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from operator import is_, itemgetter, methodcaller
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from scidata.shard.torch_internals import buffers_of, parameters_of, version_of
+from scidata.shard.compile.reach import SKIPPED, Reached, Walk, is_equal
 
-#: Values that cannot change, and are compared by ``==`` and type.
-SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
-SIMPLE_TYPES = frozenset((*SIMPLE, torch.memory_format, type(Ellipsis)))
-_DEEPEST = 4  # objects that hold objects
-_SKIPPED = frozenset({"_parameters", "_buffers", "_compiled_call_impl", "forward"})
-_FOREIGN = ("torch", "scidata", "builtins", "numpy", "functools", "collections", "typing", "inspect", "logging")
-_MAX_ARRAY = 1 << 16
+_values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 
 
 class Snapshot:
-    """The state of some modules and functions, as it was when this was made.
+    """The state of some objects, and all that they reach, as it was when this was made.
 
     Attributes
     ----------
+    modules
+        Those among them.
     places
         Where parameters and buffers are kept: of each tensor the dicts and names.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Callable[..., Any]]) -> None:
-        self._ids: list[tuple[dict[Any, Any], list[int]]] = []  # attributes, and the ids of their values
-        self._dicts: list[dict[Any, Any]] = []  # copies of the same
-        self._lists: list[tuple[Any, list[int]]] = []
-        self._kept: list[list[Any]] = []  # so that their ids stay theirs
-        self._arrays: list[tuple[Any, bytes]] = []
-        self._tensors: list[tuple[dict[Any, Any], Any, Tensor, int]] = []
-        self._names: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._cells: list[tuple[Any, Any]] = []
-        self._seen: set[int] = set()
-        self.modules = list(modules)
-        self.places: list[list[tuple[dict[str, Any], str]]] = []
-        self._held: list[tuple[dict[str, Any], list[str]]] = []
+    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None = None) -> None:
+        self._roots = list(roots)
+        walk = Walk(self._roots, codes)
+        self.modules: list[nn.Module] = walk.modules
+        self._held = walk.held
+        self._held_keys = [*chain.from_iterable(self._held)]
+        self._none = [x is None for x in chain.from_iterable(map(_values, self._held))]
         by_id: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        for module in self.modules:
-            for held in (parameters_of(module), buffers_of(module)):
-                self._held.append((held, [name for name, x in held.items() if x is not None]))
-                for name, x in held.items():
-                    if x is not None:
-                        by_id.setdefault(id(x), []).append((held, name))
-            self._take(vars(module), 0)
-            for kind in type(module).__mro__:
-                if not kind.__module__.startswith(_FOREIGN):
-                    for function in vars(kind).values():
-                        self._take_function(getattr(function, "__func__", function))
+        for held in self._held:
+            for name, x in held.items():
+                if x is not None:
+                    by_id.setdefault(id(x), []).append((held, name))
         self.places = list(by_id.values())
-        for function in functions:
-            self._take_function(getattr(function, "__func__", function))
+        self._tied = [each for each in self.places if len(each) > 1]
+        self._take(walk.found(by_id))
 
-    # -- taking --------------------------------------------------------------------------------------------------
+    def _take(self, found: Reached) -> None:
+        self._found = found
+        self._maps, self._copies = [m for m, _ in found.maps], [copy for _, copy in found.maps]
+        self._remember_maps()
+        self._lists, self._items = [x for x, _ in found.lists], [kept for _, kept in found.lists]
+        self._list_sizes, self._all_items = [*map(len, self._items)], [*chain.from_iterable(self._items)]
+        self._absent = [(scope, absent) for scope, _, absent in found.scopes if absent]
+        self._getters = [(scope, _getter(names)) for scope, names, _ in found.scopes if names]
+        self._named = [x for _, names, _ in found.scopes for x in names.values()]
+        self._cells, self._cell_values = [c for c, _ in found.cells], [x for _, x in found.cells]
+        self._functions = found.functions
+        self._function_facts = _facts_of(self._functions)
+        self._types = [*map(type, found.objects)]
 
-    def _take(self, values: dict[Any, Any], depth: int) -> None:
-        self._ids.append((values, [*map(id, values.values())]))
-        self._dicts.append(dict(values))
-        for name, x in values.items():
-            if isinstance(x, Tensor):
-                self._tensors.append((values, name, x, version_of(x)))
-            elif depth or name not in _SKIPPED:
-                self._reach(x, depth + 1)
+    def _remember_maps(self) -> None:
+        self._map_sizes = [*map(len, self._maps)]
+        self._keys = [*chain.from_iterable(self._copies)]
+        self._map_values = [*chain.from_iterable(map(_values, self._copies))]
 
-    def _reach(self, x: Any, depth: int) -> None:
-        if type(x) in SIMPLE_TYPES or id(x) in self._seen or depth > _DEEPEST or isinstance(x, nn.Module | enum.Enum):
-            return
-        self._seen.add(id(x))
-        if isinstance(x, dict):
-            self._take(x, depth)
-        elif isinstance(x, tuple | frozenset | MutableSequence | MutableSet):
-            self._lists.append((x, [*map(id, x)]))
-            self._kept.append([*x])
-            for each in x:
-                if isinstance(each, Tensor):
-                    self._tensors.append(({0: each}, 0, each, version_of(each)))
-                self._reach(each, depth + 1)
-        elif isinstance(x, np.ndarray):
-            if x.nbytes <= _MAX_ARRAY:
-                self._arrays.append((x, x.tobytes()))
-        elif isinstance(x, types.FunctionType | types.MethodType):
-            self._take_function(getattr(x, "__func__", x))
-        elif isinstance(x, type | types.ModuleType | Tensor):
-            return
-        elif hasattr(x, "__dict__") and not type(x).__module__.startswith(_FOREIGN):
-            self._take(vars(x), depth)
+    def narrowed(self, codes: Mapping[int, Any]) -> Snapshot:
+        """Return a snapshot without what only functions name that have not run; by id of their code, those that have.
 
-    def _take_function(self, function: object) -> None:
-        if not isinstance(function, types.FunctionType) or id(function) in self._seen:
-            return
-        self._seen.add(id(function))
-        if (function.__module__ or "").startswith(_FOREIGN):
-            return
-        names, scope = set(_names(function.__code__)), function.__globals__
-        self._take_names(scope, names)
-        for name in names:
-            x = scope.get(name)
-            if isinstance(x, types.ModuleType) and not x.__name__.startswith(_FOREIGN):
-                self._take_names(vars(x), names)
-            elif type(x) not in SIMPLE_TYPES:
-                self._reach(x, 1)
-        for cell in function.__closure__ or ():
-            try:
-                x = cell.cell_contents
-            except ValueError:  # empty as yet
-                continue
-            self._cells.append((cell, x))
-            self._reach(x, 1)
-
-    def _take_names(self, scope: dict[str, Any], names: set[str]) -> None:
-        simple = {name: scope[name] for name in names if name in scope and type(scope[name]) in SIMPLE_TYPES}
-        if simple:
-            self._names.append((scope, simple))
+        Places are those of this one.
+        """
+        new = Snapshot(self._roots, codes)
+        new.modules, new.places, new._tied = self.modules, self.places, self._tied
+        new._held, new._held_keys, new._none = self._held, self._held_keys, self._none
+        return new
 
     # -- comparing -----------------------------------------------------------------------------------------------
 
     def holds(self) -> bool:
-        """Whether everything is as it was. Asked before each step: a list of ids is compared at once."""
+        """Whether everything is as it was. Asked before each step: lists are compared at once, by identity."""
         try:
             return self._holds()
         except Exception:  # a parameter is gone, or values cannot be compared: they are others
             return False
 
+    def has_drawn(self) -> bool:
+        """Whether random numbers were drawn of a generator that no graph knows."""
+        return any(pickle.dumps(get()) != state for get, _, state in self._found.states)
+
     def _holds(self) -> bool:
-        for held, names in self._held:
-            if [name for name, x in held.items() if x is not None] != names:
-                return False
-        for first, *others in self.places:
+        found = self._found
+        if any(found.empty) or [*chain.from_iterable(self._held)] != self._held_keys:
+            return False
+        if [x is None for x in chain.from_iterable(map(_values, self._held))] != self._none:
+            return False
+        for first, *others in self._tied:
             if any(held[name] is not first[0][first[1]] for held, name in others):
                 return False
-        for i, (values, ids) in enumerate(self._ids):
-            if [*map(id, values.values())] != ids and not self._is_same(i):
-                return False
-        for values, name, x, version in self._tensors:
-            if values.get(name) is not x or version_of(x) != version:
-                return False
-        if any([*map(id, x)] != ids for x, ids in self._lists):
+        if not self._same_maps() or not all(map(is_, map(type, found.objects), self._types)):
             return False
-        for scope, simple in self._names:
-            for name, x in simple.items():
-                now = scope.get(name)
-                if now is not x and (type(now) is not type(x) or now != x):
-                    return False
-        return all(x.tobytes() == data for x, data in self._arrays) and all(
-            cell.cell_contents is x or (type(x) in SIMPLE_TYPES and cell.cell_contents == x) for cell, x in self._cells
+        if [*map(len, self._lists)] != self._list_sizes:
+            return False
+        if not all(map(is_, chain.from_iterable(self._lists), self._all_items)) and not self._same_items():
+            return False
+        if any(not scope.keys().isdisjoint(absent) for scope, absent in self._absent):
+            return False
+        named = chain.from_iterable([get(scope) for scope, get in self._getters])
+        if not all(map(is_, named, self._named)) and not self._same_names():
+            return False
+        if not all(map(is_equal, [cell.cell_contents for cell in self._cells], self._cell_values)):
+            return False
+        return (
+            all(map(is_, _facts_of(self._functions), self._function_facts))
+            and all(getattr(x, name, found) is kept for x, name, kept in found.slots)
+            and all(get() == kept for get, kept in found.asked)
         )
 
-    def _is_same(self, i: int) -> bool:
-        """Whether attributes are equal, though not all the same objects; those are remembered then."""
-        values, kept = self._ids[i][0], self._dicts[i]
-        if values.keys() - _SKIPPED != kept.keys() - _SKIPPED:
-            return False
-        for name in kept.keys() - _SKIPPED:
-            x, now = kept[name], values[name]
-            if now is not x and (type(now) is not type(x) or type(x) not in SIMPLE_TYPES or now != x):
+    def _same_maps(self) -> bool:
+        maps = self._maps
+        if (
+            [*map(len, maps)] == self._map_sizes
+            and all(map(is_, chain.from_iterable(maps), self._keys))
+            and all(map(is_, chain.from_iterable(map(_values, maps)), self._map_values))
+        ):
+            return True
+        for values, kept in zip(maps, self._copies, strict=True):
+            now, before = (([*x.keys() - SKIPPED] if x.keys() & SKIPPED else [*x]) for x in (values, kept))
+            if not all(map(is_equal, now, before)) or len(now) != len(before):
                 return False
-        self._ids[i] = values, [*map(id, values.values())]
+            if not all(is_equal(values[name], kept[name]) for name in now):
+                return False
+        self._copies = [dict(x) for x in maps]  # equal, and other objects: to be found at once next time
+        self._remember_maps()
         return True
 
+    def _same_items(self) -> bool:
+        if not all(all(map(is_equal, x, kept)) for x, kept in zip(self._lists, self._items, strict=True)):
+            return False
+        self._all_items = [*chain.from_iterable(self._lists)]
+        return True
+
+    def _same_names(self) -> bool:
+        if not all(is_equal(scope[name], x) for scope, names, _ in self._found.scopes for name, x in names.items()):
+            return False
+        self._named = [scope[name] for scope, names, _ in self._found.scopes for name in names]
+        return True
+
+    # -- putting back --------------------------------------------------------------------------------------------
+
     def restore(self) -> None:
-        """Put attributes back: a capture has run the module once more than an eager step does."""
-        for (values, _), kept in zip(self._ids, self._dicts, strict=True):
-            for name in values.keys() - kept.keys():
-                del values[name]
-            values.update(kept)
+        """Put everything back: a capture has run the module once more than an eager step does."""
+        filled: list[tuple[Any, list[Any]]] = [(x, []) for x in self._found.empty if x]
+        for x, kept in (*zip(self._lists, self._items, strict=True), *filled):
+            if [*map(id, x)] != [*map(id, kept)]:
+                x.clear()
+                x.extend(kept) if isinstance(x, list | deque) else x.update(kept)
+        for values, copy in zip(self._maps, self._copies, strict=True):
+            if isinstance(values, dict) and ([*values] != [*copy] or not all(map(is_, values.values(), copy.values()))):
+                values.clear()
+                values.update(copy)
+        for scope, names, absent in self._found.scopes:
+            scope.update(names)
+            for name in absent & scope.keys():
+                del scope[name]
+        for cell, x in zip(self._cells, self._cell_values, strict=True):
+            cell.cell_contents = x
+        for put in self._found.puts:
+            put()
+        for _, put_state, state in self._found.states:
+            put_state(pickle.loads(state))
 
 
-def _names(code: types.CodeType) -> Iterable[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+def _getter(names: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda scope: [scope[name] for name in names]
+
+
+def _facts_of(functions: Iterable[Any]) -> list[object]:
+    return [x for f in functions for x in (f.__code__, f.__defaults__, f.__kwdefaults__)]

@@ -20,8 +20,8 @@ from torch.nn.parameter import Buffer
 from scidata.core.cache import Cache
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.comm.sums import deferral
-from scidata.shard.compile.state import SIMPLE_TYPES
-from scidata.shard.compile.torch_internals import memory_facts
+from scidata.shard.compile.reach import SIMPLE_TYPES, NotCapturedError
+from scidata.shard.compile.torch_internals import memory_facts, storage_of
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
 from scidata.shard.graphs.local_graph import HopCounts
 from scidata.shard.graphs.routed import RoutedIndex
@@ -32,10 +32,6 @@ from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflat
 from scidata.shard.views import Copy
 
 _PLAIN = (Tensor, nn.Parameter, Buffer)
-
-
-class NotCapturedError(Exception):
-    """A call that is run eagerly, with the reason."""
 
 
 _layouts: Cache[int] = Cache(4096, "lru")
@@ -76,6 +72,8 @@ def leaf_of(x: Any) -> Leaf:
     if kind in SIMPLE_TYPES:
         return Leaf(key=(kind, repr(x) if kind in (float, complex) else x), tensors=(), make=lambda: x)
     if kind in _PLAIN:
+        if vars(x):
+            raise NotCapturedError(f"an argument has attributes of its own: {', '.join(vars(x))}")
         return Leaf(key=(facts(x), "plain"), tensors=(x,), make=_same)
     if isinstance(x, ShardBase):
         return _leaf_of_shard(x, facts)
@@ -84,7 +82,7 @@ def leaf_of(x: Any) -> Leaf:
     if kind is slice:
         parts = [x.start, x.stop, x.step]
         if all(type(part) in SIMPLE_TYPES for part in parts):
-            return Leaf(key=(slice, *parts), tensors=(), make=lambda: x)
+            return Leaf(key=(slice, *map(type, parts), *parts), tensors=(), make=lambda: x)
     if kind is HopCounts:
         return Leaf(key=(kind, *x), tensors=(), make=lambda: HopCounts(x))
     if _has_stores(x):
@@ -211,3 +209,15 @@ def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
         return made
 
     return Leaf(key=leaf.key, tensors=leaf.tensors, make=make)
+
+
+def aliases_of(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:
+    """Return for each tensor the first that is the same, or lies in the same storage, and how far apart they begin."""
+    first: dict[int, int] = {}
+    same: dict[int, int] = {}
+    found: list[Hashable] = []
+    for i, x in enumerate(tensors):
+        k = first.setdefault(storage_of(x), i)
+        found.append(i if k == i else (k, x.storage_offset() - tensors[k].storage_offset(), same.get(id(x))))
+        same.setdefault(id(x), i)
+    return tuple(found)

@@ -1,0 +1,384 @@
+"""What Python code can reach: attributes, elements, globals, closures and default arguments, without running it.
+
+What cannot be compared later raises: a graph of it would be used again where it must not be.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import dis
+import enum
+import functools
+import logging
+import os
+import pickle
+import random
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scidata.shard.base import ShardBase
+from scidata.shard.torch_internals import buffers_of, parameters_of, version_of
+
+#: Values that cannot change, and are compared by ``==`` and type.
+SIMPLE_TYPES = frozenset(
+    {int, float, bool, str, bytes, complex, type(None), type(Ellipsis)}
+    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+)
+SKIPPED = frozenset({"_compiled_call_impl"})
+_HELD = frozenset({"_parameters", "_buffers", *SKIPPED})
+_LIBRARIES = frozenset({"torch", "scidata", "numpy", "logging", "lightning", "pytorch_lightning", "wandb"})
+_OTHERS = frozenset({"functorch", "torchgen", "sympy", "mpmath", "typing_extensions", "optree", "einops", "opt_einsum"})
+_FOREIGN = _LIBRARIES | _OTHERS | (sys.stdlib_module_names - {"__main__"})
+_LOOKS_UP = frozenset({"getattr", "globals", "vars", "eval", "exec", "__dict__", "import_module", "__import__"})
+_WRAPPERS = (staticmethod, classmethod, property, functools.partialmethod, functools.cached_property)
+_INNER = ("__func__", "fget", "func", "__wrapped__")
+_MAX_ARRAY = 1 << 16
+_MOST = 50_000
+
+
+class NotCapturedError(Exception):
+    """A call that is run eagerly, with the reason."""
+
+
+class EffectError(NotCapturedError):
+    """A call does more than compute its result."""
+
+
+def is_foreign(module: str | None) -> bool:
+    """Whether code of this module is known to compute the same again."""
+    return (module or "").partition(".")[0] in _FOREIGN
+
+
+def is_equal(now: object, before: object) -> bool:
+    """Whether two values are the same object, or equal ones that cannot change: 0.0 and -0.0 are not."""
+    if now is before:
+        return True
+    kind = type(now)
+    return kind is type(before) and kind in SIMPLE_TYPES and now == before and repr(now) == repr(before)
+
+
+@dataclass
+class Reached:
+    """What was reached, with what it was like."""
+
+    maps: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    lists: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    empty: list[Any] = field(default_factory=list)
+    scopes: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = field(default_factory=list)
+    cells: list[tuple[Any, Any]] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    objects: list[object] = field(default_factory=list)  # whose class could be changed
+    slots: list[tuple[object, str, object]] = field(default_factory=list)
+    asked: list[tuple[Callable[[], object], object]] = field(default_factory=list)
+    states: list[tuple[Callable[[], Any], Callable[[Any], object], bytes]] = field(default_factory=list)
+    puts: list[Callable[[], object]] = field(default_factory=list)  # put back what is not in these
+
+
+class Walk:
+    """Reaches everything from some objects; of functions, those whose code has run (all where ``codes`` is None)."""
+
+    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None) -> None:
+        self._codes, self._reached = codes, Reached()
+        self._seen: dict[int, object] = {}
+        self._todo: list[Any] = list(roots)
+        self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
+        self._tensors: list[Tensor] = []
+        self._taken: set[int] = set()  # ids of codes
+        self.modules: list[nn.Module] = []
+        self.held: list[dict[str, Any]] = []
+        for get, put in ((random.getstate, random.setstate), (np.random.get_state, np.random.set_state)):
+            self._state(get, put)
+        self._run()
+        for code, scope in (codes or {}).values():
+            if id(code) not in self._taken:  # of functions that nothing here holds
+                self._code(code, scope)
+        self._run()
+        self._reached.scopes = [*self._scopes.values()]
+
+    def found(self, held: Mapping[int, object]) -> Reached:
+        """Return what was reached; ``held`` are the ids of parameters and buffers, whose values may change."""
+        for x in self._tensors:
+            if id(x) not in held:
+                self._compare_tensor(x)
+        return self._reached
+
+    def _run(self) -> None:
+        while self._todo:
+            x = self._todo.pop()
+            if type(x) in SIMPLE_TYPES or id(x) in self._seen:
+                continue
+            self._seen[id(x)] = x  # held, so that its id stays its own
+            if len(self._seen) > _MOST:
+                raise NotCapturedError(f"it holds more than {_MOST} objects, which would be compared at each step")
+            self._visit(x)
+
+    def _visit(self, x: Any) -> None:
+        if isinstance(x, Tensor):
+            self._tensors.append(x)
+        elif isinstance(x, nn.Module):
+            self._module(x)
+        elif isinstance(x, types.FunctionType):
+            self._function(x)
+        elif isinstance(x, type):
+            self._class(x)
+        elif isinstance(x, types.MethodType):
+            self._todo += (x.__func__, x.__self__)
+        elif isinstance(x, functools.partial):
+            self._map(x.keywords)
+            self._todo += (x.func, *x.args)
+        elif isinstance(x, _WRAPPERS):
+            self._todo += [getattr(x, name, None) for name in _INNER]
+        elif not isinstance(x, types.ModuleType | types.BuiltinFunctionType | enum.Enum):
+            self._object(x)
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def _map(self, values: Mapping[Any, Any], skipped: frozenset[str] = frozenset()) -> None:
+        if not values and isinstance(values, dict):
+            self._reached.empty.append(values)
+            return
+        self._reached.maps.append((values, dict(values)))
+        self._todo += [x for name, x in values.items() if type(x) not in SIMPLE_TYPES and name not in skipped]
+
+    def _module(self, x: nn.Module) -> None:
+        self.modules.append(x)
+        self.held += (parameters_of(x), buffers_of(x))
+        self._map(vars(x), _HELD)
+        self._reached.objects.append(x)
+        kind = type(x)
+        if not is_foreign(kind.__module__):
+            self._todo.append(kind)
+        elif id(kind) not in self._seen:
+            self._seen[id(kind)] = kind
+            self._reached.asked.append((lambda: kind.forward, kind.forward))
+
+    def _class(self, x: type) -> None:
+        for kind in (*x.__mro__, type(x)):
+            if not is_foreign(kind.__module__) and (kind is x or id(kind) not in self._seen):
+                self._seen[id(kind)] = kind
+                before = dict(vars(kind))
+                self._map(vars(kind))
+                self._reached.puts.append(functools.partial(_put_attributes, kind, before))
+
+    def _object(self, x: Any) -> None:
+        kind, reached = type(x), self._reached
+        is_container = True
+        if isinstance(x, dict):
+            self._map(x)
+            self._todo += x
+        elif isinstance(x, tuple | frozenset):
+            self._todo += x
+        elif isinstance(x, list | deque | set):
+            reached.lists.append((x, [*x])) if x else reached.empty.append(x)
+            self._todo += x
+        elif isinstance(x, bytearray | array.array):
+            self._ask(lambda: bytes(x), lambda kept: memoryview(x).cast("B").__setitem__(slice(None), kept))
+        elif isinstance(x, np.ndarray):
+            self._array(x)
+        elif isinstance(x, weakref.ref):
+            self._todo.append(x())
+        elif isinstance(x, logging.Logger):
+            self._ask(x.getEffectiveLevel)
+        elif isinstance(x, ContextVar):
+            self._ask(lambda: x.get(None))
+        elif isinstance(x, random.Random):
+            self._state(x.getstate, x.setstate)
+        elif isinstance(x, np.random.RandomState):
+            self._state(x.get_state, x.set_state)
+        elif isinstance(x, np.random.Generator):
+            self._state(lambda: x.bit_generator.state, lambda state: setattr(x.bit_generator, "state", state))
+        elif isinstance(x, torch.Generator):
+            self._state(lambda: x.get_state().numpy(), lambda state: x.set_state(torch.from_numpy(state)))
+        elif hasattr(x, "cache_info") and hasattr(x, "cache_clear"):
+            self._ask(lambda: x.cache_info()[1::2], lambda _: x.cache_clear())  # another miss may be another value
+            self._map(vars(x))
+        else:
+            is_container = False
+        if kind.__module__.partition(".")[0] in _LIBRARIES:
+            return
+        if not is_container and isinstance(x, Iterator):
+            raise NotCapturedError(f"it holds a {kind.__name__}, whose state cannot be compared")
+        fields = getattr(x, "__dict__", None)
+        if isinstance(fields, dict):
+            self._map(fields)
+        if is_foreign(kind.__module__):
+            return
+        slots = [name for each in kind.__mro__ for name in _slots_of(each)]
+        if fields is None and not is_container and not any("__slots__" in vars(each) for each in kind.__mro__):
+            raise NotCapturedError(f"it holds a {kind.__name__}, which cannot be compared")
+        reached.objects.append(x)
+        self._todo.append(kind)
+        for name in slots:
+            value = getattr(x, name, reached)
+            reached.slots.append((x, name, value))
+            if value is not reached:
+                self._todo.append(value)
+                reached.puts.append(functools.partial(_put_attribute, x, name, value))
+
+    def _array(self, x: np.ndarray[Any, Any]) -> None:
+        if not x.flags.writeable and x.base is None:
+            return
+        if x.nbytes > _MAX_ARRAY or x.dtype.hasobject:
+            raise NotCapturedError(
+                f"it holds an array of {x.nbytes} bytes, too many to compare at each step: make it a buffer, "
+                "or set its flags.writeable to False"
+            )
+        self._ask(lambda: (x.shape, x.strides, x.dtype, x.tobytes()), lambda kept: _fill(x, kept))
+
+    def _ask(self, get: Callable[[], Any], put: Callable[[Any], object] | None = None) -> None:
+        kept = get()
+        self._reached.asked.append((get, kept))
+        if put is not None:
+            put_back = put
+            self._reached.puts.append(lambda: get() == kept or put_back(kept))
+
+    def _state(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self._reached.states.append((get, put, pickle.dumps(get())))
+
+    def _compare_tensor(self, x: Tensor) -> None:
+        if isinstance(x, ShardBase):
+            shard = x
+            if shard.copied is not None:
+                raise NotCapturedError("it holds a sharded tensor that is a copy for which torch has a view")
+            spec, local = shard.spec, shard.local
+            self._reached.asked.append((lambda: shard.spec is spec and shard.local is local, True))
+            x = local
+        if type(x) not in (Tensor, nn.Parameter, nn.Buffer) or not x.untyped_storage().resizable():
+            raise NotCapturedError(f"it holds a {type(x).__name__} that others may write to: make it a buffer")
+        self._reached.asked.append((lambda: _facts(x), _facts(x)))
+
+    # -- functions -----------------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        if is_foreign(function.__module__) or (self._codes is not None and id(code) not in self._codes):
+            return
+        self._reached.functions.append(function)
+        self._todo += (function.__defaults__, function.__kwdefaults__)
+        if "__wrapped__" not in vars(function) or len(vars(function)) > 1:
+            self._map(vars(function))
+        names = self._code(code, function.__globals__)
+        for cell in function.__closure__ or ():
+            try:
+                x = cell.cell_contents
+            except ValueError:  # empty as yet
+                continue
+            self._reached.cells.append((cell, x))
+            self._global(x, names)
+
+    def _code(self, code: types.CodeType, scope: dict[str, Any]) -> set[str]:
+        """Take the globals that code names; returns its names of attributes."""
+        self._taken.add(id(code))
+        named, others = set[str](), set[str]()
+        for each in _nested(code):
+            self._taken.add(id(each))
+            named |= {i.argval for i in dis.get_instructions(each) if i.opname in _GLOBALS}
+            others |= {*each.co_names, *[x for x in each.co_consts if isinstance(x, str)]}
+        if named & {"globals", "eval", "exec"}:
+            named |= {name for name in scope if not name.startswith("__")}
+        _, names, absent = self._scopes.setdefault(id(scope), (scope, {}, set()))
+        for name in named:
+            if name in scope:
+                names[name] = scope[name]
+                self._global(scope[name], others)
+                continue
+            absent.add(name)
+            if not hasattr(builtins, name):
+                self._imported(name, scope, others)
+        return others
+
+    def _imported(self, name: str, scope: Mapping[str, Any], names: set[str]) -> None:
+        for found in (name, f"{scope.get('__package__')}.{name}", *[f"{name}.{part}" for part in names]):
+            if found in sys.modules:
+                self._global(sys.modules[found], names)
+
+    def _global(self, x: object, names: set[str]) -> None:
+        if not isinstance(x, types.ModuleType):
+            self._todo.append(x)
+            return
+        scope, foreign = vars(x), is_foreign(x.__name__)
+        if x is os:
+            self._map(vars(os.environ)["_data"])
+        if names & _LOOKS_UP and not foreign:
+            names = names | {name for name in scope if not name.startswith("__")}
+        _, values, _ = self._scopes.setdefault(id(scope), (scope, {}, set()))
+        for name in names - values.keys() - (_PATCHED if foreign else set()):
+            if name not in scope:
+                continue
+            values[name] = scope[name]
+            if isinstance(scope[name], types.ModuleType) or not foreign:
+                self._global(scope[name], names)
+
+
+#: Functions that torch puts others in the places of while it traces.
+_PATCHED = frozenset({"manual_seed", "seed", "get_rng_state", "set_rng_state"})
+#: What tensors without values do not have as those that they stand for, and what a graph does not set.
+_READ = frozenset({"grad", "grad_fn", "is_leaf", "storage_offset", "data_ptr", "_version", "_base"}) | {
+    "is_anomaly_enabled"  # which it is while a step is captured
+}
+_SET = frozenset({"data", "grad", "requires_grad"})
+_GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"})
+
+
+def touches(code: types.CodeType) -> str:
+    """Return an attribute of tensors that code reads or sets, and a graph cannot have; "" where there is none."""
+    for each in _nested(code):
+        for i in dis.get_instructions(each):
+            is_called = i.opname == "LOAD_METHOD" or (sys.version_info >= (3, 12) and (i.arg or 0) & 1)
+            if i.argval in _READ and i.opname.startswith("LOAD_") and not (i.argval == "grad" and is_called):
+                return f"reads .{i.argval}"
+            if i.argval in _SET and i.opname == "STORE_ATTR":
+                return f"sets .{i.argval}"
+            writes = i.opname == "STORE_SUBSCR" or (i.opname == "LOAD_METHOD" and i.argval[-1] == "_")
+            if writes and "data" in each.co_names:
+                return "writes to .data"
+    return ""
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _nested(inner)
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else [*slots]
+    names = [name for name in names if name not in ("__dict__", "__weakref__")]
+    return [f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in names]
+
+
+def _facts(x: Tensor) -> tuple[object, ...]:
+    return version_of(x), x.untyped_storage().data_ptr(), x.shape, x.stride(), x.dtype, x.requires_grad
+
+
+def _fill(x: np.ndarray[Any, Any], kept: tuple[Any, ...]) -> None:
+    x.shape = kept[0]
+    x[...] = np.frombuffer(kept[3], dtype=kept[2]).reshape(kept[0])
+
+
+def _put_attribute(x: object, name: str, value: object) -> None:
+    if getattr(x, name, None) is not value:
+        setattr(x, name, value)
+
+
+def _put_attributes(kind: type, before: Mapping[str, object]) -> None:
+    for name in [*vars(kind)]:
+        if name not in before:
+            delattr(kind, name)
+        elif vars(kind)[name] is not before[name]:
+            setattr(kind, name, before[name])
+    for name in before.keys() - vars(kind).keys():
+        setattr(kind, name, before[name])

@@ -62,10 +62,8 @@ def is_foreign(module: str | None) -> bool:
 
 def is_equal(now: object, before: object) -> bool:
     """Whether two values are the same object, or equal ones that cannot change: 0.0 and -0.0 are not."""
-    if now is before:
-        return True
     kind = type(now)
-    return kind is type(before) and kind in SIMPLE_TYPES and now == before and repr(now) == repr(before)
+    return now is before or (kind is type(before) and kind in SIMPLE_TYPES and repr(now) == repr(before))
 
 
 @dataclass

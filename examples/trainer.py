@@ -198,6 +198,8 @@ class Trainer:
         if self.args.tp > 1:
             parallelize_module(self.model, self.mesh["tp"], self.plan)
         scidata.parallelize(self.model, self.mesh, strategy=self.args.strategy)  # scidata
+        if self.args.compile:
+            scidata.compile(self.model, backend=self.args.compile)  # scidata
 
     def prepare(self) -> None:
         """Make all that training needs, or resume from a checkpoint, which holds all of it."""
@@ -397,8 +399,10 @@ class Trainer:
         single = self.single
         assert single is not None
         batch = next(iter(self.loader))
-        loss = self.loss(self.model, batch)
-        loss.backward()
+        for _ in range(3 if self.args.compile else 1):  # the first is eager, the third a graph that is used again
+            self.model.zero_grad()
+            loss = self.loss(self.model, batch)
+            loss.backward()
         parts: list[Any] = [None] * self.num_dp
         dist.all_gather_object(parts, batch.index, group=self.mesh.get_group("dp"))
         indices = [index for part in parts for index in part]

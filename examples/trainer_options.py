@@ -36,6 +36,13 @@ def parser_of(description: str | None, *, out: str, lr: float, lr_batch: int, de
     ranks.add_argument("--dp", default=-1, help="ranks with different samples; -1: what is left", **number)
     ranks.add_argument("--domain", default=1, help="ranks that share a sample", **number)
     ranks.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="fsdp shards weights over dp ranks")
+    ranks.add_argument(
+        "--compile",
+        nargs="?",
+        const="inductor",
+        choices=["inductor", "aot_eager"],
+        help="run steps as graphs, by torch.compile's inductor unless another backend is named",
+    )
     ranks.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.set_defaults(tp=1)
     length = parser.add_argument_group("length")

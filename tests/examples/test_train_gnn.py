@@ -68,7 +68,8 @@ WAYS = ((), ("--khop",))  # exchanges, or wide halos
 def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int, domain: int, batch_size: int) -> None:
     runs = [("--data", flows, "--batch-size", batch_size, *way) for way in WAYS]
     fsdp = [("--data", flows, "--strategy", "fsdp")] if num_ranks == 4 else []
-    assert_checks_pass(num_ranks, domain, *runs, *fsdp)
+    graphs = [("--data", flows, "--compile", "aot_eager", *way) for way in WAYS] if num_ranks == 2 else []
+    assert_checks_pass(num_ranks, domain, *runs, *fsdp, *graphs)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real UGRID and MPAS files are not beside the repository")

@@ -79,7 +79,7 @@ def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
                 ("--strategy", "fsdp", "--rollout", 2, "--history", 1),
             ],
         ),
-        (3, 3, [()]),
+        (3, 3, [("--compile", "aot_eager")]),
     ],
     ids=["four", "three"],
 )

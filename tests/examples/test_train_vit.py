@@ -79,6 +79,7 @@ REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; t
             [
                 ("2 dp x 1 domain", ("--patch", 4, "--batch-size", 2)),
                 ("1 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
+                ("1 dp x 2 domain", ("--domain", 2, "--patch", 8, "--compile", "aot_eager")),
                 *([("1 dp x 2 domain", REAL)] if ERA_INTERIM.exists() else []),
             ],
         ),
@@ -88,6 +89,7 @@ REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; t
             [
                 ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
                 ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp")),
+                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--compile", "aot_eager")),
                 ("1 dp x 2 domain x 2 tp", ("--domain", 2, "--tp", 2, "--patch", 8, "--derived", *NAMES)),
             ],
         ),

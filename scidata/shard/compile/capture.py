@@ -37,6 +37,8 @@ from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, resu
 from scidata.shard.compile.watch import Watch
 from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
 
+_MOST_SAID = 400  # characters of an error; inductor shows whole kernels
+
 
 @dataclass(kw_only=True)
 class Captured:
@@ -231,8 +233,15 @@ def capture(
             snapshot.restore()
             if isinstance(e, NotCapturedError):
                 raise
-            raise NotCapturedError(f"{type(e).__name__}: {e}") from e
+            raise NotCapturedError(_said(e)) from e
     return made, run(leaves)
+
+
+def _said(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    if "file too short" in text:
+        text += "; a compiler was killed while it wrote that file: remove it, and the run's other ranks' beside it"
+    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 1]}…"
 
 
 @contextmanager

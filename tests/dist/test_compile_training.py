@@ -378,10 +378,49 @@ def fsdp(mesh):
     trains(mesh, models, run)
 
 
+class TwoStreams(nn.Module):
+    """Of the last layer's two results, each made of both arguments, a loss uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4).double(), Mixing()
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y, torch.tanh(y))[0]
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+
+    def forward(self, x, y):
+        return self.one(x) * y, self.other(y) + x
+
+
+def arguments_of_one_another(mesh):
+    def compiled(model):
+        scidata.compile(model.last, backend="aot_eager")
+        return model
+
+    models = pair(mesh, TwoStreams, compiled)
+    grads = []
+    for model in models:
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4)).square().sum().backward()
+        grads.append([p.grad for p in (*model.first.parameters(), *model.last.one.parameters())])
+    for want, found in zip(*grads, strict=True):
+        torch.testing.assert_close(found, want, rtol=TOLERANCE, atol=TOLERANCE)
+    assert num_captured(models[1].last) == 1
+
+
 ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, autograd_grad,
-    backward_twice, functional_call, two_forwards, one_output, frozen, saved_and_loaded, hooks_fire,
+    backward_twice, functional_call, two_forwards, one_output, arguments_of_one_another, frozen, saved_and_loaded,
+    hooks_fire,
 ]  # fmt: skip
 ON_FOUR = [accumulation, clipping, autograd_grad, hooks_fire]
 SLOW_ON_TWO, SLOW_ON_FOUR = [compiled_optimizer], [overlap, dropout_and_batch_norm, fsdp, two_forwards]

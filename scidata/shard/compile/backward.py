@@ -116,9 +116,10 @@ class Again:
         create_graph = torch.is_grad_enabled()
         self._check(inputs)
         held = [x if x.requires_grad else x.clone() for x in inputs.held]  # buffers, which the function may write to
-        tensors = [*held, *inputs.saved_tensors]
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
+            # views, as one argument may have been computed from another: autograd is not to go on from it
+            tensors = [*held, *[x.view_as(x) if x.requires_grad else x for x in inputs.saved_tensors]]
             for source, state in inputs.drawn:
                 stack.callback(source.set_rng_state, source.get_rng_state())
                 source.set_rng_state(state)

@@ -93,6 +93,21 @@ def write(folder: Path) -> list[tuple[str, str, Path]]:
     return made
 
 
+Case = tuple[str, str, Path, str, int]
+
+
+def show(cases: list[Case], once: list[float], found: list[list[list[float]]]) -> None:
+    """Print a table of medians of the runs so far."""
+    print("| | format | read by | ranks | first epoch, samples/s | later ones | CPU ms a sample |")
+    print("|---|---|---|---|---|---|---|")
+    for runs, less, (name, form, _, plugin, num_ranks) in zip(found, once, cases, strict=True):
+        first = statistics.median(each[0] for each in runs)
+        later = statistics.median(x for each in runs for x in each[1:-1])
+        samples = (EPOCHS - 1) * SETS[name][1] * SETS[name][2]
+        cpu = (statistics.median(each[-1] for each in runs) - less) / samples * 1000
+        print(f"| {name} | {form} | {plugin} | {num_ranks} | {first:.0f} | {later:.0f} | {cpu:.2f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1])
@@ -114,14 +129,9 @@ def main() -> None:
                     runs.append(run(there, *options))
                 else:
                     once.append(run(there, *options, epochs=1)[-1])
-    print("| | format | read by | ranks | first epoch, samples/s | later ones | CPU ms a sample |")
-    print("|---|---|---|---|---|---|---|")
-    for runs, less, (name, form, _, plugin, num_ranks) in zip(found, once, cases, strict=True):
-        first = statistics.median(each[0] for each in runs)
-        later = statistics.median(x for each in runs for x in each[1:-1])
-        samples = (EPOCHS - 1) * SETS[name][1] * SETS[name][2]
-        cpu = (statistics.median(each[-1] for each in runs) - less) / samples * 1000
-        print(f"| {name} | {form} | {plugin} | {num_ranks} | {first:.0f} | {later:.0f} | {cpu:.2f} |")
+            if turn:
+                print(f"\nAfter {turn} of {args.repeats} runs", flush=True)  # of one that is stopped, too
+                show(cases, once, found)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def capture(
             given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             args, kwargs = tree_unflatten(given, tree)
             before = contents((args, kwargs))
-            with context, _unchanged((args, kwargs), tensors):
+            with context, _unchanged((args, kwargs), tensors) if context is constants else nullcontext():
                 flat, result_tree = tree_flatten(function(*args, **kwargs))
         if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
             raise EffectError("it changes a container among its arguments")

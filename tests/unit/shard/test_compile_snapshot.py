@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+import scidata
+from scidata.shard.compile import regions_of
 from scidata.shard.compile.reach import EffectError, NotCapturedError, is_equal
 from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.watch import Watch
@@ -262,3 +264,16 @@ def test_comparing_calls_few_functions():
     snapshot.holds()
     sys.setprofile(None)
     assert len(called) < 20
+
+
+def test_a_step_of_a_graph_calls_few_functions():
+    module = scidata.compile(nn.Sequential(*[nn.Linear(2, 2) for _ in range(20)]), backend="aot_eager")
+    x, called = torch.ones(1, 2), []
+    for _ in range(3):
+        module(x)
+    (captured,) = next(iter(regions_of(module)[0].captured.values()))
+    captured.run = lambda leaves: None
+    sys.setprofile(lambda frame, event, arg: called.append(event) if event == "call" else None)
+    module(x)
+    sys.setprofile(None)
+    assert len(called) < 160

@@ -230,6 +230,22 @@ def test_a_file_that_differs_is_described_as_it_is(tmp_path, name):
         assert said(source) == said(open_source(path))
 
 
+@pytest.mark.parametrize("padding", [h5py.h5t.STR_SPACEPAD, h5py.h5t.STR_NULLPAD, h5py.h5t.STR_NULLTERM])
+def test_a_shorter_text_that_is_padded_is_what_hdf5_says(tmp_path, padding):
+    """Fortran pads text by spaces, which HDF5 cuts off."""
+    kind = h5py.h5t.C_S1.copy()
+    kind.set_size(24)
+    kind.set_strpad(padding)
+    paths = write(tmp_path, "hdf5")
+    for path, text in zip(paths, ["proleptic_gregorian"] * 4 + ["standard           ", "julian"] * 3, strict=True):
+        with h5py.File(path, "r+") as file:
+            space = h5py.h5s.create(h5py.h5s.SCALAR)
+            attribute = h5py.h5a.create(file["time"].id, b"calendar", kind, space)
+            attribute.write(np.array(text.ljust(24), "S24"), mtype=kind)
+    for source, path in zip(described(paths), paths, strict=True):
+        assert said(source) == said(open_source(path))
+
+
 def test_another_grid_is_found(tmp_path):
     paths = write(tmp_path, "netcdf")
     with netCDF4.Dataset(paths[6], "a") as file:

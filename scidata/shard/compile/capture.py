@@ -185,6 +185,8 @@ def capture(
             grads = next(iter(reversed(graphs[1].graph.nodes))).args[0]
             if isinstance(grads, Sequence) and len(grads) == len(trains):
                 again.unused = [i for i, is_trained in enumerate(trains) if is_trained and grads[i] is None]
+                if len(again.unused) == sum(trains):  # the graph's results would not require grad, as eager ones do
+                    raise NotCapturedError("none of its inputs gets a gradient")
 
     def compiler(compile_graph: Compiler) -> Compiler:
         def compiled(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:

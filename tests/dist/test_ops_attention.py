@@ -273,7 +273,7 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.largest = max([self.largest, *(x.numel() for x in made)])
+        self.largest = max([self.largest, *(x.nbytes // 8 for x in made)])  # in elements of float64
         self.alive = [ref for ref in self.alive if ref() is not None] + [weakref.ref(x) for x in made]
         storages = [x.untyped_storage() for ref in self.alive if (x := ref()) is not None]
         self.peak = max(self.peak, sum({each.data_ptr(): each.nbytes() for each in storages}.values()))

@@ -136,11 +136,11 @@ def test_a_trace_lies_beside_the_profilers_on_one_clock(store, tmp_path):
     reads = [e for e in ours if e["name"] == "read"]
     assert any(first < e["ts"] and e["ts"] + e["dur"] < last for e in reads)
     overlapping = [
-        s for s in theirs if any(s["ts"] < e["ts"] + e["dur"] and e["ts"] < s["ts"] + s["dur"] for e in reads)
+        e for e in reads if any(s["ts"] < e["ts"] + e["dur"] and e["ts"] < s["ts"] + s["dur"] for s in theirs)
     ]
     assert overlapping  # some reads run during steps, in other threads
     main = theirs[0]["tid"]
-    assert all(e["tid"] != main for e in reads)
+    assert all(e["tid"] != main for e in overlapping)
     assert {e["tid"] for e in ours if e["name"] in ("wait", "transform")} == {main}
     assert sum(e["args"]["bytes"] for e in reads) == loader.stats()["bytes_fetched"]
     assert {e["args"]["sample"] for e in reads} == set(range(40))

@@ -26,7 +26,8 @@ _P = ParamSpec("_P")
 
 _library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
 _groups: weakref.WeakValueDictionary[str, dist.ProcessGroup] = weakref.WeakValueDictionary()
-_captures: list[list[int]] = []  # not empty while a step is captured, in whatever thread
+#: Not empty while a step is captured, in whatever thread.
+captures: list[list[int]] = []
 _operators: set[object] = set()
 
 
@@ -35,7 +36,7 @@ def is_capturing() -> bool:
 
     Not in functions that are called meanwhile with tensors that have values: those see no mode.
     """
-    return bool(_captures) and is_in_a_mode()
+    return bool(captures) and is_in_a_mode()
 
 
 @contextmanager
@@ -45,11 +46,11 @@ def capturing() -> Iterator[list[int]]:
     Each call has a number of its own, so that a compiler does not make one of two that are alike.
     """
     calls: list[int] = []
-    _captures.append(calls)
+    captures.append(calls)
     try:
         yield calls
     finally:
-        _captures.pop()
+        captures.pop()
 
 
 def remember(group: dist.ProcessGroup) -> None:
@@ -91,11 +92,11 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
             group: Any = args[-1]
-            if group is None or not is_capturing():
+            if not captures or group is None or not is_capturing():
                 return function(*args, **kwargs)
             remember(group)
             x: Any = args[0]
-            calls = _captures[-1]
+            calls = captures[-1]
             calls.append(len(calls))
             return packet.default(x.detach(), *args[1:-1], group.group_name, calls[-1])
 

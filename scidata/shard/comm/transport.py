@@ -17,7 +17,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.device_mesh.torch_internals import count_as_one
 from scidata.errors import ConfigError
 from scidata.shard.comm.indexed import compare
-from scidata.shard.comm.operators import is_capturing, operator
+from scidata.shard.comm.operators import captures, is_capturing, operator
 from scidata.shard.sizes import facts_of, ones
 
 Group: TypeAlias = dist.ProcessGroup | None
@@ -154,7 +154,7 @@ class Transfer:
     outgoing
         ``(num,)``, the values for each rank one after the other.
     sent, held
-        How many values go to, and come from, each rank that gets or sends any.
+        How many rows of ``width`` values go to, and come from, each rank that gets or sends any.
     pairs
         How many pairs of a sender and a receiver there are among all ranks, the same on all; None for many.
     waits
@@ -162,21 +162,29 @@ class Transfer:
     """
 
     def __init__(
-        self, outgoing: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None, *, waits: bool = False
+        self,
+        outgoing: Tensor,
+        sent: Counts,
+        held: Counts,
+        group: Group,
+        pairs: int | None,
+        *,
+        waits: bool = False,
+        width: int = 1,
     ) -> None:
         num_ranks = group_size(group)
         self._works: list[dist.Work] = []
         if group is None or num_ranks == 1:
             self.received = outgoing.detach().clone()
             return
-        if is_capturing():  # a compiler sees when the values are used, and may move other work in between
+        if captures and is_capturing():  # a compiler sees when the values are used, and may move other work in between
             ranks = [[rank for rank, _ in counts] for counts in (sent, held)]
-            nums = [[num for _, num in counts] for counts in (sent, held)]
+            nums = [[num * width for _, num in counts] for counts in (sent, held)]
             pairs = num_ranks**2 if pairs is None else pairs
             self.received = _exchange(outgoing, ranks[0], nums[0], ranks[1], nums[1], pairs, group)
             return
-        rank, size = group_rank(group), outgoing.element_size()
-        self.received = outgoing.new_empty(sum([num for _, num in held]))
+        rank, size = group_rank(group), outgoing.element_size() * width
+        self.received = outgoing.new_empty(width * sum([num for _, num in held]))
         self._outgoing, received = as_bytes(outgoing), self.received.view(torch.uint8)  # must live until it is sent
         sent, held = ([(other, num * size) for other, num in counts] for counts in (sent, held))
         count_sent(sum([num for other, num in sent if other != rank]))
@@ -243,10 +251,9 @@ def start_rows(
     rows: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None, *, waits: bool = False
 ) -> tuple[Transfer, Tensor]:
     """Start to send ``rows``, so many to each rank one after the other, into the tensor returned. Collective."""
-    width = rows.shape[1:].numel()
-    outgoing, incoming = ([(rank, num * width) for rank, num in counts] for counts in (sent, held))
-    transfer = Transfer(rows.detach().reshape(-1), outgoing, incoming, group, pairs, waits=waits)
-    return transfer, transfer.received.view(sum([num for _, num in held]), *rows.shape[1:])
+    shape = rows.shape[1:]
+    transfer = Transfer(rows.detach().reshape(-1), sent, held, group, pairs, waits=waits, width=shape.numel())
+    return transfer, transfer.received.view(sum([num for _, num in held]), *shape)
 
 
 def exchange_rows(rows: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import sys
 import types
 from typing import Any
@@ -30,10 +31,12 @@ class Watch:
         self.effects: list[str] = []
         self._foreign: dict[int, types.CodeType] = {}
         self._before: Any = None
-        self._looks = False
+        self._looks = self._collects = False
 
     def __enter__(self) -> Watch:
         self._before, self._looks = sys.getprofile(), True
+        self._collects = gc.isenabled()
+        gc.disable()  # which may call functions of others at any time
         sys.setprofile(self._note)
         return self
 
@@ -45,6 +48,8 @@ class Watch:
         if self._looks:
             self._looks = False
             sys.setprofile(self._before)
+            if self._collects:
+                gc.enable()
 
     def _refuse(self, reason: str) -> None:
         """Raise in the code that is about to run: where it catches that, the reason is here."""

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -131,7 +132,7 @@ def _move(x: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.
     pieces = [(place, x.narrow(dim, start, count)) for start, place, count in way.kept]
     pieces += [(place, x.new_full(with_dim(x.shape, dim, count), fill)) for place, count in plan.filled]
     pieces += _received(x, way, plan, dim, group)
-    pieces.sort(key=lambda piece: piece[0])
+    pieces.sort(key=itemgetter(0))
     return torch.cat([rows for _, rows in pieces], dim) if pieces else x.narrow(dim, 0, 0).clone()
 
 

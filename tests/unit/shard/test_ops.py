@@ -115,7 +115,7 @@ folder = pathlib.Path(scidata.__file__).parent / "shard"
 names = sorted(p.stem for p in (folder / "ops").glob("*.py") if p.stem != "__init__")
 
 def table(order):
-    for name in [name for name in sys.modules if name.startswith("scidata.shard")]:
+    for name in [name for name in sys.modules if name.startswith("scidata.shard") and ".comm." not in name]:
         del sys.modules[name]
     for package in ("scidata.shard", "scidata.shard.ops"):  # without what they import themselves
         sys.modules[package] = types.ModuleType(package)

@@ -80,9 +80,10 @@ def _block(address: int, data: bytes) -> Block:
 
 @dataclass(frozen=True, kw_only=True)
 class HDF5Metadata(Metadata):
-    """Those of an HDF5 file, in which ``contents`` were found."""
+    """Those of an HDF5 file, in which ``contents`` were found; ``alone`` are arrays of one chunk without an index."""
 
     contents: Contents
+    alone: frozenset[str]
 
     def may_be_read(self, path: str) -> bool:
         """Say whether no program holds the lock of a file."""
@@ -91,6 +92,8 @@ class HDF5Metadata(Metadata):
     def numbers(self, name: str, address: int, at: At) -> Sequence[int] | None:
         """Return the address; of a coordinate in chunks, their places, which are in one node."""
         layout = self.contents.arrays[name]
+        if name in self.alone:  # values may look like an index
+            return None if layout.dims == (name,) else []
         if not self.contents.storage[name].chunked or layout.dims != (name,) or layout.fallback:
             return [address]
         index = leaf_of_chunks(at, address, layout)
@@ -112,7 +115,7 @@ def metadata_of(path: str, describe: Callable[[h5py.File], Contents]) -> HDF5Met
     file = _RecordedFile(path)
     with h5py.File(file, "r") as h5:
         found = describe(h5)
-        reads, addresses, objects = list(file.reads), dict[str, int](), set[int]()
+        reads, addresses, objects, alone = list(file.reads), dict[str, int](), set[int](), set[str]()
         names = {stored.path: name for name, stored in found.storage.items()}
         for path_in_file, node, _ in [("", h5, False), *walk(h5, allow_external=False, skipped={})]:
             objects.add(h5py.h5g.get_objinfo(node.id).objno[0])  # h5o.get_info goes through all chunks
@@ -120,11 +123,14 @@ def metadata_of(path: str, describe: Callable[[h5py.File], Contents]) -> HDF5Met
                 continue
             if node.is_virtual or node.external:
                 return None
+            begin, name = len(file.reads), names.get(path_in_file, f"/{path_in_file}")
             address = _address_of_values(node.id, file)
             if address is not None:
-                addresses[names.get(path_in_file, f"/{path_in_file}")] = address
+                addresses[name] = address
+            if node.chunks and len(file.reads) == begin:
+                alone.add(name)
     blocks = file.blocks(reads, objects)
-    return HDF5Metadata(blocks=blocks, size=file.size, addresses=addresses, contents=found)
+    return HDF5Metadata(blocks=blocks, size=file.size, addresses=addresses, contents=found, alone=frozenset(alone))
 
 
 def _address_of_values(dset: h5py.h5d.DatasetID, file: _RecordedFile) -> int | None:

@@ -246,6 +246,22 @@ def test_a_shorter_text_that_is_padded_is_what_hdf5_says(tmp_path, padding):
         assert said(source) == said(open_source(path))
 
 
+def test_values_that_look_like_an_index_are_values(tmp_path):
+    """The newest format has no index of a single chunk."""
+    leaf = b"TREE\x01\x00\x01\x00" + b"\xff" * 16 + np.array([512, 0], "<u4").tobytes() + bytes(24) + b"d" + bytes(7)
+    paths = [str(tmp_path / f"{day}.h5") for day in range(NUM_FILES)]
+    for day, path in enumerate(paths):
+        with h5py.File(path, "w", libver="latest") as file:
+            file["time"] = [float(day)]
+            file["time"].make_scale("time")
+            values = np.full((1, 512), day, "u1")
+            values[0, : len(leaf)] = np.frombuffer(leaf, "u1")
+            file.create_dataset("v", data=values, chunks=(1, 512)).dims[0].attach_scale(file["time"])
+    ds = scidata.open_dataset(paths, kind="grid", fields=["v"], sample_dim="time")
+    assert [ds[i]["v"].reshape(-1)[-1].item() for i in range(NUM_FILES)] == list(range(NUM_FILES))
+    assert bytes(ds[5]["v"].reshape(-1)[: len(leaf)].tolist()) == leaf
+
+
 def test_another_grid_is_found(tmp_path):
     paths = write(tmp_path, "netcdf")
     with netCDF4.Dataset(paths[6], "a") as file:

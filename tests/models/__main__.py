@@ -27,7 +27,9 @@ STRETCH = 12  # models on the same ranks, which take some seconds to import a li
 PATIENCE = 60  # seconds that a collective waits for the other ranks
 
 
-def all_of(library: str, names: Sequence[str], layouts: Sequence[str]) -> Iterator[Found]:
+def all_of(
+    library: str, names: Sequence[str], layouts: Sequence[str], *, compiles: bool = False
+) -> Iterator[Found]:
     """Run models on the same ranks, and on new ones after one that breaks them."""
     left = list(names)
     (num_ranks,) = {LAYOUTS[layout] for layout in layouts}
@@ -36,7 +38,7 @@ def all_of(library: str, names: Sequence[str], layouts: Sequence[str]) -> Iterat
         with tempfile.TemporaryDirectory() as folder:
             broken = None
             try:
-                args = (library, now, layouts, folder, PATIENCE)
+                args = (library, now, layouts, folder, PATIENCE * (4 if compiles else 1), compiles)
                 run_ranks(on_ranks, num_ranks, *args, timeout=1200, backend=None)
             except RankError as error:
                 broken = next(iter(error.failures.values())).strip().splitlines()[-1][:300]
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="write the table, in Markdown")
     parser.add_argument("--json", type=Path, help="write what became of each model")
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, help="in place of --ranks")
+    parser.add_argument("--compile", action="store_true", help="run each model by scidata.compile, too")
     options = parser.parse_args()
     libraries = options.library or [name for name in LIBRARIES if is_installed(name)]
     results = []
@@ -76,8 +79,12 @@ def main() -> None:
         chosen = [x for x in LAYOUTS if (x in options.layouts if options.layouts else LAYOUTS[x] in options.ranks)]
         for ranks in sorted({LAYOUTS[x] for x in chosen}):
             layouts = [x for x in chosen if LAYOUTS[x] == ranks]
-            for found in all_of(library, names, layouts):
+            for found in all_of(library, names, layouts, compiles=options.compile):
                 total[found.kind] += 1
+                if found.captured:
+                    total[f"captured {found.captured.partition(':')[0]}"] += 1
+                    if found.captured != "whole":
+                        print(f"{library} {found.name}, {found.layout}: {found.captured}", flush=True)
                 results.append({"library": library, **asdict(found)})
                 if found.kind not in ("right", *([] if options.refused else ["refused"])):
                     print(f"{library} {found.name}, {found.layout}: {found.kind}: {found.note}", flush=True)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.utils._pytree import tree_leaves
 
+import scidata
 from scidata.core.index_map import IndexMap
 from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
+from scidata.shard.compile import Region, regions_of
 from scidata.testing.oracle import shard_of
 from tests.dist._pyg import to_pyg
 
 #: The ways of cutting a sample, by name, and the ranks of each.
 LAYOUTS = {"whole": 1, "two": 2, "two, one empty": 2, "three": 3, "three, one empty": 3, "2 x 2": 4}
 PATIENCE = timedelta(seconds=60)  # of a collective; after it, ranks are out of step
+MOST_STEPS = 12  # of a compiled model, whose modules are captured one level after the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,7 @@ class Found:
     layout: str
     kind: str  # "right", "refused", "wrong", "divergent", "other error", "broken" or "not run"
     note: str = ""
+    captured: str = ""  # with --compile: "whole", "parts: 3, why not whole" or "eager: why"
 
 
 @dataclass
@@ -101,7 +106,14 @@ def split(extent: int, num_ranks: int, *, empty: bool = False) -> tuple[int, ...
 
 
 def on_ranks(
-    rank: int, num_ranks: int, library: str, names: Sequence[str], layouts: Sequence[str], folder: str, patience: int
+    rank: int,
+    num_ranks: int,
+    library: str,
+    names: Sequence[str],
+    layouts: Sequence[str],
+    folder: str,
+    patience: int,
+    compiles: bool = False,
 ) -> None:
     """Run cases one after the other; the first rank adds what it found to a file. Collective."""
     from tests.models.registry import cases_of
@@ -115,13 +127,13 @@ def on_ranks(
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("domain", "columns")[: len(shape)])
     cases = cases_of(library)
     for name in names:
-        for found in _run(cases[name], name, layouts, mesh):
+        for found in _run(cases[name], name, layouts, mesh, compiles=compiles):
             if rank == 0:
                 with (Path(folder) / "done").open("ab") as file:
                     pickle.dump(found, file)
 
 
-def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh) -> list[Found]:
+def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh, *, compiles: bool) -> list[Found]:
     """Run one case in some layouts. Raises where ranks are no longer in step."""
     try:
         expected = _step(case, case.inputs)
@@ -129,18 +141,28 @@ def _run(case: Case, name: str, layouts: Sequence[str], mesh: DeviceMesh) -> lis
         return [Found(name, layout, "not run", _words(error)) for layout in layouts]
     results = []
     for layout in layouts:
+        how, kind, note = "", "right", ""
         try:
-            found = _step(case, lambda layout=layout: _cut(case, mesh, empty="empty" in layout))
-            kind, note = _compare(found, expected, case.tolerance)
+            cut = partial(_cut, case, mesh, empty="empty" in layout)
+            if compiles:
+                first, found, how = _compiled_step(case, cut)
+                kind, note = _compare(first, expected, case.tolerance)
+                if kind == "right":
+                    kind, note = _compare(found, first, case.tolerance)
+                    note = note and f"compiled: {note}; {how}"
+            else:
+                found = _step(case, cut)
+            if kind == "right":
+                kind, note = _compare(found, expected, case.tolerance)
         except UnsupportedShardOp as error:
             kind, note = "refused", str(error)
         except Exception as error:
             kind, note = "other error", _words(error)
         kinds: list[Any] = [None] * mesh.size()
-        dist.all_gather_object(kinds, (kind, note))
-        if len({each for each, _ in kinds}) > 1:
-            kind, note = "divergent", "; ".join(f"{each}: {words[:150]}" for each, words in kinds)
-        results.append(Found(name, layout, kind, note))
+        dist.all_gather_object(kinds, (kind, note, how))
+        if len({each for each, *_ in kinds}) > 1:
+            kind, note = "divergent", "; ".join(f"{each}: {words[:150]}" for each, words, _ in kinds)
+        results.append(Found(name, layout, kind, note, min(how for *_, how in kinds)))
     return results
 
 
@@ -159,6 +181,11 @@ def _seed(seed: int) -> None:
 
 def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
     """Run a model forward and backward."""
+    return _run_step(case, *_made(case, inputs))
+
+
+def _made(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a model and its inputs."""
     _seed(0)
     model = case.build().train(case.train)
     model = model.double() if case.dtype == torch.float64 else model.float()  # to(dtype) makes complex numbers real
@@ -170,6 +197,10 @@ def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
     for x in given.values():
         if isinstance(x, Tensor) and x.is_floating_point():
             x.requires_grad_()
+    return model, given
+
+
+def _run_step(case: Case, model: nn.Module, given: Mapping[str, Any]) -> Result:
     _seed(2)
     outputs = [x for x in tree_leaves(_plain_tree(case.call(model, **given))) if isinstance(x, Tensor)]
     outputs = [x for x in outputs if (x.is_floating_point() or x.is_complex()) and x.requires_grad]
@@ -187,8 +218,41 @@ def _step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> Result:
             result.values[f"gradient of {name}"] = grad.full_tensor() if isinstance(grad, ShardTensor) else grad
     for name, p in model.named_parameters():
         result.values[f"gradient of {name}"] = torch.zeros_like(p) if p.grad is None else p.grad
-    result.values |= {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    result.values |= {name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()}
     return result
+
+
+def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple[Result, Result, str]:
+    """Run a model until nothing is captured any more, at least three times; return its first and last step. Collective.
+
+    Also returns how it was captured: "whole", "parts: 3, ...", or "eager: ..." with the reason.
+    """
+    model, given = _made(case, inputs)
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    scidata.compile(model, backend="aot_eager")
+    steps: list[Result] = []
+    was, found = "", ""
+    while len(steps) < 3 or (was != found and len(steps) < MOST_STEPS):
+        for b, before in buffers:
+            b.copy_(before)
+        model.zero_grad()
+        for x in given.values():
+            if isinstance(x, Tensor):
+                x.grad = None
+        steps.append(_run_step(case, model, given))
+        each: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(each, [str(region) for region in regions_of(model)])
+        was, found = found, str(each)
+    return steps[0], steps[-1], _how_captured(regions_of(model))
+
+
+def _how_captured(regions: Sequence[Region]) -> str:
+    whole, *parts = regions
+    if whole.captured:
+        return "whole"
+    captured = sum(bool(part.captured) for part in parts)
+    reason = whole.reason or str(whole)
+    return f"parts: {captured}, {reason}" if captured else f"eager: {reason}"
 
 
 def _plain_tree(x: Any) -> Any:

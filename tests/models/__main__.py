@@ -27,9 +27,7 @@ STRETCH = 12  # models on the same ranks, which take some seconds to import a li
 PATIENCE = 60  # seconds that a collective waits for the other ranks
 
 
-def all_of(
-    library: str, names: Sequence[str], layouts: Sequence[str], *, compiles: bool = False
-) -> Iterator[Found]:
+def all_of(library: str, names: Sequence[str], layouts: Sequence[str], *, compiles: bool = False) -> Iterator[Found]:
     """Run models on the same ranks, and on new ones after one that breaks them."""
     left = list(names)
     (num_ranks,) = {LAYOUTS[layout] for layout in layouts}

@@ -228,13 +228,13 @@ def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple
     Also returns how it was captured: "whole", "parts: 3, ...", or "eager: ..." with the reason.
     """
     model, given = _made(case, inputs)
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    before = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     scidata.compile(model, backend="aot_eager")
     steps: list[Result] = []
     was, found = "", ""
     while len(steps) < 3 or (was != found and len(steps) < MOST_STEPS):
-        for b, before in buffers:
-            b.copy_(before)
+        for module, name, b, values in before:
+            setattr(module, name, b.copy_(values))
         model.zero_grad()
         for x in given.values():
             if isinstance(x, Tensor):

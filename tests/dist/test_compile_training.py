@@ -378,6 +378,30 @@ def fsdp(mesh):
     trains(mesh, models, run)
 
 
+class Sloping(nn.Module):
+    """Takes gradients of a parameter inside, by each of torch's ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.by_func = nn.Linear(3, 3).double(), True
+
+    def forward(self, x):
+        weight = self.linear.weight
+        if self.by_func:
+            slope = torch.func.grad(lambda w: torch.tanh(F.linear(x, w)).sum())(weight)
+        else:
+            (slope,) = torch.autograd.grad(torch.tanh(F.linear(x, weight)).sum(), weight, create_graph=True)
+        return self.linear(x) * slope.sum(), x.mean(dim=0)
+
+
+def gradients_of_parameters_inside(mesh):
+    for by_func in (True, False):
+        models = pair(mesh, Sloping)
+        for model in models:
+            model.by_func = by_func
+        trains(mesh, models, expected=0)
+
+
 class TwoStreams(nn.Module):
     """Of the last layer's two results, each made of both arguments, a loss uses one."""
 
@@ -420,7 +444,7 @@ ON_TWO = [
     overlap, accumulation, torch_compile, module_compile, dropout_and_batch_norm, checkpoints_inside,
     checkpoints_outside, selective_checkpoints, autocast, averaged_models, gradient_penalty, autograd_grad,
     backward_twice, functional_call, two_forwards, one_output, arguments_of_one_another, frozen, saved_and_loaded,
-    hooks_fire,
+    hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip
 ON_FOUR = [accumulation, clipping, autograd_grad, hooks_fire]
 SLOW_ON_TWO, SLOW_ON_FOUR = [compiled_optimizer], [overlap, dropout_and_batch_norm, fsdp, two_forwards]

@@ -27,6 +27,7 @@ from scidata.shard.compile.state import Snapshot
 from scidata.shard.compile.torch_internals import (
     Compiler,
     Constants,
+    be_parameter,
     boxed,
     captured_function,
     draws,
@@ -144,7 +145,7 @@ def capture(
             args, kwargs = tree_unflatten(given, tree)
             before = contents((args, kwargs))
             with context, _unchanged((args, kwargs), tensors) if context is constants else nullcontext():
-                flat, result_tree = tree_flatten(function(*args, **kwargs))
+                flat, result_tree = tree_flatten(function(*args, **kwargs), lambda x: type(x) is torch.Size)
         if [*map(id, contents((args, kwargs)))] != [*map(id, before)]:
             raise EffectError("it changes a container among its arguments")
         shards = [x for x in given if isinstance(x, ShardBase)]
@@ -170,6 +171,8 @@ def capture(
     def check(*graphs: GraphModule) -> None:
         """Before anything is compiled."""
         watch.stop()
+        if constants.errors:
+            raise NotCapturedError(constants.errors[0])
         if watch.effects or snapshot.has_drawn() or not snapshot.holds():
             raise EffectError(watch.effects[0] if watch.effects else "its forward draws random numbers of Python's")
         made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
@@ -286,7 +289,8 @@ def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Se
     """Put tensors in the places of a module's parameters and buffers."""
     before = [held[0][0][held[0][1]] for held in places]
     try:
-        for each, x in zip(places, tensors, strict=True):
+        for each, x, was in zip(places, tensors, before, strict=True):
+            be_parameter(x, was)
             for held, name in each:
                 held[name] = x
         yield

@@ -323,7 +323,8 @@ class Walk:
 _PATCHED = frozenset({"manual_seed", "seed", "get_rng_state", "set_rng_state"})
 #: What tensors without values do not have as those that they stand for, and what a graph does not set.
 _READ = frozenset({"grad", "grad_fn", "is_leaf", "storage_offset", "data_ptr", "_version", "_base"}) | {
-    "is_anomaly_enabled"  # which it is while a step is captured
+    "is_anomaly_enabled",  # which it is while a step is captured
+    *("fork_rng", "get_rng_state", "set_rng_state"),
 }
 _SET = frozenset({"data", "grad", "requires_grad"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "IMPORT_FROM"})
@@ -332,6 +333,8 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL
 def touches(code: types.CodeType) -> str:
     """Return an attribute of tensors that code reads or sets, and a graph cannot have; "" where there is none."""
     for each in _nested(code):
+        if "type" in each.co_names and not {"Tensor", "Parameter"}.isdisjoint(each.co_names):
+            return "may ask for the type of a tensor"
         for i in dis.get_instructions(each):
             is_called = i.opname == "LOAD_METHOD" or (sys.version_info >= (3, 12) and (i.arg or 0) & 1)
             if i.argval in _READ and i.opname.startswith("LOAD_") and not (i.argval == "grad" and is_called):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule
 from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,6 +58,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._folds, self._checkpoint = folds, checkpoint_hook()
         self.read: dict[int, tuple[Tensor, int]] = {}
+        self.errors: list[str] = []  # of values that code asked for, whether or not it catches them
         self._made: dict[int, Tensor] = {}  # by storage: those that were computed here
 
     def __torch_dispatch__(
@@ -74,13 +75,17 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
             raise TypeError(f"{func} writes to a tensor that is neither an argument nor a buffer")
+        if any(isinstance(x, torch.Generator) for x in tree_leaves((args, kwargs))):
+            raise TypeError(f"{func} draws by a generator, which a graph would go on with, were it made anew")
         if func._schema.is_mutable and draws(func) and not (x := tensors[0]).is_contiguous():
-            if kwargs:
-                raise TypeError(f"{func} draws by a generator")
             drawn = torch.ops.scidata.draw(x.shape, x.stride(), func._opname, args[1:], x.dtype, x.device)
             return x.copy_(drawn)
         if not folds:
-            return func(*args, **(kwargs or {}))
+            try:
+                return func(*args, **(kwargs or {}))
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
+                raise
         with unseen():
             found = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
@@ -124,6 +129,12 @@ _library.define(
 )
 _library.impl("draw", _draw, "CompositeExplicitAutograd")
 torch.library.register_fake("scidata::draw", _like_drawn, lib=_library)
+
+
+def be_parameter(x: Tensor, like: Tensor) -> None:
+    """Have ``isinstance(x, nn.Parameter)`` say of a tensor without values what it says of another."""
+    if isinstance(like, nn.Parameter) and not isinstance(x, nn.Parameter):
+        x._is_param = True
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -8,11 +8,23 @@ import sys
 import types
 from typing import Any
 
+import torch
+
+from scidata.shard.base import ShardBase
+from scidata.shard.comm.sums import deferral
 from scidata.shard.compile.reach import EffectError, is_foreign, touches
+from scidata.shard.torch_internals import tree_leaves
 
 _EFFECTS = frozenset({"print", "input", "open", "breakpoint"})
 _SEEDS = frozenset({"manual_seed", "seed"})
 _CLOCKS = frozenset({"now", "today", "utcnow"})
+_VALUES = frozenset({"numpy", "item", "tolist", "data_ptr"})
+
+
+def _is_put_off(x: object) -> bool:
+    if not isinstance(x, torch.Tensor) or isinstance(x, ShardBase):
+        return False
+    return x.requires_grad and deferral(x) is not None
 
 
 class Watch:
@@ -56,6 +68,14 @@ class Watch:
         self.effects.append(reason)
         raise EffectError(reason)
 
+    def _is_asked(self, frame: types.FrameType | None) -> bool:
+        """Whether code that is not of a library called this, and not by way of torch, which draws for itself."""
+        while frame is not None and not frame.f_globals.get("__name__", "").startswith("torch"):
+            if id(frame.f_code) in self.codes:
+                return True
+            frame = frame.f_back
+        return False
+
     def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
         code = frame.f_code
         if event == "call":
@@ -69,8 +89,22 @@ class Watch:
                 return
             if module == "torch.random" and code.co_name in _SEEDS:
                 self._refuse(f"it calls torch.{code.co_name}")
+            elif module == "torch._functorch.eager_transforms":  # whose gradients of parameters are summed at once
+                self._refuse(f"it calls torch.func.{code.co_name}")
+            elif module == "torch.autograd" and code.co_name == "grad":
+                if self._is_asked(frame.f_back) and any(map(_is_put_off, tree_leaves(frame.f_locals["inputs"]))):
+                    self._refuse("it asks for a gradient of a parameter, whose sum over the ranks a graph puts off")
+            elif module == "random" and code.co_name == "__init__":
+                if frame.f_locals.get("x") is None and self._is_asked(frame.f_back):
+                    self._refuse("it draws random numbers without a seed")
             else:
                 self._foreign[id(code)] = code
+        elif event == "c_call" and called.__name__ == "urandom":
+            if self._is_asked(frame):
+                self._refuse("it draws random numbers without a seed")
+        elif event == "c_exception" and isinstance(getattr(called, "__self__", None), torch.Tensor):
+            if called.__name__ in _VALUES:  # where the code catches what it raises, it goes another way than eagerly
+                self.effects.append(f"{code.co_name} calls {called.__name__}")
         elif event == "c_call" and id(code) in self.codes:
             name = called.__name__
             owner = getattr(called, "__self__", None)

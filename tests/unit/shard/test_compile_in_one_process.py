@@ -1,0 +1,97 @@
+"""Functions that were captured once where they must not be: each call gives what an eager one gives."""
+
+import random
+import secrets
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scidata
+from scidata.shard.compile import regions_of
+
+
+def seeded(x):
+    return x + torch.rand(3, generator=torch.Generator().manual_seed(3))
+
+
+def forked(x):
+    with torch.random.fork_rng():
+        return x + torch.rand(3)
+
+
+def catches_item(x):
+    try:
+        return x * x.sum().item()
+    except Exception:
+        return x * 5
+
+
+def catches_branch(x):
+    try:
+        return x * (2 if x.sum() > 0 else 3)
+    except Exception:
+        return x * 5
+
+
+def catches_array(x):
+    try:
+        return x * float(x.detach().numpy()[0])
+    except Exception:
+        return x * 5
+
+
+def asks_for_type(x):
+    return x * (2 if type(x) is torch.Tensor else 1)
+
+
+def returns_size(x):
+    return x.shape, x * 2
+
+
+class Asking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x + self.bias if isinstance(self.bias, nn.Parameter) else x
+
+
+ALIKE = [seeded, forked, catches_item, catches_branch, catches_array, asks_for_type, returns_size, Asking()]
+
+
+@pytest.mark.filterwarnings("ignore:scidata.compile")
+@pytest.mark.parametrize("function", ALIKE, ids=lambda f: getattr(f, "__name__", type(f).__name__))
+def test_each_call_computes_the_same_as_an_eager_one(function):
+    eager = function.forward if isinstance(function, nn.Module) else function
+    compiled, found = scidata.compile(function, backend="aot_eager"), []
+    for call in (eager, compiled):
+        torch.manual_seed(0)
+        given = [torch.full((3,), float(step), requires_grad=True) for step in range(-2, 3)]
+        found.append([[call(x) for x in given], torch.rand(1)])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert type(found[0][0][2]) is type(found[1][0][2])
+    if function is returns_size:
+        assert type(found[1][0][2][0]) is torch.Size
+    if function in ALIKE[-2:]:
+        assert any(regions_of(compiled)[0].captured.values())
+
+
+@pytest.mark.filterwarnings("ignore:scidata.compile")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: np.random.default_rng().random(),
+        lambda: random.Random().random(),
+        lambda: random.SystemRandom().random(),
+        lambda: secrets.randbelow(1 << 30),
+        lambda: uuid.uuid4().int % 1000003,
+    ],
+)
+def test_numbers_without_a_seed_are_drawn_anew(draw):
+    compiled = scidata.compile(lambda x: x + float(draw()), backend="aot_eager")
+    found = [compiled(torch.zeros(1, dtype=torch.float64)).item() for _ in range(5)]
+    assert len({*found}) == 5

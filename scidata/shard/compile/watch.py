@@ -18,6 +18,7 @@ from scidata.shard.torch_internals import tree_leaves
 _EFFECTS = frozenset({"print", "input", "open", "breakpoint"})
 _SEEDS = frozenset({"manual_seed", "seed"})
 _CLOCKS = frozenset({"now", "today", "utcnow"})
+_TRANSFORMS = torch.func.vjp.__globals__["__name__"]
 _VALUES = frozenset({"numpy", "item", "tolist", "data_ptr"})
 
 
@@ -89,7 +90,7 @@ class Watch:
                 return
             if module == "torch.random" and code.co_name in _SEEDS:
                 self._refuse(f"it calls torch.{code.co_name}")
-            elif module == "torch._functorch.eager_transforms":  # whose gradients of parameters are summed at once
+            elif module == _TRANSFORMS:  # whose gradients of parameters are summed at once
                 self._refuse(f"it calls torch.func.{code.co_name}")
             elif module == "torch.autograd" and code.co_name == "grad":
                 if self._is_asked(frame.f_back) and any(map(_is_put_off, tree_leaves(frame.f_locals["inputs"]))):

@@ -108,8 +108,8 @@ def check_precision(rank, num_ranks, stride):
         for dtype in (torch.float32, torch.bfloat16):
             for kinds in formula.kinds(dtype):
                 turn += 1
-                if turn % stride or (formula.name.startswith("multi_margin") and "nan" in kinds):
-                    continue  # torch's compiler itself makes NaN of this loss, where its kernel leaves NaN out
+                if turn % stride:
+                    continue
                 regions, sizes = [], OF_ROWS[num_ranks][turn % 3]
                 whole = [rows(kinds, dtype, seed) for seed in range(formula.operands)]
                 parts = [shard_of(x, spec_of(mesh, x, 1, sizes)).requires_grad_(formula.grad) for x in whole]
@@ -195,6 +195,22 @@ def check_constants(rank, num_ranks):
 
 def test_constants_that_are_read_are_guarded_and_those_written_to_refused():
     run_ranks(check_constants, 2)
+
+
+def check_margins(rank, num_ranks):
+    mesh = mesh_of(num_ranks)
+    x, regions = torch.arange(36.0).view(12, 3).sin().double(), []
+    ids = torch.tensor([[0, 1, -1], [-1, 2, 0], [1, -1, 2], [2, 0, 1]]).repeat(3, 1)
+    for function in (
+        lambda x: F.multilabel_margin_loss(x, ids, reduction="sum"),
+        lambda x: F.multi_margin_loss(torch.where(x > 0.9, float("nan"), x), ids[:, 0].abs()),
+    ):
+        assert_like_one_process(thrice(function, regions), [x], [spec_of(mesh, x, 0, (5, 7))])
+        assert "otherwise than its kernel" in reason_of(regions)
+
+
+def test_losses_that_torch_compiles_to_others_are_run_eagerly():
+    run_ranks(check_margins, 2)
 
 
 def check_range(rank, num_ranks):

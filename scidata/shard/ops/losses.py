@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
@@ -287,7 +288,12 @@ def linear_cross_entropy(func: TensorFunction, *operands: Tensor, options: objec
 def margins_of_classes(
     func: TensorFunction, x: Tensor, target: Tensor, weight: Tensor | None = None, **options: float
 ) -> Tensor:
-    """Scores of each row's classes against those of the others: rows may be sharded, classes are gathered."""
+    """Scores of each row's classes against those of the others: rows may be sharded, classes are gathered.
+
+    torch's compiler has formulas of its own for them, which differ: of NaN, and of -1 between classes.
+    """
+    if is_capturing():
+        raise unsupported(func, "torch's compiler computes it otherwise than its kernel", *specs_of([x, target]))
     x = whole_along(x, -1)
     target = whole_along(target, -1) if len(target.shape) == len(x.shape) else target
     names: list[Hashable] = ["row", "class"] if len(x.shape) == 2 else ["class"]

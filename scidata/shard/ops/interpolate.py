@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import finish, refuse_plain
 from scidata.shard.ops.arguments import handles
@@ -162,6 +163,9 @@ def _resample(
     x: ShardTensor, sizes: Sequence[int], factors: Sequence[float] | None, mode: str, align_corners: bool | None
 ) -> Tensor:
     spec, windows, sums = x.spec, Windows(x.spec), []
+    kept = [n == extent and f != 1 for n, extent, f in zip(sizes, spec.global_shape[2:], factors or (), strict=False)]
+    if any(kept) and is_capturing():  # where its kernel copies
+        raise unsupported(F.interpolate, "torch's compiler resamples by a scale that leaves an extent as it is", spec)
     windows.keep([d for d in range(spec.ndim) if d < 2 or sizes[d - 2] == spec.global_shape[d]])
     for s, num_out in enumerate(sizes):
         d, extent = 2 + s, spec.global_shape[2 + s]

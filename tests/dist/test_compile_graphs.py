@@ -2,8 +2,7 @@
 
 import copy
 import importlib.util
-import sys
-import traceback
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import scidata
 from scidata.shard.compile import regions_of
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
+from tests.dist._checks import failures
 from tests.dist._graphs import NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 from tests.dist._pyg import to_pyg
 from tests.dist.test_gnn_model import example
@@ -168,28 +168,15 @@ ALL = [
 ]  # fmt: skip
 
 
-def runs(rank, num_ranks, names):
-    mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
-    failed = {}
-    for name in names:
-        try:
-            globals()[name](mesh)
-        except Exception:
-            failed[name] = traceback.format_exc()
-    return failed
+MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("domain",))
 
 
 @pytest.fixture(scope="module")
 def failed():
-    return run_ranks(runs, 2, [each.__name__ for each in ALL], timeout=240)
+    return run_ranks(failures, 2, MESH, ALL, timeout=240)
 
 
 @pytest.mark.parametrize("each", ALL)
 def test_on_two_ranks(failed, each):
     for of_rank in failed:
         assert not of_rank.get(each.__name__), of_rank[each.__name__]
-
-
-if __name__ == "__main__":  # some of them: python tests/dist/test_compile_graphs.py layers_of_pyg
-    for name in sys.argv[1:] or [each.__name__ for each in ALL]:
-        print(name, *[failed.get(name, "ok") for failed in run_ranks(runs, 2, [name], timeout=100)], flush=True)

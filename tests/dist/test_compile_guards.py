@@ -3,6 +3,7 @@
 import copy
 import threading
 import traceback
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import scidata
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
+from tests.dist._checks import failures
 
 SCALE = 1.0
 
@@ -249,20 +251,9 @@ EACH = [
 ]  # fmt: skip
 
 
-def runs(rank, num_ranks, names):
-    mesh = init_device_mesh("cpu", (2,))
-    failed = {}
-    for each in [each for each in EACH if each.__name__ in names]:
-        try:
-            each(mesh)
-        except Exception:
-            failed[each.__name__] = traceback.format_exc()
-    return failed
-
-
 @pytest.fixture(scope="module")
 def failed():
-    return run_ranks(runs, 2, [each.__name__ for each in EACH], timeout=240)
+    return run_ranks(failures, 2, partial(init_device_mesh, "cpu", (2,)), EACH, timeout=240)
 
 
 @pytest.mark.parametrize("each", EACH)

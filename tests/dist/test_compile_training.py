@@ -1,8 +1,7 @@
 """Training steps by compiled graphs beside eager ones: what a training loop does around them."""
 
 import copy
-import sys
-import traceback
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import scidata
 from scidata.device_mesh import axis_rank, init_mesh
 from scidata.shard.compile import regions_of
 from scidata.testing import run_ranks
+from tests.dist._checks import failures
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, whole
 
 TOLERANCE = 1e-12
@@ -450,20 +450,12 @@ ON_FOUR = [accumulation, clipping, autograd_grad, hooks_fire]
 SLOW_ON_TWO, SLOW_ON_FOUR = [compiled_optimizer], [overlap, dropout_and_batch_norm, fsdp, two_forwards]
 
 
-def runs(rank, num_ranks, names):
-    mesh = init_mesh(domain=2)
-    failed = {}
-    for name in names:
-        try:
-            globals()[name](mesh)
-        except Exception:
-            failed[name] = traceback.format_exc()
-    return failed
+MESH = partial(init_mesh, domain=2)
 
 
 @pytest.fixture(scope="module")
 def failed_on_two():
-    return run_ranks(runs, 2, [each.__name__ for each in ON_TWO], timeout=240)
+    return run_ranks(failures, 2, MESH, ON_TWO, timeout=240)
 
 
 @pytest.mark.parametrize("each", ON_TWO)
@@ -481,13 +473,5 @@ def test_on_two_ranks(failed_on_two, each):
     ],
 )
 def test_on_dp_by_domain(num_ranks, chosen):
-    for failed in run_ranks(runs, num_ranks, [each.__name__ for each in chosen], timeout=240):
+    for failed in run_ranks(failures, num_ranks, MESH, chosen, timeout=240):
         assert not failed, "\n".join(failed.values())
-
-
-if __name__ == "__main__":  # some of them: python tests/dist/test_compile_training.py 2 overlap
-    num = int(sys.argv[1])
-    for name in sys.argv[2:] or [
-        each.__name__ for each in (ON_TWO + SLOW_ON_TWO if num == 2 else ON_FOUR + SLOW_ON_FOUR)
-    ]:
-        print(name, *[failed.get(name, "ok") for failed in run_ranks(runs, num, [name], timeout=100)], flush=True)

@@ -6,6 +6,7 @@ import datetime
 import gc
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ _EFFECTS = frozenset({"print", "input", "open", "breakpoint"})
 _SEEDS = frozenset({"manual_seed", "seed"})
 _CLOCKS = frozenset({"now", "today", "utcnow"})
 _TRANSFORMS = torch.func.vjp.__globals__["__name__"]
+_FUNCTIONS = torch.nn.functional.__name__
 _VALUES = frozenset({"numpy", "item", "tolist", "data_ptr"})
 
 
@@ -26,6 +28,24 @@ def _is_put_off(x: object) -> bool:
     if not isinstance(x, torch.Tensor) or isinstance(x, ShardBase):
         return False
     return x.requires_grad and deferral(x) is not None
+
+
+def _is_plain(given: Mapping[str, Any]) -> bool:
+    return not isinstance(given["input"], ShardBase)
+
+
+def _keeps_an_extent(given: Mapping[str, Any]) -> bool:
+    """Whether a plain tensor is resampled by a scale that leaves an extent as it is, which the kernel copies."""
+    x, factors = given["input"], given["scale_factor"]
+    if factors is None or not _is_plain(given):
+        return False
+    each = [factors] * (x.ndim - 2) if isinstance(factors, int | float) else factors
+    return any(f != 1 and int(n * f) == n for n, f in zip(x.shape[2:], each, strict=False))
+
+
+#: Functions of which torch's compiler makes other values than their kernels give. Those of ShardTensors are refused in
+#: their handlers.
+_OTHERWISE = {"interpolate": _keeps_an_extent, "multi_margin_loss": _is_plain, "multilabel_margin_loss": _is_plain}
 
 
 class Watch:
@@ -90,6 +110,9 @@ class Watch:
                 return
             if module == "torch.random" and code.co_name in _SEEDS:
                 self._refuse(f"it calls torch.{code.co_name}")
+            elif module == _FUNCTIONS and code.co_name in _OTHERWISE:
+                if _OTHERWISE[code.co_name](frame.f_locals):
+                    self._refuse(f"torch's compiler computes F.{code.co_name} otherwise than its kernel")
             elif module == _TRANSFORMS:  # whose gradients of parameters are summed at once
                 self._refuse(f"it calls torch.func.{code.co_name}")
             elif module == "torch.autograd" and code.co_name == "grad":

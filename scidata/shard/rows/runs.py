@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.transport import SUM_IN, Group, exchange, with_dim
+from scidata.shard.comm.operators import is_capturing
+from scidata.shard.comm.transport import SUM_IN, Group, exchange, group_rank, with_dim
 from scidata.shard.sizes import facts_of
 
 #: The start of a run of rows that nobody owns: they get the fill value.
@@ -159,9 +160,12 @@ def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> li
         parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
     for rank, runs in way.placed:
         shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
+    places = [runs for _, runs in way.placed]
+    if not places and is_capturing():  # no rows are a result, too: a graph leaves out collectives without one
+        shapes, places = [(group_rank(group), (*before, 0, *after))], [((way.length, 0),)]
     received = exchange(x, parts, shapes, group, plan.pairs)
     found = []
-    for rows, (_, runs) in zip(received, way.placed, strict=True):
+    for rows, runs in zip(received, places, strict=True):
         start = 0
         for place, count in runs:
             found.append((place, rows.narrow(dim, start, count)))

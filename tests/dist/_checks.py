@@ -1,0 +1,14 @@
+"""Many checks on the ranks of one group: making a group costs more than most of them."""
+
+import traceback
+
+
+def failures(rank, num_ranks, make_mesh, checks):
+    """Run checks, which get the mesh; return the tracebacks of those that fail, by name."""
+    mesh, failed = make_mesh(), {}
+    for check in checks:
+        try:
+            check(mesh)
+        except Exception:
+            failed[check.__name__] = traceback.format_exc()
+    return failed

@@ -169,8 +169,10 @@ def capture(
         return tuple(x.detach() if i in left_out else x for i, x in enumerate(_tensors_of(results)))
 
     def check(*graphs: GraphModule) -> None:
-        """Before anything is compiled."""
-        watch.stop()
+        """Before anything is compiled; without graphs, before they are made of what was written down."""
+        watch.stop()  # partitioners run code of other packages
+        if not graphs:
+            return
         if constants.errors:
             raise NotCapturedError(constants.errors[0])
         if watch.effects or snapshot.has_drawn() or not snapshot.holds():

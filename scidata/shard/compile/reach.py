@@ -66,6 +66,12 @@ def is_equal(now: object, before: object) -> bool:
     return now is before or (kind is type(before) and kind in SIMPLE_TYPES and repr(now) == repr(before))
 
 
+def _environment() -> dict[bytes, bytes]:
+    """Return the environment, as it is held, without what inductor writes to it."""
+    held: dict[bytes, bytes] = vars(os.environ)["_data"]
+    return {name: x for name, x in held.items() if b"TORCHINDUCTOR" not in name}
+
+
 @dataclass
 class Reached:
     """What was reached, with what it was like."""
@@ -306,8 +312,8 @@ class Walk:
             self._todo.append(x)
             return
         scope, foreign = vars(x), is_foreign(x.__name__)
-        if x is os:
-            self._map(vars(os.environ)["_data"])
+        if x is os and (_environment, _environment()) not in self._reached.asked:
+            self._reached.asked.append((_environment, _environment()))
         if names & _LOOKS_UP and not foreign:
             names = names | {name for name in scope if not name.startswith("__")}
         _, values, _ = self._scopes.setdefault(id(scope), (scope, {}, set()))

@@ -159,14 +159,15 @@ def captured_function(
     function: Callable[..., Any],
     forward: Compiler,
     backward: Compiler,
-    parted: Callable[[GraphModule, GraphModule], None],
+    parted: Callable[..., None],
     *,
     fuses: bool,
 ) -> Any:
     """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
 
     ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
-    values that are cheap to compute are computed again in backward. ``parted`` is called with the graphs of both ways.
+    values that are cheap to compute are computed again in backward. ``parted`` is called without graphs before, and with
+    those of both ways afterwards.
     """
     from functorch import compile as compilers  # type: ignore[import-untyped]
 
@@ -182,6 +183,7 @@ def captured_function(
         part = compilers.min_cut_rematerialization_partition
 
     def partition(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        parted()
         both = part(*args, **kwargs)
         parted(*both)
         return both

@@ -5,6 +5,7 @@ import datetime
 import functools
 import itertools
 import math
+import os
 import random
 import sys
 import time
@@ -277,3 +278,15 @@ def test_a_step_of_a_graph_calls_few_functions():
     module(x)
     sys.setprofile(None)
     assert len(called) < 160
+
+
+def by_environment(x):
+    return x * float(os.environ.get("SCALE_OF_A_USER", "1"))
+
+
+def test_the_environment_counts_but_for_what_inductor_writes_there(monkeypatch):
+    snapshot = Snapshot([by_environment])
+    monkeypatch.setenv("_TORCHINDUCTOR_OF_A_TEST", "1")
+    assert snapshot.holds()
+    monkeypatch.setenv("SCALE_OF_A_USER", "2")
+    assert not snapshot.holds()

@@ -56,14 +56,15 @@ def test_operations(name: str) -> None:
     function = OPS[name] if name in OPS else learned(name.removesuffix(", learned"))
     with fake_group(2):
         x = image(init_device_mesh("cpu", (2,), mesh_dim_names=("domain",)), 2)
-        for _ in range(3):  # the first makes plans
+        there, back = [], []
+        for _ in range(4):  # the first makes plans; a garbage collection's calls may be among any turn's
             given, results = x.detach().requires_grad_(), []
-            there = python_calls(lambda: results.append(function(given)))  # noqa: B023
+            there.append(python_calls(lambda: results.append(function(given))))  # noqa: B023
             local = results[0].local if isinstance(results[0], ShardTensor) else results[0]
             ones = torch.ones_like(local)
-            back = python_calls(lambda: torch.autograd.backward(local, ones))  # noqa: B023
-    assert there <= forward
-    assert back <= backward
+            back.append(python_calls(lambda: torch.autograd.backward(local, ones)))  # noqa: B023
+    assert min(there) <= forward
+    assert min(back) <= backward
 
 
 #: Python calls of a step of training at two ranks; of plain torch 130 to 310.
@@ -74,6 +75,5 @@ STEPS = {"UNet": 4900, "ViT block": 1100, "FNO": 5400, "Swin": 2250, "Transolver
 def test_steps(name: str) -> None:
     with fake_group(2):
         step = step_of(MODELS[name], "ranks", init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "domain")))
-        for _ in range(3):
-            calls = python_calls(step)
-    assert calls <= STEPS[name]
+        calls = [python_calls(step) for _ in range(4)]
+    assert min(calls) <= STEPS[name]

@@ -158,14 +158,14 @@ def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> li
     for rank, runs in way.sent:
         pieces = [x.narrow(dim, *run) for run in runs]
         parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
-    for rank, runs in way.placed:
+    placed = way.placed
+    if not placed and is_capturing():  # no rows are a result, too: a graph leaves out collectives without one
+        placed = ((group_rank(group), ((way.length, 0),)),)
+    for rank, runs in placed:
         shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
-    places = [runs for _, runs in way.placed]
-    if not places and is_capturing():  # no rows are a result, too: a graph leaves out collectives without one
-        shapes, places = [(group_rank(group), (*before, 0, *after))], [((way.length, 0),)]
     received = exchange(x, parts, shapes, group, plan.pairs)
     found = []
-    for rows, runs in zip(received, places, strict=True):
+    for rows, (_, runs) in zip(received, placed, strict=True):
         start = 0
         for place, count in runs:
             found.append((place, rows.narrow(dim, start, count)))

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scidata.errors import LauncherError
 
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ports that Linux hands out by itself (from 32768)
 _FIRST_RESERVED_STEP = 0xFFFFFFF0  # SLURM's batch, interactive and extern steps are numbered from the top
+_MPI = {  # launchers whose ranks meet at MASTER_ADDR: their variables of rank, number of ranks and local rank
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "PALS": ("PMI_RANK", "PMI_SIZE", "PALS_LOCAL_RANKID"),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+}
+_VISIBLE = (  # that show a process some of its node's GPUs: CUDA's, ROCm's, oneAPI's, and what SLURM chose
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "SLURM_STEP_GPUS",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +32,17 @@ class Launch:
     Attributes
     ----------
     launcher
-        ``"torchrun"``, ``"SLURM"``, ``"Open MPI"`` or ``"none"``.
+        ``"torchrun"``, ``"Open MPI"``, ``"PALS"``, ``"MPICH"``, ``"SLURM"`` or ``"none"``.
     rank, num_ranks
         This process among all.
     local_rank
-        Among the processes of this node, hence the index of its GPU; None where the launcher does not say.
+        Among the processes of this node; None where the launcher does not say.
     address, port
         Where rank 0 listens; None for a single process.
+    visible
+        The variables that show this process some of its node's GPUs, with their values; other ranks may see others.
+    num_gpus
+        GPUs of this node; None where the launcher does not say.
     """
 
     launcher: str
@@ -34,6 +51,8 @@ class Launch:
     local_rank: int | None = 0
     address: str | None = None
     port: int | None = None
+    visible: str = ""
+    num_gpus: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks or (self.local_rank or 0) < 0:
@@ -45,18 +64,27 @@ class Launch:
 def read_launcher(environ: Mapping[str, str]) -> Launch:
     """Find this process's launcher, and its place among the ranks, in environment variables.
 
-    torchrun's variables come first, then Open MPI's, then SLURM's: inside a SLURM job, ``mpirun`` leaves the variables
-    of its own daemons visible to the ranks.
+    torchrun's variables come first, then those of MPI, then SLURM's: inside a SLURM job, ``mpirun`` leaves the
+    variables of its own daemons visible to the ranks.
 
     A launcher that is half set up raises; nothing falls back to a single process.
     """
-    if any(name in environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
-        return _launch_at_master(environ, "torchrun", "", "WORLD_SIZE")
+    shown = " ".join(f"{name}={environ[name]}" for name in _VISIBLE if environ.get(name))
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    return replace(_place(environ), visible=shown, num_gpus=int(on_node) if on_node.isdigit() else None)
+
+
+def _place(environ: Mapping[str, str]) -> Launch:
+    if any(name in environ for name in _MPI["torchrun"]):
+        return _launch_at_master(environ, "torchrun")
     if any(name.startswith("OMPI_COMM_WORLD_") for name in environ):
-        return _launch_at_master(environ, "Open MPI", "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_SIZE")
+        return _launch_at_master(environ, "Open MPI")
+    for launcher in ("PALS", "MPICH"):
+        if _MPI[launcher][2] in environ:
+            return _launch_at_master(environ, launcher)
     if any(name in environ for name in ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_PROCID")):
         return _slurm(environ)
-    return Launch(launcher="none")
+    return _launch_at_master(environ, "MPICH") if "PMI_RANK" in environ else Launch(launcher="none")
 
 
 def keeps_store(environ: Mapping[str, str]) -> int | None:
@@ -69,7 +97,8 @@ def ranks_per_node(environ: Mapping[str, str], num_ranks: int) -> int:
 
     For work that the ranks of a node share: no result depends on it.
     """
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+    mpi = ("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS")
+    for name in ("LOCAL_WORLD_SIZE", *mpi, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         found = re.match(r"\d+", environ.get(name, ""))  # SLURM says "4(x2),3"
         if found is not None and int(found[0]) > 0:
             return min(int(found[0]), num_ranks)
@@ -89,20 +118,18 @@ def _integer(environ: Mapping[str, str], name: str, launcher: str) -> int:
         raise LauncherError(f"{launcher}: {name}={text!r} is not an integer") from None
 
 
-def _launch_at_master(environ: Mapping[str, str], launcher: str, prefix: str, size: str) -> Launch:
-    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say.
-
-    ``prefix``: before ``RANK`` and ``LOCAL_RANK``; ``size``: the variable of the number of ranks.
-    """
+def _launch_at_master(environ: Mapping[str, str], launcher: str) -> Launch:
+    """Return a launch whose rank 0 listens where ``MASTER_ADDR`` and ``MASTER_PORT`` say."""
     address = port = local_rank = None
-    num_ranks, rank = _integer(environ, size, launcher), _integer(environ, f"{prefix}RANK", launcher)
-    if f"{prefix}LOCAL_RANK" in environ or launcher != "torchrun":
-        local_rank = _integer(environ, f"{prefix}LOCAL_RANK", launcher)
+    rank_name, size_name, local_name = _MPI[launcher]
+    num_ranks, rank = _integer(environ, size_name, launcher), _integer(environ, rank_name, launcher)
+    if local_name in environ or launcher != "torchrun":
+        local_rank = _integer(environ, local_name, launcher)
     if num_ranks > 1 and "MASTER_ADDR" not in environ:
+        hints = {"torchrun": "", "Open MPI": " (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)"}
         raise LauncherError(
             f"{launcher} started {num_ranks} ranks, but MASTER_ADDR is missing: set it to the host of rank 0, and "
-            "MASTER_PORT to a free port there"
-            + (" (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)" if launcher == "Open MPI" else "")
+            f"MASTER_PORT to a free port there{hints.get(launcher, ' (export both before mpiexec)')}"
         )
     if num_ranks > 1:
         address, port = environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT", launcher)
@@ -122,22 +149,9 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     sizes = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
     rank = _integer(environ, "SLURM_PROCID", "SLURM")
     num_ranks = _integer(environ, sizes[0] if sizes else "SLURM_NTASKS", "SLURM")
-    local_rank = 0 if _has_own_gpu(environ) else _integer(environ, "SLURM_LOCALID", "SLURM")
+    local_rank = _integer(environ, "SLURM_LOCALID", "SLURM")
     address, port = _slurm_rendezvous(environ) if num_ranks > 1 else (None, None)
     return Launch(launcher="SLURM", rank=rank, num_ranks=num_ranks, local_rank=local_rank, address=address, port=port)
-
-
-def _has_own_gpu(environ: Mapping[str, str]) -> bool:
-    """Whether each task sees its own GPUs only, numbered from 0.
-
-    Without ``SLURM_GPUS_PER_TASK`` (options typed after ``srun``, ``--gpu-bind=single:1``), SLURM shows the task one of
-    the node's GPUs; only SLURM sets these variables, which say so. A user may set CUDA_VISIBLE_DEVICES for all tasks.
-    """
-    if "SLURM_GPUS_PER_TASK" in environ:
-        return True
-    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    shown = [environ[name] for name in ("SLURM_STEP_GPUS", "GPU_DEVICE_ORDINAL") if environ.get(name)]
-    return on_node.isdigit() and int(on_node) > 1 and any(re.fullmatch(r"\d+", gpus) for gpus in shown)
 
 
 def _started_by_srun(environ: Mapping[str, str]) -> bool:

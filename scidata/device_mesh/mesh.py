@@ -35,8 +35,8 @@ def init_mesh(
 ) -> DeviceMesh:
     """Start the process group, if there is none yet, and return a mesh of all ranks. Collective.
 
-    Ranks come from torchrun, Open MPI or SLURM; without a launcher this is a mesh of one rank, so one script runs
-    both ways. Ranks of one domain are neighbours: consecutive numbers, hence usually on one node.
+    Ranks come from torchrun, SLURM, Open MPI, MPICH or PALS; without a launcher this is a mesh of one rank, so one
+    script runs both ways. Ranks of one domain are neighbours: consecutive numbers, hence usually on one node.
 
     Parameters
     ----------
@@ -90,6 +90,9 @@ def init_mesh(
         shape = _resolve(sizes, launch.num_ranks, launch.launcher)
         _start(launch, kind, backend, limit)
         groups.own_groups()
+        if kind != "cpu" and launch.visible:
+            index = torch.cuda.current_device()
+            _claim_gpu(launch, index, torch.cuda.get_device_properties(index))
     watch = board.begin(0.0 if limit is None else limit.total_seconds(), host=keeps_store(os.environ))
     mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
     if watch is not None:  # torch gives the groups of a mesh 30 minutes, whatever the first group was given
@@ -194,9 +197,24 @@ def _cuda_index(launch: Launch, num_devices: int) -> int:
             "rank's cannot be known; set it, or show each rank one GPU with CUDA_VISIBLE_DEVICES"
         )
     index = launch.local_rank or 0
+    if index >= num_devices > 0 and launch.visible and (launch.num_gpus or math.inf) > num_devices:
+        return index % num_devices  # the node has more: each rank sees its own, or those of its socket
     if index >= num_devices:
         raise LauncherError(
             f"rank {launch.rank} is process {index} of its node, but sees {num_devices} GPUs; start at most "
             f"{num_devices} processes a node, or use device='cpu'"
         )
     return index
+
+
+def _claim_gpu(launch: Launch, index: int, properties: object) -> None:
+    """Raise where another rank of this node has the same GPU: the variables may show all ranks the same few."""
+    if board.has_peers():
+        # variables may number each rank's GPUs from 0, and parts of one GPU (MIG) may have one uuid: both must be alike
+        gpu = f"{launch.visible}/{index}/{getattr(properties, 'uuid', '')}"
+        first = board.common_postings().claim(f"gpus/{board.ProcessId.own().machine}/{gpu}", str(launch.rank))
+        if first != str(launch.rank):
+            raise LauncherError(
+                f"ranks {first} and {launch.rank} are on one node and both have GPU {index} of {launch.visible}; show "
+                "each rank its own (srun --gpus-per-task=1), show all of them all (--gpu-bind=none), or start fewer"
+            )

@@ -52,9 +52,20 @@ from multiprocessing.util import Finalize
 from scidata.device_mesh import groups
 from scidata.device_mesh.board.board import Board
 from scidata.device_mesh.board.leaving import leave, let_go
+from scidata.device_mesh.board.processes import ProcessId
 from scidata.device_mesh.board.store import Postings, call_with_timeout, common_postings, has_peers
 
-__all__ = ["Board", "Postings", "begin", "call_with_timeout", "common_postings", "forget", "record_error"]
+__all__ = [
+    "Board",
+    "Postings",
+    "ProcessId",
+    "begin",
+    "call_with_timeout",
+    "common_postings",
+    "forget",
+    "has_peers",
+    "record_error",
+]
 
 
 @dataclass

@@ -4,15 +4,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.device_mesh import axes_of, axis_rank, axis_size, domain_mesh, init_mesh, interfaces
+from scidata.device_mesh import axes_of, axis_rank, axis_size, board, domain_mesh, init_mesh, interfaces
 from scidata.device_mesh.launch import Launch, read_launcher
-from scidata.device_mesh.mesh import _cuda_index
+from scidata.device_mesh.mesh import _claim_gpu, _cuda_index
 from scidata.errors import ConfigError, LauncherError, UnknownNameError
 from scidata.testing import fake_group
 
@@ -32,6 +34,14 @@ OPEN_MPI = {
     "MASTER_ADDR": "head",
     "MASTER_PORT": "29500",
 }
+PALS = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "PALS_LOCAL_RANKID": "1",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29500",
+}
+MPICH = {"MPI_LOCALRANKID" if name == "PALS_LOCAL_RANKID" else name: value for name, value in PALS.items()}
 
 
 def without(environ, *names):
@@ -64,27 +74,66 @@ def test_slurm():
     assert read_launcher(SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "1"}).address == "ib0"
     assert read_launcher(SLURM | {"MASTER_ADDR": "ib0", "MASTER_PORT": "1"}).port == 1
     assert read_launcher(without(SLURM, "SLURM_STEP_NODELIST") | {"SLURM_NODELIST": "a,b"}).address == "a"
-    assert read_launcher(SLURM | {"SLURM_GPUS_PER_TASK": "1"}).local_rank == 0
+
+
+# What SLURM 22.05 shows tasks 0 to 3 of a node of 4 GPUs (tests/clusters/gpus.py asks a real one), and their choices.
+BINDINGS = {
+    "--gpus-per-node=4": (["0,1,2,3"] * 4, [0, 1, 2, 3]),
+    "--gpu-bind=none": ([None] * 4, [0, 1, 2, 3]),
+    "--gpus-per-task=1": (["0", "1", "2", "3"], [0, 0, 0, 0]),
+    "--gpu-bind=map_gpu:3,2,1,0": (["3", "2", "1", "0"], [0, 0, 0, 0]),
+    "--gpu-bind=mask_gpu:0x3,0x3,0xC,0xC": (["0,1", "0,1", "2,3", "2,3"], [0, 1, 0, 1]),
+    "--gpus-per-task=2, two tasks": (["0,1", "2,3"], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("per_task", [{}, {"SLURM_GPUS_PER_TASK": "1"}], ids=["srun", "sbatch"])
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_gpus_that_slurm_shows_a_task(binding, per_task):
+    shown, expected = BINDINGS[binding]
+    found = []
+    for local, gpus in enumerate(shown):
+        change = {"SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": str(local)} | per_task
+        if gpus is not None:
+            change |= dict.fromkeys(("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), gpus)
+        found.append(_cuda_index(read_launcher(SLURM | change), 4 if gpus is None else len(gpus.split(","))))
+    assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("change", "index"),
+    ("environ", "index"),
     [
-        ({"SLURM_STEP_GPUS": "1"}, 0),  # srun --gpus-per-task=1, or --gpu-bind=single:1, on a node of two
-        ({"GPU_DEVICE_ORDINAL": "1"}, 0),
-        ({"SLURM_STEP_GPUS": "0,1"}, None),  # a user shows one GPU to all tasks
-        ({"SLURM_STEP_GPUS": "0-1", "GPU_DEVICE_ORDINAL": "0,1"}, None),
-        ({"SLURM_STEP_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}, None),  # more tasks than GPUs
-        ({}, None),
+        (SLURM | {"SLURM_GPUS_ON_NODE": "2", "SLURM_STEP_GPUS": "0,1", "ROCR_VISIBLE_DEVICES": "1"}, 0),  # a wrapper
+        (SLURM | {"SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_GPUS": "0"}, None),  # more tasks than GPUs
+        (SLURM, None),
+        (OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "1"}, 0),
+        (OPEN_MPI, None),
+        (PALS | {"ZE_AFFINITY_MASK": "0.1"}, 0),
+        (TORCHRUN, None),
     ],
 )
-def test_a_task_that_slurm_shows_one_gpu(change, index):
-    launch = read_launcher(SLURM | {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "1"} | change)
+def test_a_rank_that_sees_one_gpu(environ, index):
     if index is None:
         with pytest.raises(LauncherError, match="process 1 of its node, but sees 1 GPUs"):
-            _cuda_index(launch, 1)
+            _cuda_index(read_launcher(environ), 1)
     else:
-        assert _cuda_index(launch, 1) == index
+        assert _cuda_index(read_launcher(environ), 1) == index
+
+
+def test_two_ranks_with_one_gpu(monkeypatch):
+    """A user may show all ranks the same GPU, as ``CUDA_VISIBLE_DEVICES=1 mpirun -n 2`` does."""
+    posted = board.Postings(dist.HashStore())
+    monkeypatch.setattr(board, "has_peers", lambda: True)
+    monkeypatch.setattr(board, "common_postings", lambda: posted)
+    gpu = SimpleNamespace(uuid="a")
+    for _ in range(2):  # the group may begin anew
+        _claim_gpu(read_launcher(OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "1"}), 0, gpu)
+    rank_0 = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}
+    _claim_gpu(read_launcher(rank_0 | {"CUDA_VISIBLE_DEVICES": "0"}), 0, gpu)
+    same = read_launcher(rank_0 | {"CUDA_VISIBLE_DEVICES": "1"})
+    _claim_gpu(same, 0, SimpleNamespace(uuid="b"))  # containers may number their own GPUs
+    with pytest.raises(LauncherError, match=r"ranks 1 and 0 are on one node and both have GPU 0 of CUDA_VIS.*=1"):
+        _claim_gpu(same, 0, gpu)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +170,20 @@ def test_open_mpi():
     assert read_launcher(without(OPEN_MPI, "MASTER_ADDR") | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"})
 
 
+def test_mpich_and_pals():
+    expected = Launch(launcher="PALS", rank=1, num_ranks=2, local_rank=1, address="head", port=29500)
+    assert read_launcher(PALS) == read_launcher(SLURM | PALS) == expected
+    assert read_launcher(MPICH) == read_launcher(SLURM | MPICH) == replace(expected, launcher="MPICH")
+    assert read_launcher(SLURM | {"PMI_RANK": "0", "PMI_SIZE": "1"}).launcher == "SLURM"  # srun --mpi=pmi2
+
+
 @pytest.mark.parametrize(
     ("environ", "missing"),
     [(TORCHRUN, name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
     + [(SLURM, name) for name in ("SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")]
-    + [(OPEN_MPI, name) for name in OPEN_MPI],
+    + [(OPEN_MPI, name) for name in OPEN_MPI]
+    + [(MPICH, name) for name in MPICH]
+    + [(PALS, name) for name in PALS if name != "PALS_LOCAL_RANKID"],
 )
 def test_a_launcher_half_set_up(environ, missing):
     with pytest.raises(LauncherError, match=f"{missing} is missing"):

@@ -166,8 +166,8 @@ def captured_function(
     """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
 
     ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
-    values that are cheap to compute are computed again in backward. ``parted`` is called without graphs before, and with
-    those of both ways afterwards.
+    values that are cheap to compute are computed again in backward. ``parted`` is called without graphs before, and
+    with those of both ways afterwards.
     """
     from functorch import compile as compilers  # type: ignore[import-untyped]
 

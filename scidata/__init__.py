@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scidata.data.statistics import statistics as statistics
     from scidata.data.statistics_table import Statistics as Statistics
     from scidata.device_mesh import init_mesh as init_mesh
+    from scidata.device_mesh.stop_signal import StopSignal as StopSignal
     from scidata.interop.shard_tensors import from_dtensor as from_dtensor
     from scidata.interop.shard_tensors import from_physicsnemo as from_physicsnemo
     from scidata.interop.shard_tensors import to_dtensor as to_dtensor
@@ -80,6 +81,7 @@ _NAMES = {
     "scidata.data.sample": ("Sample",),
     "scidata.data.statistics": ("statistics",),
     "scidata.device_mesh": ("init_mesh",),
+    "scidata.device_mesh.stop_signal": ("StopSignal",),
     "scidata.interop.shard_tensors": ("from_dtensor", "from_physicsnemo", "to_dtensor", "to_physicsnemo"),
     "scidata.loader.data_loader": ("DataLoader",),
     "scidata.loader.sampler": ("DistributedSampler",),

@@ -1,4 +1,7 @@
-"""Ctrl-C, which a terminal sends to all processes of a program, left to the one that began the others."""
+"""Signals that reach all processes of a program, left to the one that began the others.
+
+A terminal sends Ctrl-C to all of them, and SLURM what it sends before the time is up (see ``scidata.StopSignal``).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back until the end, and from each process begun here until it calls :func:`ignore_interrupts`.
+    """Hold signals back until the end, and from each process begun here until it calls :func:`ignore_interrupts`.
 
     A process takes seconds to import its modules, and an interrupt would print a traceback meanwhile; so would the end
     of its beginner before it has sent the function to run.
@@ -19,7 +24,7 @@ def interrupts_held() -> Iterator[None]:
     resource_tracker.ensure_running()  # begun later, by the first process, it would let SIGINT through again
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     came: list[int] = []
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         if callable(handler):  # another thread takes the signal, and Python then runs the handler in this one
             signal.signal(signal.SIGINT, lambda number, _: came.append(number))
@@ -33,6 +38,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT in this process, from its beginning on: its beginner ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # for the programs that this one runs
+    """Ignore these signals in this process, from its beginning on: its beginner ends it."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # for the programs that this one runs

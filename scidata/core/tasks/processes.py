@@ -95,7 +95,7 @@ class _Workers(Generic[T]):
     def end(self) -> None:
         for connection, process in self._processes.items():
             connection.close()
-            process.terminate()
+            process.kill()
         for process in self._processes.values():
             process.join()
             process.close()

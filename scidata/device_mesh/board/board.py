@@ -83,6 +83,8 @@ class Board(BoardState):
         self._is_broken = self._is_outside = False
         # SimpleQueue: a loop's end() may be called by a collection, in the middle of anything
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.stops: dict[str, Callable[[], object]] = {}  # votes on where to stop, by the name of a StopSignal
+        self._stops_asked: set[str] = set()
         self.ended = threading.Event()
         self._asked = 0.0  # when the thread began to ask the store; 0 while it does not
         runs = (self._run, self._observe) if self._port is None else (self._run, self._listen, self._observe)
@@ -124,6 +126,16 @@ class Board(BoardState):
     def say(self, event: Event) -> None:
         """Post an event soon."""
         self._inbox.put(lambda: self.post(event))
+
+    def ask_to_stop(self, name: str) -> None:
+        """Have all ranks vote on the step to stop after; takes no lock."""
+
+        def ask() -> None:
+            if name not in self._stops_asked:
+                self._stops_asked.add(name)
+                self.post(Event(kind="stop", rank=self.rank, text=name))
+
+        self._inbox.put(ask)
 
     def record_error(self, error: BaseException) -> None:
         """Remember the latest error of an operation; the others hear of it where they wait for this rank."""
@@ -237,6 +249,8 @@ class Board(BoardState):
             if self._has_come.is_set() or not self._listens or (talks and self._count % _BEATS_A_QUESTION == 0):
                 self._has_come.clear()
                 self._hear()
+            for name in self._stops_asked.intersection(self.stops):
+                self.stops.pop(name)()
             self._post_errors()
             if not self.is_alone:
                 self._look_after(talks)
@@ -250,6 +264,9 @@ class Board(BoardState):
         for event in events_of(self.posts, self._num_read):
             self._num_read += 1
             if event.rank == self.rank or event.kind == "ended":
+                continue
+            if event.kind == "stop":
+                self._stops_asked.add(event.text)
                 continue
             if event.kind == "slow":
                 if self.rank == self.ranks[0]:

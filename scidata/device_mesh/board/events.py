@@ -27,6 +27,7 @@ class Event:
     kind
         ``"failed"`` and ``"disagree"`` end the loop of all ranks; so does ``"ahead"``, a read that has failed ahead of
         its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
+        ``"stop"``: a signal asks all ranks to stop, by the :class:`scidata.StopSignal` of the name ``text``.
         ``"met"``: an operation has raised; it matters where others wait for that rank. ``"ended"``: another rank's
         failure has ended the process; tells nobody anything.
     rank

@@ -10,11 +10,9 @@ its parent gone ends too.
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import random
-import signal
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -36,7 +34,7 @@ from scidata.loader.prefetch.slots import HasArrays, Slot
 from scidata.sources.access import retry as _retry
 
 _POLL = 0.05  # s between two looks at whether the epoch is over
-_END_SECONDS = 2.0  # for a process that is told to end; then it is killed
+_END_SECONDS = 2.0  # for a process that ends
 
 
 class WorkerPool:
@@ -105,16 +103,13 @@ class WorkerPool:
         self.closed = True
         for process in self._processes:
             if process.is_alive():
-                process.terminate()
+                process.kill()
 
     def end(self) -> None:
         """End the processes, and wait for that."""
         self.stop()
         for process in self._processes:
-            process.join(_END_SECONDS)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
 
 
 class WorkerReader:
@@ -203,7 +198,6 @@ def _main(
 ) -> None:
     _retry.set_retry(**vars(retry))
     ignore_interrupts()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)

@@ -76,7 +76,7 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
     written(x)
 
 
-@handles(Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True, any_order=True)
+@handles("_is_view", Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True, any_order=True)
 def of_the_part(func: TorchFunction, *args: object, **kwargs: object) -> object:
     """Answer for, or act on, this rank's part."""
     return func(*map(local_of, args), **kwargs)

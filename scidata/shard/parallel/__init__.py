@@ -7,7 +7,6 @@ over all ranks of both: see ``scidata/shard/comm/sums.py``.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.sums import defer
 from scidata.shard.comm.transport import broadcast
 from scidata.shard.compile.of_torch import take_over
-from scidata.shard.parallel.buckets import GradientBuckets, part_of
+from scidata.shard.parallel.buckets import BUCKETS, GradientBuckets, part_of
 from scidata.shard.parallel.buffers import ChangingBuffers
 from scidata.shard.parallel.spectral import cut_zeros
 from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_of_graphs
@@ -35,9 +34,6 @@ from scidata.shard.torch_internals import compiled_from, flatten_mesh, keep_out_
 _Model = TypeVar("_Model", bound=nn.Module)
 
 _STRATEGIES = ("ddp", "fsdp")
-
-#: The buckets of each model with strategy "ddp".
-_BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
 
 
 @checked_keywords
@@ -131,7 +127,7 @@ def parallelize(
     axes = (*(() if dp_axis is None else (dp_axis,)), *domain_axes)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     check_agreement("the model", {n: _describe(t) for n, t in tensors.items()}, mesh, axes)
-    if model in _BUCKETS:
+    if model in BUCKETS:
         raise ConfigError("the model was parallelized before; call parallelize once, on a model of plain parameters")
     for name, tensor in tensors.items():
         _check(name, tensor, mesh.device_type)
@@ -144,13 +140,17 @@ def parallelize(
             broadcast(part_of(tensor), 0, group)
     if any(axis_size(mesh, axis) > 1 for axis in domain_axes):
         cut_zeros(model)
+    if math.prod(axis_size(mesh, axis) for axis in (*axes, *beside)) < dist.get_world_size():
+        from scidata.shard.parallel.pipeline import serve_stages  # torch's pipelining takes its time to import
+
+        serve_stages(model, mesh)
     trained = [p for p in model.parameters() if p.requires_grad]
     if strategy == "fsdp":
         _fsdp(model, mesh, dp_axis, domain_axes, units, fsdp_options or {}, ChangingBuffers(model, groups))
     elif trained and any(axis_size(mesh, axis) > 1 for axis in axes):
         buffers = ChangingBuffers(model, groups)
         group = _joint_group(mesh, axes)
-        _BUCKETS[model] = GradientBuckets(dict(model.named_parameters()), group, bucket_bytes, buffers.send)
+        BUCKETS[model] = GradientBuckets(dict(model.named_parameters()), group, bucket_bytes, buffers.send)
         for parameter in trained:
             defer(parameter, [mesh.get_group(axis) for axis in domain_axes])
     return model
@@ -228,7 +228,7 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     own = compiled_from(model)
     if not isinstance(own, nn.Module):
         raise ConfigError(f"no_sync takes the model that parallelize returned, not {type(own).__name__}")
-    buckets = _BUCKETS.get(own)
+    buckets = BUCKETS.get(own)
     if buckets is not None:
         return buckets.put_off()
     switch = getattr(own, "set_requires_gradient_sync", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -101,6 +102,12 @@ class GradientBuckets:
             yield
         finally:
             self._is_on = before
+
+    def average(self) -> None:
+        """Average all gradients now, those that were set without a backward pass too. Collective."""
+        self._used.update(id(p) for p in self._trained if p.grad is not None)
+        self._task = backward_pass()
+        self._finish()
 
     def _reset(self) -> None:
         for bucket in self._buckets:
@@ -218,6 +225,10 @@ class GradientBuckets:
             bucket.wait()
         self._used.clear()
         self._reset()
+
+
+#: The buckets of each model with strategy "ddp".
+BUCKETS: weakref.WeakKeyDictionary[nn.Module, GradientBuckets] = weakref.WeakKeyDictionary()
 
 
 def _real(flat: Tensor) -> Tensor:

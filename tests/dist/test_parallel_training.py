@@ -86,9 +86,9 @@ def counts_collectives(rank, num_ranks):
 
 
 def model_buckets(model):
-    from scidata.shard.parallel import _BUCKETS
+    from scidata.shard.parallel.buckets import BUCKETS
 
-    return _BUCKETS[model]._buckets
+    return BUCKETS[model]._buckets
 
 
 def test_a_step_of_ddp_communicates_once_a_bucket():

@@ -246,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dp", default=-1, help="ranks with different initial times; -1: what is left", **number)
     parser.add_argument("--domain", default=1, help="ranks that share a state", **number)
     parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="cpu, cuda, xpu, ...; default: the accelerator, else cpu")
     parser.add_argument("--dtype", choices=["float32", "float64"], help="default: as it was trained")
     args = parser.parse_args(argv)
     if args.sel is not None and ":" not in args.sel:

@@ -59,7 +59,8 @@ class Trainer:
         self.args = args
         extra = {"tp": args.tp} if args.tp > 1 else None
         self.mesh = scidata.init_mesh(dp=args.dp, domain=args.domain, extra=extra, device=args.device)  # scidata
-        self.device = torch.device(args.device, torch.cuda.current_device() if args.device == "cuda" else None)
+        kind = self.mesh.device_type
+        self.device = torch.device(kind, None if kind == "cpu" else torch.accelerator.current_device_index())
         self.dtype = getattr(torch, args.dtype)
         self.num_dp = self.mesh["dp"].size()
         self.is_main, self.said = dist.get_rank() == 0, -math.inf
@@ -162,7 +163,7 @@ class Trainer:
 
     def load_from(self, ds: Any, order: Any, batch_size: int) -> scidata.DataLoader:
         """Make a loader of batches on the device."""
-        pin = self.device.type == "cuda"
+        pin = self.device.type != "cpu"
         return scidata.DataLoader(ds, batch_size, sampler=order, pin_memory=pin, device=self.device)
 
     # -- setting up --------------------------------------------------------------------------------------------------
@@ -394,7 +395,8 @@ class Trainer:
 
     def check(self) -> bool:
         """Compare loss and gradients of the first global batch with one process that reads the whole samples."""
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
         self.say("checking: a step on all ranks")
         single = self.single
         assert single is not None

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import torch
 from trainer_parts import described, is_complete
 
 
@@ -43,7 +42,7 @@ def parser_of(description: str | None, *, out: str, lr: float, lr_batch: int, de
         choices=["inductor", "aot_eager"],
         help="run steps as graphs, by torch.compile's inductor unless another backend is named",
     )
-    ranks.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    ranks.add_argument("--device", help="cpu, cuda, xpu, ...; default: the accelerator that torch finds, else cpu")
     parser.set_defaults(tp=1)
     length = parser.add_argument_group("length")
     length.add_argument("--batch-size", default=1, help="samples per dp rank", **number)

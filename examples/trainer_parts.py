@@ -154,10 +154,10 @@ class Speed:
         self.began = time.monotonic() if self.began is None else self.began
 
     def pause(self) -> None:
-        """Something else begins; wait for what runs on the GPU."""
+        """Something else begins; wait for what runs on the device."""
         if self.began is not None:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
             self.seconds, self.began = self.seconds + time.monotonic() - self.began, None
 
     def take(self) -> tuple[int, float]:

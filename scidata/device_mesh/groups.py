@@ -29,7 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scidata.device_mesh.torch_internals import abort_together, collectives_logger, nccl_of, process_groups
+from scidata.device_mesh.devices import kind_of
+from scidata.device_mesh.torch_internals import abort_together, backend_of, collectives_logger, process_groups
 from scidata.errors import SciDataError
 
 _TAGS = range(0x5C1DA7A, 0x5C1DA7A + 8)  # gloo has a context for each network interface, and takes them by the tag
@@ -50,9 +51,9 @@ def break_groups() -> None:
         backends = dist.get_backend_config(group)
         if "gloo" in backends:
             threading.Thread(target=break_group, args=(group,), name="scidata-break", daemon=True).start()
-    nccl = [nccl_of(group) for group in groups if "nccl" in dist.get_backend_config(group)]
-    if nccl:
-        threading.Thread(target=abort_together, args=(nccl,), name="scidata-break", daemon=True).start()
+    own = [backend_of(group, kind) for group in groups if (kind := kind_of(group)) != "cpu"]
+    if own:
+        threading.Thread(target=abort_together, args=(own,), name="scidata-break", daemon=True).start()
 
 
 def break_group(group: Any) -> None:

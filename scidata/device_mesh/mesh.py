@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scidata.core.checks import is_int
 from scidata.core.keywords import checked_keywords
-from scidata.device_mesh import board, groups
+from scidata.device_mesh import board, devices, groups
 from scidata.device_mesh.interfaces import interface_for
 from scidata.device_mesh.launch import Launch, keeps_store, ranks_per_node, read_launcher
-from scidata.device_mesh.torch_internals import set_timeout, timeout_of
+from scidata.device_mesh.torch_internals import bind, set_timeout, timeout_of
 from scidata.errors import ConfigError, LauncherError
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -49,11 +49,12 @@ def init_mesh(
     extra : Mapping[str, int] or None, optional
         Further axes by name, such as ``{"tp": 2}``; ranks along them hold the same part of a sample.
     device : str or None, optional
-        ``"cuda"`` or ``"cpu"``; default CUDA where there is a GPU.
+        ``"cpu"`` or an accelerator, such as ``"cuda"`` (NVIDIA, AMD) or ``"xpu"`` (Intel); default the accelerator
+        that torch finds.
     timeout : float or datetime.timedelta or None, optional
         Seconds until a collective of the mesh's groups gives up, and until a rank whose process is stopped is named.
     backend : str or None, optional
-        Default nccl on CUDA, gloo on CPU.
+        Default gloo on CPU, nccl on CUDA, xccl on XPU; elsewhere as the device's package has registered.
 
     Raises
     ------
@@ -80,8 +81,7 @@ def init_mesh(
     sizes = _axis_sizes(domain, dp, names, extra or {})
     limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
     if dist.is_initialized():
-        has_nccl = "nccl" in dist.get_backend_config() and torch.cuda.is_available()
-        kind = ("cuda" if has_nccl else "cpu") if device is None else _checked_device(device)
+        kind = devices.kind_of(dist.group.WORLD) if device is None else _checked_device(device)
         num_ranks, launcher = dist.get_world_size(), "the process group"
         shape = _resolve(sizes, num_ranks, launcher)
     else:
@@ -90,9 +90,11 @@ def init_mesh(
         shape = _resolve(sizes, launch.num_ranks, launch.launcher)
         _start(launch, kind, backend, limit)
         groups.own_groups()
-        if kind != "cpu" and launch.visible:
-            index = torch.cuda.current_device()
-            _claim_gpu(launch, index, torch.cuda.get_device_properties(index))
+        if kind != "cpu":
+            device_id = devices.current_device(kind)
+            _claim_gpu(launch, device_id)
+            if launch.num_ranks > 1 and devices.is_bound(dist.group.WORLD):
+                bind(dist.group.WORLD, device_id)
     watch = board.begin(0.0 if limit is None else limit.total_seconds(), host=keeps_store(os.environ))
     mesh = init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
     if watch is not None:  # torch gives the groups of a mesh 30 minutes, whatever the first group was given
@@ -149,19 +151,23 @@ def _resolve(sizes: Mapping[str, int], num_ranks: int, launcher: str) -> tuple[i
 
 
 def _checked_device(device: str | None) -> str:
+    found = devices.accelerator()
     if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cuda", "cpu"):
-        raise ConfigError(f"device must be 'cuda' or 'cpu', not {device!r}; the launcher decides which GPU a rank has")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but torch finds no GPU here; use device='cpu'")
+        return found or "cpu"
+    if device not in ("cpu", *devices.kinds()):
+        names = ", ".join(map(repr, devices.kinds()))
+        raise ConfigError(f"device must be {names} or 'cpu', not {device!r}; the launcher decides which GPU a rank has")
+    if device not in ("cpu", found):
+        raise ConfigError(f"device={device!r}, but torch finds no such GPU here; use device={found or 'cpu'!r}")
     return device
 
 
 def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timedelta | None) -> None:
-    if kind == "cuda":
-        torch.cuda.set_device(_cuda_index(launch, torch.cuda.device_count()))
-    name = backend or ("nccl" if kind == "cuda" else "gloo")
+    if kind != "cpu":
+        torch.accelerator.set_device_index(_device_index(launch, torch.accelerator.device_count()))
+    name = backend or devices.default_backend(kind)
+    if name is None:
+        raise ConfigError(f"device={kind!r}: no backend of process groups is registered for it; pass backend=")
     board.forget()
     if launch.num_ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -190,11 +196,11 @@ def _choose_interface(launch: Launch) -> None:
             os.environ[_GLOO_INTERFACE] = name
 
 
-def _cuda_index(launch: Launch, num_devices: int) -> int:
+def _device_index(launch: Launch, num_devices: int) -> int:
     if launch.local_rank is None and num_devices > 1:
         raise LauncherError(
             f"{launch.launcher} is half set up: LOCAL_RANK is missing, so which of the {num_devices} GPUs is this "
-            "rank's cannot be known; set it, or show each rank one GPU with CUDA_VISIBLE_DEVICES"
+            "rank's cannot be known; set it, or show each rank one GPU with CUDA_VISIBLE_DEVICES or its like"
         )
     index = launch.local_rank or 0
     if index >= num_devices > 0 and launch.visible and (launch.num_gpus or math.inf) > num_devices:
@@ -207,14 +213,14 @@ def _cuda_index(launch: Launch, num_devices: int) -> int:
     return index
 
 
-def _claim_gpu(launch: Launch, index: int, properties: object) -> None:
+def _claim_gpu(launch: Launch, device: torch.device) -> None:
     """Raise where another rank of this node has the same GPU: the variables may show all ranks the same few."""
-    if board.has_peers():
+    if launch.visible and board.has_peers():
         # variables may number each rank's GPUs from 0, and parts of one GPU (MIG) may have one uuid: both must be alike
-        gpu = f"{launch.visible}/{index}/{getattr(properties, 'uuid', '')}"
+        gpu = f"{launch.visible}/{device.index}/{devices.uuid_of(device)}"
         first = board.common_postings().claim(f"gpus/{board.ProcessId.own().machine}/{gpu}", str(launch.rank))
         if first != str(launch.rank):
             raise LauncherError(
-                f"ranks {first} and {launch.rank} are on one node and both have GPU {index} of {launch.visible}; show "
-                "each rank its own (srun --gpus-per-task=1), show all of them all (--gpu-bind=none), or start fewer"
+                f"ranks {first} and {launch.rank} of one node both have GPU {device.index} of {launch.visible}: "
+                "show each its own (srun --gpus-per-task=1), show all of them all (--gpu-bind=none), or start fewer"
             )

@@ -6,6 +6,7 @@ Tried with torch 2.13 and 2.15. ``tests/unit/shard/test_torch_internals.py`` tes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Any
@@ -60,20 +61,31 @@ def set_timeout(group: Any, timeout: Any) -> None:
     dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
-def nccl_of(group: Any) -> Any:
-    """Return the NCCL backend of a group; ``get_backend`` came with 2.15."""
-    return group._get_backend(torch.device("cuda"))
+def backend_of(group: Any, kind: str) -> Any:
+    """Return the backend of a group for a kind of device; ``get_backend`` came with 2.15."""
+    return group._get_backend(torch.device(kind))
+
+
+def bind(group: Any, device: torch.device) -> None:
+    """Tell a group this rank's device, as ``init_process_group(device_id=)`` does before it can be looked at."""
+    group.bound_device_id = device
+    if (backend := backend_of(group, device.type)).supports_splitting:
+        backend.eager_connect_single_device(device)
 
 
 def abort_together(backends: list[Any]) -> None:
-    """Abort NCCL backends as one: one after the other they may wait for each other (pytorch/pytorch#119797).
+    """Abort backends of accelerators, NCCL's as one: else they may wait for each other (pytorch/pytorch#119797).
 
     ``ProcessGroup.abort`` is public, and aborts one group.
     """
-    backends[0]._group_start()
+    joined = hasattr(backends[0], "_group_start")
+    if joined:
+        backends[0]._group_start()
     for backend in backends:
-        backend.abort()
-    backends[0]._group_end()
+        with contextlib.suppress(RuntimeError):  # of one that cannot
+            backend.abort()
+    if joined:
+        backends[0]._group_end()
 
 
 def collectives_logger() -> logging.Logger | None:

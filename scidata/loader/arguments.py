@@ -15,6 +15,7 @@ from scidata.core.checks import check_flag, check_function
 from scidata.data.adapter import BufferedDataset, DatasetAdapter, PartDataset
 from scidata.data.order import MAX_DRAWN
 from scidata.device_mesh import axis_rank, axis_size
+from scidata.device_mesh.devices import kinds
 from scidata.errors import ConfigError, near_matches
 from scidata.loader.base import BaseLoader
 from scidata.loader.sampler import DistributedSampler
@@ -84,7 +85,7 @@ def as_device(device: torch.device | str | int) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as e:
-        raise ConfigError(f"device={device!r}: the loader copies to 'cuda' or 'cuda:1', or leaves data on 'cpu'") from e
+        raise ConfigError(f"device={device!r}: the loader copies to 'cuda', 'cuda:1' or their like, or to 'cpu'") from e
 
 
 def needs_agreement(dataset: BufferedDataset | PartDataset, shuffle: bool | str) -> bool:
@@ -167,7 +168,7 @@ def check_loader(loader: BaseLoader[Any], source: DatasetAdapter) -> None:
         "pin_memory_device": (loader.pin_memory_device != "", "pass device= instead"),
         "pin_memory": (
             loader.pin_memory and not source.has_buffers and str(loader.device) in ("None", "cpu"),
-            "samples differ in size, and are pinned only on their way to device='cuda'; pass it, or leave it out",
+            "samples differ in size, and are pinned only on their way to a device; pass device=, or leave it out",
         ),
     }
     if loader.on_error == "skip" and not getattr(loader.sampler, "pad", True):
@@ -185,7 +186,9 @@ def check_loader(loader: BaseLoader[Any], source: DatasetAdapter) -> None:
         raise ConfigError(
             f"max_prefetch_bytes={loader.max_prefetch_bytes}: must be positive, and needs num_workers > 0"
         )
-    if loader.transform_stream and (loader.device is None or loader.device.type != "cuda"):
-        raise ConfigError("transform_stream: there are streams on device='cuda' only; pass that, or leave it out")
-    if loader.device is not None and loader.device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={str(loader.device)!r}: the loader copies to 'cuda', or leaves data on 'cpu'")
+    kind = "cpu" if loader.device is None else loader.device.type
+    if loader.transform_stream and kind == "cpu":
+        raise ConfigError("transform_stream: there are streams on an accelerator only; pass device=, or leave it out")
+    if kind not in ("cpu", *kinds()):
+        names = " or ".join(map(repr, kinds()))
+        raise ConfigError(f"device={str(loader.device)!r}: the loader copies to {names}, or leaves data on 'cpu'")

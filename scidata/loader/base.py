@@ -12,6 +12,7 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 from scidata.core.html import card
 from scidata.data.facts import in_words
 from scidata.data.sample import Sample
+from scidata.device_mesh.devices import accelerator, current_device
 from scidata.errors import ConfigError
 from scidata.loader.sampler import DistributedSampler
 
@@ -41,15 +42,15 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
         return None
 
     @property
-    def cuda_device(self) -> torch.device | None:
-        """The CUDA device with its index, which reader threads would not know; None for the host."""
+    def copies_to(self) -> torch.device | None:
+        """The accelerator with its index, which reader threads would not know; None for the host."""
         if self.device is None or self.device.type == "cpu":
             return None
-        if not torch.cuda.is_available():
+        if accelerator() != self.device.type:
             raise ConfigError(
-                f"device={str(self.device)!r}: no CUDA device is available; leave device out, or use 'cpu'"
+                f"device={str(self.device)!r}: no such device is available; leave device out, or use 'cpu'"
             )
-        return self.device if self.device.index is not None else torch.device("cuda", torch.cuda.current_device())
+        return self.device if self.device.index is not None else current_device(self.device.type)
 
     # -- in words ----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from scidata.data.facts import facts_of, witness_of
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
+from scidata.device_mesh.devices import is_accelerator
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -66,7 +67,7 @@ class Batches(Iterator[BatchT]):
             else:
                 with self.stream.current():
                     batch, arrived = self._read_batch()
-                self.stream.hand_over(tensor for tensor in _tensors_of(batch) if tensor.is_cuda)
+                self.stream.hand_over(tensor for tensor in _tensors_of(batch) if is_accelerator(tensor.device))
         except BaseException as e:
             finished = isinstance(e, StopIteration)
             if finished and not self._over:  # after an error the epoch is over, but not finished

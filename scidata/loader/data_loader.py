@@ -103,7 +103,7 @@ class DataLoader(BaseLoader[BatchT]):
     pin_memory : bool
         Read into page-locked memory, where CUDA is available. Without ``device`` the batches themselves are pinned,
         and torch's pinned allocator, not the loader, recycles their memory. Samples that differ in size pass through
-        page-locked blocks, which are used again, on their way to ``device="cuda"``.
+        page-locked blocks, which are used again, on their way to ``device``.
     device : torch.device or str, optional
         Where the tensors are handed out; on CUDA they are copied on a stream of their own, one batch ahead of use.
         Default: on the host.
@@ -260,7 +260,7 @@ class DataLoader(BaseLoader[BatchT]):
 
     def __iter__(self) -> Batches[BatchT]:  # type: ignore[override]  # an iterator, but none of torch's
         """Begin an epoch: an iterator of its own, whose threads end with it."""
-        device = self.cuda_device
+        device = self.copies_to
         if self._source.dataset.mesh is None:
             warn_of_copies(self.index_source)
         session = self._begin_session()

@@ -12,6 +12,7 @@ import torch
 from scidata.core.memory import ArrayPool
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.side_stream import SideStream
+from scidata.device_mesh.devices import accelerator
 from scidata.loader.base import BaseLoader
 from scidata.loader.batches import part_reader
 from scidata.loader.peers.ballot import Ballot
@@ -44,13 +45,13 @@ class ReadPaths:
         stats: PrefetchStats, peers: Session | None, ballot: Ballot | None, ahead: ReadAhead | None,
         own_reads: OwnReads | None,
     ) -> Prefetcher:  # fmt: skip
-        """Begin to read an epoch: ``prefetch`` batches ahead, to a CUDA device or the host."""
+        """Begin to read an epoch: ``prefetch`` batches ahead, to an accelerator or the host."""
         fill: Fill | None = self._worker_reader(loader)
         nbytes, limit = 0, max(1, prefetch)
         ring: Ring[Any]
         if self._source.has_buffers:
             specs = dict(self._source.dataset.buffer_specs())
-            ring = buffer_ring(specs, limit, self.memory, pin_memory=loader.pin_memory and torch.cuda.is_available())
+            ring = buffer_ring(specs, limit, self.memory, pin_memory=loader.pin_memory and accelerator() is not None)
             fill = fill or self._source.dataset.read_into
             nbytes = (loader.batch_size or 1) * sum(spec.nbytes for spec in specs.values())
         else:

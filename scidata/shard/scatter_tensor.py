@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from scidata.core.keywords import checked_keywords
+from scidata.device_mesh.devices import current_device
 from scidata.errors import ShardLayoutError
 from scidata.shard.axes import mesh_axes
 from scidata.shard.comm.rooted import scattered
@@ -89,8 +90,7 @@ def _scattered(
         raise ShardLayoutError(f"global_src={global_src!r} is not in the device mesh {mesh.mesh.tolist()}")
     source = found[0]
     takes_part = [[axis.rank for axis in axes[i + 1 :]] == source[i + 1 :] for i in range(len(axes))]
-    on_cuda = mesh.device_type == "cuda"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device(mesh.device_type)
+    device = current_device(mesh.device_type)
     whole, header = None, torch.zeros(2 + 2 * MAX_DIMS, dtype=torch.int64, device=device)
     if dist.get_rank() == global_src:
         if tensor is None:

@@ -112,6 +112,14 @@ flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+@cache
+def has_flash_attention(kind: str) -> bool:
+    """Whether a kind of accelerator has kernels for both; torch tells it by an error alone."""
+    key = torch._C._dispatch_key_for_device(kind)
+    names = [f"aten::{op.__name__}" for op in (flash, flash_backward)]
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for name in names)
+
+
 def kernels(name: str, *overloads: str) -> list[Callable[..., object]]:
     """Return an operator below torch's functions, and overloads of it: calls arrive under any of them.
 

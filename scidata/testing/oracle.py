@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from scidata.device_mesh import devices
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_leaves
@@ -58,9 +59,9 @@ def assert_like_one_process(
     for x, spec in zip(inputs, specs, strict=True):
         part = x.detach().clone() if spec is None else shard_of(x, spec)
         parts.append(part.requires_grad_(x.requires_grad))
-    _seed(seed)
+    devices.seed(seed)
     expected = function(*whole)
-    _seed(seed)
+    devices.seed(seed)
     found = function(*parts)
     pairs = list(zip(tree_leaves(expected), tree_leaves(found), strict=True))
     for theirs, ours in pairs:
@@ -76,13 +77,6 @@ def assert_like_one_process(
     if pairs:
         _compare_gradients(whole, parts, pairs, rtol, atol)
     return found
-
-
-def _seed(seed: int) -> None:
-    """Do as ``torch.manual_seed``, which formats a stack for each kind of device that is not in use: 7 ms."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
 
 
 def _compare_gradients(

@@ -17,6 +17,7 @@ from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route
 from scidata.data.output.zarr_output import ZarrOutput
 from scidata.data.side_stream import SideStream
+from scidata.device_mesh.devices import is_accelerator
 from scidata.errors import ConfigError
 from scidata.plan.owners import Box, within
 
@@ -29,7 +30,7 @@ class Staged:
     """
 
     host: torch.Tensor
-    ready: torch.cuda.Event | None
+    ready: torch.Event | None
     release: Callable[[], None]
 
     def values(self) -> Array:
@@ -57,8 +58,8 @@ class Staging:
     def take(self, tensor: torch.Tensor, what: str) -> Staged:
         """Begin to copy a tensor, and return its values to be."""
         tensor = tensor.detach()
-        if tensor.device.type == "cuda":
-            return self._from_cuda(tensor)
+        if is_accelerator(tensor.device):
+            return self._from_accelerator(tensor)
         if tensor.device.type != "cpu":
             tensor = tensor.cpu()
         elif not self._copy:
@@ -67,7 +68,7 @@ class Staging:
         host.copy_(tensor)
         return Staged(host, None, release)
 
-    def _from_cuda(self, tensor: torch.Tensor) -> Staged:
+    def _from_accelerator(self, tensor: torch.Tensor) -> Staged:
         """Copy on a stream of its own to pinned memory; the tensor's memory is not used again before."""
         host, release = self._buffer(tensor, pinned=True)
         side = self._streams.setdefault(tensor.device, SideStream(tensor.device))

@@ -31,8 +31,7 @@ import sys
 import time
 from typing import Any
 
-import torch
-
+from scidata.device_mesh.devices import is_started
 from scidata.device_mesh.groups import break_groups
 from scidata.device_mesh.torch_internals import COLLECTIVES, HANDLERS_OF_ERRORS
 
@@ -85,7 +84,7 @@ class StallDetector:
             return "call"
         if idle and stood > _STUCK and file.startswith(COLLECTIVES):
             return "somewhere"
-        spins = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # the host may work while it waits for the device
+        spins = is_started()  # the host may work while it waits for the device
         return "somewhere" if anywhere and (idle or spins) and stood > _ANYWHERE else None
 
 

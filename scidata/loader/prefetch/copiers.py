@@ -44,7 +44,7 @@ class HostCopier(Generic[SetT]):
 class _Copy(Generic[SetT]):
     places: SetT
     tensors: list[Tensor]
-    event: torch.cuda.Event
+    event: torch.Event
 
 
 class DeviceCopier(Generic[SetT]):
@@ -56,7 +56,7 @@ class DeviceCopier(Generic[SetT]):
 
     def __init__(self, ring: Ring[SetT], transfer: SideStream) -> None:
         self._ring, self._transfer = ring, transfer
-        self._latest: tuple[SetT, torch.cuda.Event] | None = None
+        self._latest: tuple[SetT, torch.Event] | None = None
 
     def start(self, places: SetT) -> _Copy[SetT]:
         """Begin the copy; does not wait for it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scidata.shard.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_backward
+from scidata.shard.torch_internals import flash, flash_backward, flash_cpu, flash_cpu_backward, has_flash_attention
 
 _NONE = float("-inf")  # the log-sum-exp of no key
 
@@ -35,11 +35,11 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> s
     plain = bias is None and query.ndim == 4 and query.shape[-1] == value.shape[-1] and key.shape[-2] > 0
     if not plain or 0 in query.shape:
         return "products"
-    if query.device.type == "cuda":
+    if not query.is_cpu and has_flash_attention(query.device.type):
         half = query.dtype in (torch.float16, torch.bfloat16)
         # the kernels pad other widths in a wrapper that does not hand out the log-sum-exp
         return "flash" if half and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256 else "products"
-    return "flash_cpu" if query.device.type == "cpu" else "products"
+    return "flash_cpu" if query.is_cpu else "products"
 
 
 def _is_coarse(lse: Tensor, query: Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scidata.device_mesh.devices import current_device, kind_of
 from scidata.device_mesh.groups import explaining
 from scidata.device_mesh.torch_internals import count_as_one
 from scidata.errors import ConfigError
@@ -77,8 +78,7 @@ def _member(group: object) -> dist.ProcessGroup:
 
 def device_of(group: Group) -> torch.device:
     """Return the device on which a group communicates."""
-    nccl = group is not None and "nccl" in dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    return torch.device("cpu") if group is None else current_device(kind_of(group))
 
 
 def _is_gloo(group: Group) -> bool:
@@ -112,7 +112,7 @@ def gathers_to_reduce(num_ranks: int) -> bool:
 
 def _is_small(x: Tensor, num_ranks: int) -> bool:
     """Whether a tensor of each rank is gathered by one exchange; the same on all ranks."""
-    return num_ranks > 2 and x.nbytes * num_ranks <= _AT_ONCE and not x.is_cuda
+    return num_ranks > 2 and x.nbytes * num_ranks <= _AT_ONCE and x.is_cpu
 
 
 def _of_shape(x: Tensor, shape: Sequence[int], *_: object) -> Tensor:
@@ -189,7 +189,7 @@ class Transfer:
         sent, held = ([(other, num * size) for other, num in counts] for counts in (sent, held))
         count_sent(sum([num for other, num in sent if other != rank]))
         compare(group)
-        if pairs is not None and _are_few(pairs, num_ranks) and not outgoing.is_cuda:
+        if pairs is not None and _are_few(pairs, num_ranks) and outgoing.is_cpu:
             self._send(received, sent, held, rank, group)
             return
         counts = [0] * num_ranks, [0] * num_ranks

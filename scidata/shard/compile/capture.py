@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from scidata.device_mesh.devices import ATTENTION_KERNELS
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import capturing, is_operator
 from scidata.shard.comm.sums import defer, deferral, num_deferred
@@ -95,11 +96,6 @@ def facts_of_places(snapshot: Snapshot, leaves: Sequence[Leaf]) -> list[Hashable
     """Return what a graph takes for granted of each parameter and buffer, and which tensors lie in one storage."""
     held = _collect(snapshot.places, ())
     return [*map(facts, held), aliases_of(_collect(snapshot.places, leaves))]
-
-
-_ATTENTION: list[Callable[[], bool]] = [  # which of torch's kernels F.scaled_dot_product_attention may choose
-    getattr(torch.backends.cuda, f"{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn")
-]
 
 
 class _CompiledError(Exception):
@@ -282,7 +278,7 @@ def surroundings() -> tuple[Hashable, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         torch.backends.mha.get_fastpath_enabled(),
-        *[is_enabled() for is_enabled in _ATTENTION],
+        *[is_enabled() for is_enabled in ATTENTION_KERNELS],
     )
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from scidata.device_mesh.devices import is_accelerator
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.transport import device_of, reduce
 from scidata.shard.graphs.local_graph import LocalGraph, counted, untrimmed
@@ -104,8 +105,8 @@ def _code_of(module: nn.Module, graph: LocalGraph, given: tuple[tuple[object, ..
 def _aside(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
     """Give a copy, so that buffers and caches stay as they are; no gradients, no autocast, no random state used up."""
     twin = copy.deepcopy(module.module if isinstance(module, DistributedDataParallel) else module)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad(), torch.autocast(device.type, enabled=False):
+    forked = torch.random.fork_rng([device] if is_accelerator(device) else [], device_type=device.type)
+    with forked, torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield twin
 
 

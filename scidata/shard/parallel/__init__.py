@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import axes_of, axis_size
+from scidata.device_mesh.devices import current_device
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.comm.agreement import check_agreement
 from scidata.shard.comm.sums import defer
@@ -280,8 +280,8 @@ def _check(name: str, tensor: Tensor, device_type: str) -> None:
             f"parameter {name!r} is on {tensor.device}, but the mesh communicates on {device_type}; move the model "
             f"with .to({device_type!r}) first"
         )
-    if device_type == "cuda" and tensor.device.index != torch.cuda.current_device():
+    if tensor.device.index is not None and tensor.device != (own := current_device(device_type)):
         raise ConfigError(
-            f"parameter {name!r} is on {tensor.device}, but this rank's GPU is {torch.cuda.current_device()}; move the "
-            "model with .to('cuda') after init_mesh"
+            f"parameter {name!r} is on {tensor.device}, but this rank's device is {own}; move the model with "
+            f".to({device_type!r}) after init_mesh"
         )

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from scidata.device_mesh.devices import random_states
 from scidata.shard.base import ShardBase
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.op_table import TRANSFORMS, TorchFunction, unsupported
@@ -93,20 +94,14 @@ def _in_loop(given: _Call) -> object:
         x.unbind(d) if isinstance(x, Tensor) and d is not None else [x] * given.num_rows
         for x, d in zip(given.flat, given.dims, strict=True)
     ]
-    before = _generators()
+    before = random_states()
     results = [given.func(*tree_unflatten(row, given.tree), **given.kwargs) for row in zip(*columns, strict=True)]
-    if not all(map(torch.equal, before, _generators())):
+    if not all(map(torch.equal, before, random_states())):
         given.plain(lambda x: x + torch.rand(()), 0, 0, "error", None, torch.zeros(1))  # torch's own error
     places = flat_out_dims(given.out_dims, results[0])
     flat = zip(*[tree_flatten(result)[0] for result in results], strict=True)
     stacked = [_stacked(rows, place) for rows, place in zip(flat, places, strict=True)]
     return tree_unflatten(stacked, tree_flatten(results[0])[1])
-
-
-def _generators() -> list[Tensor]:
-    """Return the states of the random generators."""
-    states = [torch.default_generator.get_state()]
-    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states  # type: ignore[no-untyped-call]
 
 
 def _stacked(rows: Sequence[object], place: int | None) -> object:

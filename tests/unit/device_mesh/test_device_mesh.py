@@ -5,16 +5,16 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.device_mesh import axes_of, axis_rank, axis_size, board, domain_mesh, init_mesh, interfaces
+from scidata.device_mesh import axes_of, axis_rank, axis_size, board, devices, domain_mesh, init_mesh, interfaces
 from scidata.device_mesh.launch import Launch, read_launcher
-from scidata.device_mesh.mesh import _claim_gpu, _cuda_index
+from scidata.device_mesh.mesh import _claim_gpu, _device_index
 from scidata.errors import ConfigError, LauncherError, UnknownNameError
 from scidata.testing import fake_group
 
@@ -96,7 +96,7 @@ def test_gpus_that_slurm_shows_a_task(binding, per_task):
         change = {"SLURM_GPUS_ON_NODE": "4", "SLURM_LOCALID": str(local)} | per_task
         if gpus is not None:
             change |= dict.fromkeys(("SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), gpus)
-        found.append(_cuda_index(read_launcher(SLURM | change), 4 if gpus is None else len(gpus.split(","))))
+        found.append(_device_index(read_launcher(SLURM | change), 4 if gpus is None else len(gpus.split(","))))
     assert found == expected
 
 
@@ -115,9 +115,9 @@ def test_gpus_that_slurm_shows_a_task(binding, per_task):
 def test_a_rank_that_sees_one_gpu(environ, index):
     if index is None:
         with pytest.raises(LauncherError, match="process 1 of its node, but sees 1 GPUs"):
-            _cuda_index(read_launcher(environ), 1)
+            _device_index(read_launcher(environ), 1)
     else:
-        assert _cuda_index(read_launcher(environ), 1) == index
+        assert _device_index(read_launcher(environ), 1) == index
 
 
 def test_two_ranks_with_one_gpu(monkeypatch):
@@ -125,15 +125,18 @@ def test_two_ranks_with_one_gpu(monkeypatch):
     posted = board.Postings(dist.HashStore())
     monkeypatch.setattr(board, "has_peers", lambda: True)
     monkeypatch.setattr(board, "common_postings", lambda: posted)
-    gpu = SimpleNamespace(uuid="a")
+    monkeypatch.setattr(devices, "uuid_of", lambda _: "a")
+    gpu = torch.device("cuda", 0)
     for _ in range(2):  # the group may begin anew
-        _claim_gpu(read_launcher(OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "1"}), 0, gpu)
+        _claim_gpu(read_launcher(OPEN_MPI | {"CUDA_VISIBLE_DEVICES": "1"}), gpu)
     rank_0 = OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}
-    _claim_gpu(read_launcher(rank_0 | {"CUDA_VISIBLE_DEVICES": "0"}), 0, gpu)
+    _claim_gpu(read_launcher(rank_0 | {"CUDA_VISIBLE_DEVICES": "0"}), gpu)
     same = read_launcher(rank_0 | {"CUDA_VISIBLE_DEVICES": "1"})
-    _claim_gpu(same, 0, SimpleNamespace(uuid="b"))  # containers may number their own GPUs
-    with pytest.raises(LauncherError, match=r"ranks 1 and 0 are on one node and both have GPU 0 of CUDA_VIS.*=1"):
-        _claim_gpu(same, 0, gpu)
+    monkeypatch.setattr(devices, "uuid_of", lambda _: "b")
+    _claim_gpu(same, gpu)  # containers may number their own GPUs
+    monkeypatch.setattr(devices, "uuid_of", lambda _: "a")
+    with pytest.raises(LauncherError, match=r"ranks 1 and 0 of one node both have GPU 0 of CUDA_VIS.*=1"):
+        _claim_gpu(same, gpu)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +209,13 @@ def test_variables_that_make_no_sense(change, message):
 
 def test_gpu_of_a_rank():
     launch = read_launcher(TORCHRUN)
-    assert _cuda_index(launch, 2) == 1
+    assert _device_index(launch, 2) == 1
     with pytest.raises(LauncherError, match="process 1 of its node, but sees 1 GPUs"):
-        _cuda_index(launch, 1)
+        _device_index(launch, 1)
     unknown = read_launcher(without(TORCHRUN, "LOCAL_RANK"))
-    assert _cuda_index(unknown, 1) == 0
+    assert _device_index(unknown, 1) == 0
     with pytest.raises(LauncherError, match="LOCAL_RANK is missing"):
-        _cuda_index(unknown, 4)
+        _device_index(unknown, 4)
 
 
 @pytest.mark.parametrize(
@@ -409,3 +412,19 @@ def test_parts_of_a_mesh():
         with pytest.raises(ConfigError, match="at least one axis"):
             domain_mesh(mesh, ())
     assert (axis_size(None, "dp"), axis_rank(None, "dp")) == (1, 0)
+
+
+def test_all_of_a_device_goes_through_one_module():
+    """torch's modules of devices, and their names, are nowhere else: they work for CUDA, ROCm, XPU and others alike."""
+    root = Path(__file__).parents[3]
+    files = [*root.glob("scidata/**/*.py"), *root.glob("examples/*.py")]
+    found = [
+        f"{file.relative_to(root)}: {line.strip()}"
+        for file in files
+        if file.name != "devices.py"
+        for line in file.read_text("utf-8").splitlines()
+        if re.search(r"torch\.(cuda|xpu)\b|backends\.cuda|[\"'](cuda|xpu)[\"']|is_cuda\b(?! is_cpu)", line)
+        and "``" not in line and "ConfigError" not in line
+    ]  # fmt: skip
+    assert len(files) > 400
+    assert found == []

@@ -72,6 +72,7 @@ class Trainer:
         self.progress = Progress()
         self.speed = Speed(self.device)
         self.writer: Any = None  # of TensorBoard, while rank 0 trains
+        self.signalled: scidata.StopSignal | None = None  # that listens to SLURM's signals, if it does
 
     # -- a script's own ----------------------------------------------------------------------------------------------
 
@@ -238,6 +239,9 @@ class Trainer:
             disable=not (self.is_main and sys.stderr.isatty()),
         )
         self.writer = self.tensorboard()
+        stopped = Path(args.out) / "stopped"  # tells the job's script to queue again
+        if self.is_main:
+            stopped.unlink(missing_ok=True)
         stop = self.reached()
         losses: list[Tensor] = []  # since the last report: samples differ more than a model changes in one step
         while not stop:
@@ -251,11 +255,14 @@ class Trainer:
                 if progress.step % args.log_every == 0:
                     self.report(average(torch.stack(losses).mean(), self.mesh))
                     losses.clear()
-                stop = self.reached()
+                stop = self.reached() or (self.signalled is not None and self.signalled.reached())
                 self.between_steps(stop)
                 if stop:
                     break
         self.bar.close()
+        if self.is_main and not self.reached():
+            self.say(f"a signal: stopped and saved after step {progress.step}")
+            stopped.touch()
         if self.writer is not None:
             self.writer.close()
 
@@ -267,7 +274,7 @@ class Trainer:
         def due(every: int | None) -> bool:
             return progress.step % every == 0 if every else ended
 
-        validates = bool(self.val_samples) and (stop or due(args.validate_every))
+        validates = bool(self.val_samples) and (self.reached() or due(args.validate_every))
         saves = stop or ended or due(args.save_every)
         if validates or saves:
             self.speed.pause()
@@ -450,6 +457,7 @@ def run(trainer: type[Trainer], parser: argparse.ArgumentParser, args: argparse.
     if args.check:
         passed = training.check()
     else:
-        training.train()
+        with scidata.StopSignal() as training.signalled:  # SLURM's, before the time is up
+            training.train()
     dist.destroy_process_group()
     return 0 if passed else 1

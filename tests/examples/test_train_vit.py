@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -181,6 +182,38 @@ def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> No
         # below what one sample more or less, or lost moments, would change
         moved = float((expected[name] - before[name]).abs().max())
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=f"{resumed}: {name}")
+
+
+def test_a_signal_before_the_time_is_up(era5: str, uninterrupted: Path, tmp_path: Path) -> None:
+    """SLURM's, to one rank: all save after the same step; a job that goes on from there ends as if there was none."""
+    args = ("--data", era5, *SIX_STEPS, "--out", tmp_path)
+    codes = run_ranks(_signalled, 2, (*args, "--val-fraction", 0))
+    assert codes == [0, 0]
+    assert (tmp_path / "stopped").exists()  # the job's script asks for that
+    (last,) = sorted(tmp_path.glob("step_*"))[-1:]
+    step = int(last.name.removeprefix("step_"))
+    assert 2 <= step < 6
+    code, output = on_ranks(2, *args, "--resume", last)
+    assert code == 0, output
+    assert not (tmp_path / "stopped").exists()
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("123456"[step:])
+    found, expected = (weights(folder / "step_00000006")["head.weight"] for folder in (tmp_path, uninterrupted))
+    torch.testing.assert_close(found, expected)
+
+
+def _signalled(rank: int, num_ranks: int, args: tuple[object, ...]) -> int:
+    """Train with a signal to rank 1 in its second step; others take a moment to hear of it."""
+    module = example()
+    step = module.Training.step
+
+    def slow(self: Any, *args: Any) -> None:
+        step(self, *args)
+        if rank == 1 and self.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(PAUSE)
+
+    module.Training.step = slow
+    return main(*args)
 
 
 @pytest.mark.parametrize(("strategy", "amp"), [("ddp", "bf16"), ("fsdp", "fp16")])

@@ -109,6 +109,18 @@ def test_errors_and_deaths(store: str) -> None:
         list(scidata.DataLoader(ds, 1, sampler=[4], **forked()))
 
 
+def test_signals_to_all_processes(store: str) -> None:
+    """SLURM sends its signals to all processes of a job: readers go on, as the loop does (scidata.StopSignal)."""
+    loader = scidata.DataLoader(scidata.open_dataset(store), 1, **forked())
+    iterator = iter(loader)
+    first = next(iterator)
+    for process in multiprocessing.active_children():
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(process.pid or 0, number)
+    read = torch.cat([batch["u"] for batch in (first, *iterator)])
+    assert torch.equal(read, values())
+
+
 def slow(fields: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if float(fields["u"].view(-1)[0]) > 0:
         time.sleep(100)

@@ -216,7 +216,7 @@ def trained_by(parser: Parser, args: argparse.Namespace) -> Trainer:
     if args.tp > 1 and not kind.plan:
         parser.error(f"--tp {args.tp}: {script.name} has no plan of tensor parallelism")
     own = {key: vars(args)[key] for key in ("data", "dp", "domain", "tp", "device")}
-    here = {"resume": args.checkpoint, "strategy": "ddp", "check": False, "compile": None}
+    here = {"resume": args.checkpoint, "strategy": "ddp", "check": False, "compile": None, "pp": 1}
     here |= {"val_fraction": 0.0, "val_sel": None}
     dtype = {} if args.dtype is None else {"dtype": args.dtype}
     return kind(argparse.Namespace(**run["options"] | own | here | dtype))

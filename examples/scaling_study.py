@@ -36,7 +36,20 @@ import scidata
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 #: Options of the training that a study sets, or that do not change what is found.
-OWN = ("batch_size", "accumulate", "log_every", "out", "resume", "check", "device", "dp", "domain", "tp", "save_every")
+OWN = (
+    "batch_size",
+    "accumulate",
+    "log_every",
+    "out",
+    "resume",
+    "check",
+    "device",
+    "dp",
+    "domain",
+    "tp",
+    "pp",
+    "save_every",
+)
 
 
 def micro_batches(batch: int, num_dp: int, largest: int) -> tuple[int, int]:
@@ -137,7 +150,7 @@ class Study:
         self.args, self.given, self.folder = args, given, Path(args.study)
         self.script = importlib.import_module(args.script)
         _, options = self.script.arguments(given)
-        extra = {"tp": options.tp} if options.tp > 1 else None
+        extra = {axis: size for axis, size in (("tp", options.tp), ("pp", options.pp)) if size > 1}
         self.mesh = scidata.init_mesh(dp=options.dp, domain=options.domain, extra=extra, device=options.device)
         self.num_dp, self.is_main = self.mesh["dp"].size(), dist.get_rank() == 0
         self.micro = {batch: micro_batches(batch, self.num_dp, args.micro_batch) for batch in args.batches}

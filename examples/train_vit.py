@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2          # 2 dp × 2 domain
     torchrun --nproc-per-node 4 examples/train_vit.py --data era5.zarr --domain 2 --check --dtype float64
     torchrun --nproc-per-node 8 examples/train_vit.py --data era5.zarr --domain 2 --tp 2   # 2 dp × 2 domain × 2 tp
+    torchrun --nproc-per-node 8 examples/train_vit.py --data era5.zarr --domain 2 --pp 2 --batch-size 8  # … × 2 pp
     python examples/train_vit.py --data era5.zarr --val-fraction 0.2 --amp bf16            # the last fifth is held out
     python examples/train_vit.py --data era5.zarr --derived insolation sin_time_of_day cos_time_of_day
 
@@ -97,11 +98,28 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) → (B, O, H, W)."""
-        B, _, H, W = x.shape
-        x = self.embed(x).flatten(2).transpose(1, 2) + self.position
-        x = self.head(self.norm(self.blocks(x)))
-        x = x.reshape(B, self.rows, self.columns, -1, self.patch, self.patch)
-        return x.permute(0, 3, 1, 4, 2, 5).reshape(B, -1, H, W)
+        x = self.blocks(x if self.embed is None else self.to_tokens(x))
+        return x if self.head is None else self.to_grid(x)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, N, D)."""
+        return self.embed(x).flatten(2).transpose(1, 2) + self.position
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """(B, N, D) → (B, O, H, W)."""
+        B = len(x)
+        x = self.head(self.norm(x)).reshape(B, self.rows, self.columns, -1, self.patch, self.patch)
+        return x.permute(0, 3, 1, 4, 2, 5).reshape(B, -1, self.rows * self.patch, self.columns * self.patch)
+
+    def keep_stage(self, number: int, count: int) -> None:
+        """Keep one of ``count`` stages of a pipeline, under its names: tokens in and out, but for the ends."""
+        for block in range(len(self.blocks)):
+            if block * count // len(self.blocks) != number:
+                self.blocks[block] = nn.Identity()
+        if number > 0:
+            self.embed = self.position = None
+        if number < count - 1:
+            self.norm = self.head = None
 
 
 TENSOR_PARALLEL: dict[str, ParallelStyle] = {  # one sum over tp for each attention, and one for each MLP
@@ -191,6 +209,13 @@ class Training(Trainer):
         predicted, later = self.predict(model, batch)
         return (predicted - later).square().mean()
 
+    # -- stages of a pipeline
+
+    def ends(self, batch: scidata.Sample) -> tuple[Tensor, Tensor]:
+        """Return state and forcings, and what the state that follows differs by."""
+        now, later = (channels(batch, self.predicted, step) for step in (0, 1))
+        return torch.cat([now, channels(batch, self.forcings, 0)], dim=1) if self.forcings else now, later - now
+
     # -- scores, and a forecast's steps
 
     def by_field(self, x: Tensor) -> dict[str, Tensor]:
@@ -231,8 +256,13 @@ def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace
     parser.add_argument("--depth", default=4, **number)
     parser.add_argument("--heads", default=4, **number)
     parser.add_argument("--tp", default=1, help="ranks that share the features of each layer", **number)
+    parser.add_argument("--pp", default=1, help="ranks that share the blocks: stages of a pipeline", **number)
     args = parser.parse_args(argv)
-    check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp"))
+    check_arguments(parser, args, ("patch", "dim", "depth", "heads", "tp", "pp"))
+    if args.pp > args.depth:
+        parser.error(f"--pp {args.pp}: the model has {args.depth} blocks, and a stage at least one; raise --depth")
+    if args.pp > 1 and (args.amp == "fp16" or args.compile or args.val_fraction or args.val_sel):
+        parser.error("--pp: stages are trained without --amp fp16, --compile and validation (forecast.py scores them)")
     if args.dim % args.heads:
         parser.error(f"--dim {args.dim} must be a multiple of --heads {args.heads}")
     if args.heads % args.tp:

@@ -1,6 +1,6 @@
 """What the training scripts beside this share: the run, from data to checkpoints, and ``--check``.
 
-Copy it with them, and with ``trainer_parts.py`` and ``trainer_options.py``.
+Copy it with them, and with ``trainer_parts.py``, ``trainer_options.py`` and ``trainer_pipeline.py``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from trainer_parts import (
     whole_of,
     within,
 )
+from trainer_pipeline import Pipeline
 
 import scidata
 from scidata import metrics
@@ -57,7 +58,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        extra = {"tp": args.tp} if args.tp > 1 else None
+        extra = {axis: size for axis, size in (("tp", args.tp), ("pp", args.pp)) if size > 1}
         self.mesh = scidata.init_mesh(dp=args.dp, domain=args.domain, extra=extra, device=args.device)  # scidata
         kind = self.mesh.device_type
         self.device = torch.device(kind, None if kind == "cpu" else torch.accelerator.current_device_index())
@@ -104,6 +105,10 @@ class Trainer:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of one batch: a plain tensor, the same on every rank of a domain."""
+        raise NotImplementedError
+
+    def ends(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the first stage's input and the last one's target; the loss is the mean squared error."""
         raise NotImplementedError
 
     def by_field(self, x: Tensor) -> dict[str, Tensor]:
@@ -197,11 +202,14 @@ class Trainer:
         if measure:
             self.measure(self.model)
         self.single = copy.deepcopy(self.model) if self.args.check else None
+        if self.args.pp > 1:
+            self.model.keep_stage(self.mesh.get_local_rank("pp"), self.args.pp)
         if self.args.tp > 1:
             parallelize_module(self.model, self.mesh["tp"], self.plan)
         scidata.parallelize(self.model, self.mesh, strategy=self.args.strategy)  # scidata
         if self.args.compile:
             scidata.compile(self.model, backend=self.args.compile)  # scidata
+        self.pipeline = Pipeline(self.model, self.mesh, self.device) if self.args.pp > 1 else None
 
     def prepare(self) -> None:
         """Make all that training needs, or resume from a checkpoint, which holds all of it."""
@@ -216,7 +224,7 @@ class Trainer:
         # gradients of a larger batch are less noisy by the square root of its size, and Adam normalises by their size
         self.peak_lr = args.lr * math.sqrt(self.num_dp * args.batch_size * args.accumulate / args.lr_batch)
         self.optimizer = adamw(self.model.parameters(), self.peak_lr, args.weight_decay)
-        self.precision = Precision(args.amp, self.device)
+        self.precision = Precision(args.amp, self.device, self.pipeline and self.pipeline.group)
         run = {"script": Path(inspect.getfile(type(self))).stem, "options": options_of(args)}
         self.checkpoint = Checkpoint(
             model=self.model, optimizer=self.optimizer, progress=self.progress, precision=self.precision,
@@ -304,15 +312,22 @@ class Trainer:
             share, taken = share + weight, taken + self.num_dp * len(batch.index)
             is_last = number % args.accumulate == 0 or progress.samples + taken >= len(self.ds)
             with nullcontext() if is_last else scidata.no_sync(self.model):
-                with self.precision.autocast():
-                    loss = self.loss(self.model, batch) * weight
-                self.precision.scaler.scale(loss).backward()
-            losses.append(loss.detach())
+                losses.append(self.backward(batch, weight, self.precision))
             if is_last:
                 self.step(share, taken)
                 yield torch.stack(losses).sum() / share
                 self.optimizer.zero_grad(set_to_none=True)
                 losses, share, taken = [], 0.0, 0
+
+    def backward(self, batch: Any, weight: float, precision: Precision) -> Tensor:
+        """Compute the gradient of a batch's loss times ``weight``; return that."""
+        if self.pipeline is not None:
+            with precision.autocast():
+                return self.pipeline.backward(*self.ends(batch), weight)
+        with precision.autocast():
+            loss = self.loss(self.model, batch) * weight
+        precision.scaler.scale(loss).backward()
+        return loss.detach()
 
     def step(self, share: float, taken: int) -> None:
         """Update the weights by the gradients of ``taken`` samples, which are ``share`` of a usual global batch."""
@@ -410,8 +425,7 @@ class Trainer:
         batch = next(iter(self.loader))
         for _ in range(3 if self.args.compile else 1):  # the first is eager, the third a graph that is used again
             self.model.zero_grad()
-            loss = self.loss(self.model, batch)
-            loss.backward()
+            loss = self.backward(batch, 1.0, Precision("none", self.device))
         parts: list[Any] = [None] * self.num_dp
         dist.all_gather_object(parts, batch.index, group=self.mesh.get_group("dp"))
         indices = [index for part in parts for index in part]
@@ -422,12 +436,13 @@ class Trainer:
         expected = self.loss(single, whole)
         expected.backward()
 
-        pairs = [(whole_of(p.grad), q.grad) for p, q in zip(self.model.parameters(), single.parameters(), strict=True)]
-        scale = torch.stack([q.abs().max() for _, q in pairs]).max()
+        known = dict(single.named_parameters())
+        pairs = [(whole_of(p.grad), known[name].grad) for name, p in self.model.named_parameters()]
+        scale = torch.stack([q.grad.abs().max() for q in known.values()]).max()
         gradient_error = torch.stack([(p - q).abs().max() for p, q in pairs]).max() / scale
         loss_error = (average(loss, self.mesh) - expected.detach()).abs() / expected.detach().abs()
         norm = clip_gradients(single.parameters(), None)
-        norm_error = (clip_gradients(self.model.parameters(), None) - norm).abs() / norm
+        norm_error = (clip_gradients(self.model.parameters(), None, self.precision.stages) - norm).abs() / norm
         # a maximum may lose NaN
         worst = torch.stack([loss_error, norm_error, gradient_error]).double().nan_to_num(nan=torch.inf)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)  # not one rank may be off
@@ -436,6 +451,7 @@ class Trainer:
         if self.is_main:
             axes = f"{self.num_dp} dp x {self.mesh['domain'].size()} domain"
             axes += f" x {self.args.tp} tp" if self.args.tp > 1 else ""
+            axes += f" x {self.args.pp} pp" if self.args.pp > 1 else ""
             print(
                 f"check {axes}, {self.args.dtype}, samples {indices}, loss {expected.item():.12g}: max relative "
                 f"difference to one process: norm {norms:.2e}, loss {losses:.2e}, gradients {gradients:.2e}: "

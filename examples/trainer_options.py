@@ -43,7 +43,7 @@ def parser_of(description: str | None, *, out: str, lr: float, lr_batch: int, de
         help="run steps as graphs, by torch.compile's inductor unless another backend is named",
     )
     ranks.add_argument("--device", help="cpu, cuda, xpu, ...; default: the accelerator that torch finds, else cpu")
-    parser.set_defaults(tp=1)
+    parser.set_defaults(tp=1, pp=1)
     length = parser.add_argument_group("length")
     length.add_argument("--batch-size", default=1, help="samples per dp rank", **number)
     length.add_argument("--accumulate", default=1, help="batches of each dp rank that make one step", **number)

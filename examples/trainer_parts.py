@@ -52,8 +52,10 @@ def part_of(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def clip_gradients(parameters: Iterable[Tensor], largest: float | None) -> Tensor:
-    """Do as ``clip_grad_norm_``, which does not take DTensors and plain tensors together.
+def clip_gradients(
+    parameters: Iterable[Tensor], largest: float | None, stages: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Do as ``clip_grad_norm_``, which does not take DTensors and plain tensors together, nor stages of a pipeline.
 
     Returns the norm of the whole model's gradient, the same on every rank. Without ``largest`` nothing is clipped.
     """
@@ -61,6 +63,9 @@ def clip_gradients(parameters: Iterable[Tensor], largest: float | None) -> Tenso
     kinds = [[p for p in parameters if isinstance(p, DTensor) == is_split] for is_split in (True, False)]
     norms = [whole_of(nn.utils.get_total_norm([p.grad for p in kind])) for kind in kinds if kind]
     norm = torch.stack(norms).norm()
+    if stages is not None:
+        dist.all_reduce(norm.square_(), group=stages)
+        norm.sqrt_()
     for kind in kinds:
         if largest is not None:
             nn.utils.clip_grads_with_norm_(kind, largest, norm)
@@ -81,7 +86,8 @@ class Precision:
     do, all ranks leave the step out.
     """
 
-    def __init__(self, amp: str, device: torch.device) -> None:
+    def __init__(self, amp: str, device: torch.device, stages: dist.ProcessGroup | None = None) -> None:
+        self.stages = stages
         self.device, self.dtype = device, {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
         self.scaler = ShardedGradScaler(device.type, enabled=amp == "fp16", process_group=None)
 
@@ -96,7 +102,7 @@ class Precision:
         parts = [SimpleNamespace(grad=part_of(p.grad)) for p in parameters if p.grad is not None]
         shown: Any = SimpleNamespace(param_groups=[{"params": parts}], step=optimizer.step)
         self.scaler.unscale_(shown)  # finds out over all ranks whether anything overflowed
-        norm = clip_gradients(parameters, clip)
+        norm = clip_gradients(parameters, clip, self.stages)
         self.scaler.step(shown)
         self.scaler.update()
         return norm
@@ -229,11 +235,12 @@ class Checkpoint:
     def load(self, folder: Path) -> None:
         """Read a checkpoint."""
         state = self._state()
-        kept = [{key: group[key] for key in ("fused", "foreach")} for group in self.optimizer.param_groups]
+        kept = [{**group} for group in self.optimizer.param_groups]
         dcp.load(state, checkpoint_id=str(folder))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, kept, strict=True):
-            group.update(own)  # which kernel runs depends on these ranks, not on those that wrote
+            # which kernel runs depends on these ranks, not on those that wrote; torch keeps one stage's list of names
+            group.update({key: own[key] for key in own if key in ("fused", "foreach") or key not in group})
         self.progress.restore(state["progress"])
         self.precision.restore(state["scale"])
 

@@ -92,6 +92,7 @@ REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; t
                 ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp")),
                 ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--compile", "aot_eager")),
                 ("1 dp x 2 domain x 2 tp", ("--domain", 2, "--tp", 2, "--patch", 8, "--derived", *NAMES)),
+                ("1 dp x 2 domain x 2 pp", ("--domain", 2, "--pp", 2, "--patch", 8, "--batch-size", 3)),
             ],
         ),
     ],
@@ -173,7 +174,8 @@ def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
 
 
 def assert_last_two_steps(uninterrupted: Path, resumed: Path, output: str) -> None:
-    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list("56")
+    steps = "6" if resumed.name in ("pp again", "whole") else "56"
+    assert re.findall(r"^step (\d) loss", output, re.MULTILINE) == list(steps)
     expected, found = weights(uninterrupted / "step_00000006"), weights(resumed / "step_00000006")
     before = weights(uninterrupted / "step_00000004")
     assert found.keys() == expected.keys()
@@ -238,11 +240,20 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
 def test_resuming_with_other_kernels_goes_on_as_if_never_interrupted(
     era5: str, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """A checkpoint of a fused optimizer: FSDP's DTensors have it too; under --tp they are mixed with plain tensors."""
-    start = uninterrupted / "step_00000004"
-    ways = {"fsdp": ("--strategy", "fsdp"), "tp": ("--tp", 2, "--batch-size", 2)}
-    every = (*TINY, "--data", era5, *SIX_STEPS, "--resume", start)
-    runs = [(*every, *more, "--out", tmp_path / name) for name, more in ways.items()]
+    """A checkpoint of a fused optimizer: FSDP's DTensors have it too; under --tp they are mixed with plain tensors.
+
+    Of the whole model stages of a pipeline go on, and of their checkpoint stages and the whole model.
+    """
+    start, stages = uninterrupted / "step_00000004", tmp_path / "pp" / "step_00000005"
+    ways: dict[str, tuple[object, ...]] = {
+        "fsdp": (start, "--strategy", "fsdp"),
+        "tp": (start, "--tp", 2, "--batch-size", 2),
+        "pp": (start, "--pp", 2, "--batch-size", 2, "--save-every", 5),
+        "pp again": (stages, "--pp", 2, "--batch-size", 2),
+        "whole": (stages,),
+    }
+    every = (*TINY, "--data", era5, *SIX_STEPS)
+    runs = [(*every, "--out", tmp_path / name, "--resume", *more) for name, more in ways.items()]
     for name, (code, output) in zip(ways, in_turn_on_ranks_of("train_vit", 2, *runs), strict=True):
         assert code == 0, f"{name}: {output}"
         assert_last_two_steps(uninterrupted, tmp_path / name, output)
@@ -491,6 +502,8 @@ def test_no_time_is_both_trained_on_and_held_out(
         (["--val-sel", "2016"], "give FIRST:LAST"),
         (["--validate-every", "3"], "needs samples that are held out"),
         (["--derived", "sun"], "(choose from"),
+        (["--pp", "3"], "the model has 2 blocks"),
+        (["--pp", "2", "--val-fraction", "0.2"], "stages are trained without --amp fp16, --compile and validation"),
         (["--forcings", "u"], "say which other fields are predicted"),
     ],
 )

@@ -63,6 +63,8 @@ def parallelize(
     For tensor parallelism on another axis of the mesh, call torch's ``parallelize_module`` first: its DTensors stay
     split along that axis, as do their gradients, and plain parameters are made the same along it.
 
+    A model may be the module of torch's ``PipelineStage``, which is made afterwards: docs/howto/pipeline_stages.md.
+
     Parameters
     ----------
     model : Module

@@ -147,7 +147,7 @@ class ShardStage(PipelineStage):
         if type(x) is not ShardTensor or x.spec.exchange is not None:
             raise UnsupportedShardOp(
                 f"stage {self.stage_index} hands on a {type(x).__name__} ({x.spec}); pipeline stages pass on fields, "
-                "not edges of graphs or spectra. Remedy: give each stage the graph as an argument by name"
+                "not edges of graphs or spectra. Remedy: keep in one stage what needs them"
             )
         x.refresh()
         return x.local.contiguous()  # torch sends nothing else

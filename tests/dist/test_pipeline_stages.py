@@ -1,6 +1,8 @@
 """torch's pipeline stages on a pp axis beside dp and the domain: loss and gradients of one process."""
 
+import copy
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -199,6 +201,34 @@ def _split_backward(rank, size, kind):
 @pytest.mark.parametrize("kind", ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"])
 def test_weights_gradients_that_torch_sets_itself(kind):
     run_ranks(_split_backward, 4, kind)
+
+
+def _running_statistics(rank, size):
+    """Torch's first pass, on memory without values, leaves none; two steps' gradients are summed once."""
+    mesh = scidata.init_mesh(dp=1, domain=2, extra={"pp": 2})
+    me, mse = mesh["pp"].get_local_rank(), nn.functional.mse_loss
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)).double() for _ in range(2)]
+    whole = copy.deepcopy(nn.Sequential(*layers))
+    scidata.parallelize(layers[me], mesh)
+    stage = pipelining.PipelineStage(layers[me], me, 2, "cpu", group=mesh.get_group("pp"))
+    schedule = pipelining.Schedule1F1B(stage, CHUNKS, loss_fn=mse, scale_grads=False)
+    spec = ShardSpec.even(mesh["domain"], [Shard(2)], (BATCH, 2, 9, 3), {"domain": SIZES[0]})
+    x, target = data(0)
+    for is_last in (False, True):
+        with nullcontext() if is_last else scidata.no_sync(layers[me]):
+            given = {} if me == 0 else {"target": shard_of(target, spec)}
+            schedule.step(*((shard_of(x, spec),) if me == 0 else ()), **given)
+        for part, wanted in zip(x.chunk(CHUNKS), target.chunk(CHUNKS), strict=True):
+            mse(whole(part), wanted).backward()
+    for found, expected in zip(layers[me].state_dict().values(), whole[me].state_dict().values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for p, q in zip(layers[me].parameters(), whole[me].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_running_statistics_and_accumulation():
+    run_ranks(_running_statistics, 4)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

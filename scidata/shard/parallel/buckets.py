@@ -104,7 +104,9 @@ class GradientBuckets:
             self._is_on = before
 
     def average(self) -> None:
-        """Average all gradients now, those that were set without a backward pass too. Collective."""
+        """Average all gradients now, those that were set without a backward pass too; not while it is put off."""
+        if not self._is_on:
+            return
         self._used.update(id(p) for p in self._trained if p.grad is not None)
         self._task = backward_pass()
         self._finish()

@@ -65,8 +65,12 @@ class ShardStage(PipelineStage):
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         _prepared[self._key(self.stage_index)] += 1
         self._specs = self._layouts = None
+        kept = [(buffer, buffer.clone()) for buffer in self.submod.buffers()]
         with self._handing_on():
-            return super()._prepare_forward_infra(*args, **kwargs)
+            result = super()._prepare_forward_infra(*args, **kwargs)
+        for buffer, before in kept:  # torch has run the module on memory without values: running statistics, say
+            buffer.copy_(before)
+        return result
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on one microbatch, as torch does."""

@@ -1,6 +1,7 @@
 """torch's pipeline stages on a pp axis beside dp and the domain: loss and gradients of one process."""
 
 import copy
+import itertools
 import warnings
 from contextlib import nullcontext
 
@@ -18,11 +19,12 @@ import scidata
 from scidata.device_mesh.board import Postings
 from scidata.shard import ShardSpec
 from scidata.shard.parallel.buckets import BUCKETS
-from scidata.testing import run_ranks
+from scidata.testing import fake_group, run_ranks
 from scidata.testing.oracle import shard_of
 from scidata.testing.ranks import RankError
 
 BATCH, CHUNKS = 8, 4
+KINDS = ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"]
 SIZES = [(7, 2), (0, 9)]  # rows of each domain rank
 
 
@@ -148,18 +150,16 @@ class Pipeline:
             module.zero_grad()
 
 
-def _train(rank, size, dp, kinds, strategies):
+def _train(rank, size, dp, runs):
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     mesh = scidata.init_mesh(dp=dp, domain=2, extra={"pp": 2})
-    for kind in kinds:
-        for strategy in strategies:
-            for sizes in SIZES:
-                pipeline = Pipeline(mesh, kind, strategy, sizes)
-                pipeline.step()
-                if kind == "ScheduleGPipe":
-                    _count(pipeline)
-                    pipeline.schedule.eval(*pipeline.args, **pipeline.kwargs)
-                pipeline.step()  # after an evaluation, torch makes its buffers anew
+    for (kind, strategy), sizes in itertools.product(runs, SIZES):
+        pipeline = Pipeline(mesh, kind, strategy, sizes)
+        pipeline.step()
+        if kind == "ScheduleGPipe":
+            _count(pipeline)
+            pipeline.schedule.eval(*pipeline.args, **pipeline.kwargs)
+        pipeline.step()  # after an evaluation, torch makes its buffers anew
 
 
 def _count(pipeline):
@@ -180,14 +180,14 @@ def _count(pipeline):
 
 
 def test_gradients_of_one_process():
-    run_ranks(_train, 4, 1, ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"), ("ddp",))
+    run_ranks(_train, 4, 1, [*((kind, "ddp") for kind in KINDS), ("Schedule1F1B", "fsdp")])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_dp_pp_domain(kind, strategy):
-    run_ranks(_train, 8, 2, (kind,), (strategy,))
+    run_ranks(_train, 8, 2, [(kind, strategy)])
 
 
 def _split_backward(rank, size, kind):
@@ -312,6 +312,8 @@ def _refuses(rank, size, make, parallelized):
     me, module = mesh["pp"].get_local_rank(), make()
     if me in parallelized:
         scidata.parallelize(module, mesh)
+    elif "another" in parallelized:
+        scidata.parallelize(nn.Linear(2, 2), mesh)
     stage = pipelining.PipelineStage(module, me, 2, "cpu", group=mesh.get_group("pp"))
     schedule = pipelining.ScheduleGPipe(stage, 4)
     spec = ShardSpec.even(mesh["domain"], [Shard(1)], (4, 4, 5))
@@ -322,6 +324,7 @@ def _refuses(rank, size, make, parallelized):
     ("size", "make", "parallelized", "match"),
     [
         (2, nn.Identity, (0,), "stage 1 would take parts for whole tensors"),
+        (2, nn.Identity, (0, "another"), "stage 1 receives a ShardTensor, but its module was not given"),
         (2, Spectra, (0, 1), "stage 0 hands on a Spectrum"),
         (4, Resplits, (0, 1), r"stage 0 hands on .*sizes \(1, 3\).* first microbatch it was .*sizes \(2, 2\)"),
     ],
@@ -329,3 +332,10 @@ def _refuses(rank, size, make, parallelized):
 def test_mistakes_are_named(size, make, parallelized, match):
     with pytest.raises(RankError, match=match):
         run_ranks(_refuses, size, make, parallelized)
+
+
+def test_no_store_is_asked_of_pretended_ranks():
+    with fake_group(8):
+        mesh = scidata.init_mesh(domain=2, extra={"pp": 2}, device="cpu")
+        module = scidata.parallelize(nn.Linear(2, 2), mesh)
+        assert pipelining.PipelineStage(module, 0, 2, "cpu", group=mesh.get_group("pp")).submod is module

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import Replicate, Shard
 
 from scidata.device_mesh import domain_mesh
-from scidata.device_mesh.board import common_postings
+from scidata.device_mesh.board import common_postings, has_peers
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard.base import ShardBase
 from scidata.shard.parallel.buckets import BUCKETS
@@ -43,7 +43,7 @@ def serve_stages(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _new_stage(cls: type[PipelineStage], *args: object, **kwargs: object) -> PipelineStage:
-    return object.__new__(ShardStage if cls is PipelineStage else cls)
+    return object.__new__(ShardStage if cls is PipelineStage and has_peers() else cls)  # who share a store
 
 
 class ShardStage(PipelineStage):

@@ -34,12 +34,21 @@ def num_started(other: int | None = None) -> dict[str, int]:
     those for :data:`ROWS`, whose numbers differ, since gloo counts each send and receive. Costs 0.2 µs a group.
     """
     return {
-        group.group_name: group._get_sequence_number_for_group() - _surplus.get(group, 0)
+        group.group_name: number - _surplus.get(group, 0)
         for group in process_groups()
         if group.size() > 1
         and group.group_desc != ROWS
         and (other is None or other in dist.get_process_group_ranks(group))
+        and (number := _number_of(group)) is not None
     }
+
+
+def _number_of(group: Any) -> int | None:
+    try:
+        number: int = group._get_sequence_number_for_group()
+    except RuntimeError:  # torch asks its own backends alone
+        return None
+    return number
 
 
 #: Sends and receives of scidata's exchanges in a group, but one for each exchange.
@@ -57,8 +66,13 @@ def timeout_of(group: Any) -> Any:
 
 
 def set_timeout(group: Any, timeout: Any) -> None:
-    """Give a group a timeout: torch has 30 minutes for those that a mesh makes, whatever the first one was given."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    """Give a group a timeout: torch has 30 minutes for those that a mesh makes, whatever the first one was given.
+
+    ``_set_pg_timeout`` knows NCCL and gloo alone.
+    """
+    for device in group._device_types:
+        with contextlib.suppress(RuntimeError):  # of a backend that has none
+            group._get_backend(device)._set_default_timeout(timeout)
 
 
 def backend_of(group: Any, kind: str) -> Any:

@@ -49,18 +49,21 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> started{false};
 std::atomic<int64_t> late_us{0}, fails_in{-1}, limit{INT64_MAX}, num_copies{0}, num_recorded{0};
 
+// As CUDA's errors do, one sticks: whatever the host asks of the device raises from then on.
+std::atomic<bool> has_failed{false};
+void check() { TORCH_CHECK(!has_failed, "sim: a copy has failed"); }
+
 // -- streams and events -----------------------------------------------------------------------------------------------
 
 struct Event {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
-  std::string error;  // of the stream's work before it
   Clock::time_point at;
 
-  void set(const std::string& found) {
+  void set() {
     Lock lock(mutex);
-    done = true, error = found, at = Clock::now();
+    done = true, at = Clock::now();
     changed.notify_all();
   }
   void wait() {  // a stream waits
@@ -69,7 +72,7 @@ struct Event {
   }
   void synchronize() {  // the host waits, and hears of errors
     wait();
-    TORCH_CHECK(error.empty(), error);
+    check();
   }
   bool query() {
     Lock lock(mutex);
@@ -82,7 +85,6 @@ struct Queue {
   std::mutex mutex;
   std::condition_variable filled;
   std::deque<std::function<void()>> work;
-  std::string error;  // sticks, as CUDA's do, until the host has heard of it; seen by the stream's thread alone
 
   Queue() {
     started = true;
@@ -99,10 +101,8 @@ struct Queue {
       }
       try {
         next();
-      } catch (const c10::Error& e) {
-        error = e.what_without_backtrace();
-      } catch (const std::exception& e) {
-        error = e.what();
+      } catch (const std::exception&) {
+        has_failed = true;
       }
     }
   }
@@ -113,7 +113,7 @@ struct Queue {
   }
   EventPtr mark() {
     auto event = std::make_shared<Event>();
-    push([this, event] { event->set(std::exchange(error, {})); });
+    push([event] { event->set(); });
     return event;
   }
 };
@@ -379,6 +379,7 @@ at::Tensor on_host(const at::Tensor& x) {
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  check();
   if (!to.numel()) return to;
   bool from_sim = from.device().type() == kSim, to_sim = to.device().type() == kSim;
   c10::DeviceGuard guard(to_sim ? to.device() : from.device());
@@ -395,7 +396,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   num_copies++;
   current().push([source, target, late, fails]() mutable {
     if (late) std::this_thread::sleep_for(std::chrono::microseconds(late));
-    TORCH_CHECK(!fails, "sim: a copy has failed");
+    TORCH_CHECK(!fails);
     at::NoGradGuard no_grad;
     target.copy_(source);
   });
@@ -432,6 +433,26 @@ at::Scalar item(const at::Tensor& x) {
 void record_stream(at::Tensor& x, c10::Stream stream) {
   device_allocator.recordStream(x.storage().data_ptr(), stream);
 }
+
+// Those that torch has every device implement itself.
+at::Tensor convolution(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, Sizes stride, Sizes padding,
+    Sizes dilation, bool transposed, Sizes output_padding, c10::SymInt groups) {
+  auto host_bias = bias && bias->defined() ? std::optional<at::Tensor>(bias->cpu()) : std::nullopt;
+  auto found = at::convolution_symint(
+      x.cpu(), weight.cpu(), host_bias, stride, padding, dilation, transposed, output_padding, groups);
+  return found.to(x.device());
+}
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight, Sizes stride, Sizes padding, Sizes dilation,
+    bool transposed, Sizes output_padding, c10::SymInt groups, std::array<bool, 3> mask) {
+  std::vector<c10::SymInt> bias{transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
+  auto [a, b, c] = at::convolution_backward_symint(
+      grad.cpu(), x.cpu(), weight.cpu(), c10::SymIntArrayRef(bias), stride, padding, dilation, transposed,
+      output_padding, groups, mask);
+  auto back = [&](const at::Tensor& found) { return found.defined() ? found.to(x.device()) : found; };
+  return {back(a), back(b), back(c)};
+}
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
@@ -449,9 +470,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   m.impl("_local_scalar_dense", TORCH_FN(item));
   m.impl("record_stream", TORCH_FN(record_stream));
+  m.impl("convolution_overrideable", TORCH_FN(convolution));
+  m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
@@ -472,8 +496,9 @@ TORCH_LIBRARY(sim, m) {
   m.def("busy(int microseconds) -> ()", busy);
   m.def("late(int microseconds) -> ()", [](int64_t us) { late_us = us; });
   m.def("limit(int bytes) -> ()", [](int64_t bytes) { limit = bytes; });
-  m.def("fail_copy(int after) -> ()", [](int64_t after) { fails_in = after; });
+  m.def("fail_copy(int after) -> ()", [](int64_t after) { fails_in = after, has_failed = false; });
   m.def("allocated(int device) -> int", [](int64_t of) { Lock lock(blocks_mutex); return allocated[of]; });
+  m.def("pinned() -> int", [] { Lock lock(pinned_mutex); return int64_t(pinned.size()); });
   m.def("started() -> bool", [] { return started.load(); });
   m.def("counts() -> int[]", [] { return std::vector<int64_t>{num_copies, num_recorded}; });
 }

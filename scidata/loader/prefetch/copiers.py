@@ -72,16 +72,18 @@ class DeviceCopier(Generic[SetT]):
     def abandon(self, ticket: _Copy[SetT]) -> None:
         """Return the places to the ring, and let go of the earlier batch's memory."""
         earlier, self._latest = self._latest, (ticket.places, ticket.event)
-        if earlier is not None:
-            earlier[1].synchronize()
-        del earlier  # its memory is back before a reader asks for some
-        self._ring.give_back(ticket.places)
+        try:
+            if earlier is not None:
+                earlier[1].synchronize()  # raises where the device has failed
+        finally:
+            del earlier  # its memory is back before a reader asks for some
+            self._ring.give_back(ticket.places)
 
     def settle(self) -> None:
         """Wait until the latest batch was copied: its memory is used again."""
-        if self._latest is not None:
-            self._latest[1].synchronize()
-            self._latest = None
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            latest[1].synchronize()
 
 
 Copier: TypeAlias = HostCopier[Any] | DeviceCopier[Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -221,6 +222,8 @@ def shut_down(readers: Readers, threads: list[threading.Thread], pending: deque[
     if any(thread.ident is None or thread.is_alive() for thread in threads):
         return  # it may still write to its buffers
     while pending:
-        readers.release(pending.popleft())
+        with contextlib.suppress(RuntimeError):  # of a device that has failed, of which the loop has heard
+            readers.release(pending.popleft())
     if isinstance(readers.copier, DeviceCopier):
-        readers.copier.settle()
+        with contextlib.suppress(RuntimeError):
+            readers.copier.settle()

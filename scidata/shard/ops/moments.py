@@ -118,8 +118,10 @@ def deviations(
     pivot = x.sum(tuple(dims), keepdim=True) / count
     pivot = pivot.masked_fill(~pivot.isfinite(), 0)
     shifted = x - pivot
+    # their corrected two-pass algorithm: the pivot is the mean but for its rounding, so that nothing is lost
     mean = shifted.sum(tuple(dims), keepdim=True) / count
-    found = torch.stack([pivot, mean, (shifted - mean).square().sum(tuple(dims), keepdim=True)])
+    squares = shifted.square().sum(tuple(dims), keepdim=True) - count * mean.square()
+    found = torch.stack([pivot, mean, squares.clamp_min(0)])
     groups: list[Group] = []
     for dim, axis in sharded.items():
         if dim not in extents:

@@ -91,6 +91,8 @@ class SampleRows:
             trajectory, index = divmod(index, self._per_trajectory)
             first = int(self._trajectories[trajectory])
         start = self._starts[index]
+        if len(self._selected) == 1 and (run := self._selected[0]).step == 1:  # most often: without a layer between
+            return (first + run.start + start - run.offset).__add__
         return lambda step: first + self._row(start + step)
 
     def of(self, index: int) -> list[int]:

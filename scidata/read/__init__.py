@@ -171,6 +171,7 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
     Raises the errors of :func:`read_plan`.
     """
     runs: list[_Run] = []
+    are_remote = False
     for job, out in jobs:
         if out.shape != job.out_shape or not out.flags.c_contiguous or not out.flags.writeable:
             raise ConfigError(
@@ -180,8 +181,10 @@ def read_plans(jobs: Sequence[tuple[Job, npt.NDArray[np.generic]]], *, executor:
         if job.bytes_wanted:
             execution = job.execution(out.dtype)
             runs.append((execution, execution.begin(out, job)))
+            are_remote |= execution.is_remote
     try:
-        stats = _run(runs, executor)
+        threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
+        stats = _run_remote(runs, executor, threads) if are_remote else _run_local(runs, executor, threads)
     except CorruptDataError:
         _check_unchanged(runs)  # then this is the reason, and copying the file again would not help
         raise
@@ -200,12 +203,11 @@ def _check_unchanged(runs: Sequence[_Run]) -> None:
             source.check_unchanged(layout, paths)
 
 
-def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
-    local = [run for run in runs if not run[0].is_remote]
+def _run_remote(runs: Sequence[_Run], executor: Executor | None, threads: int) -> ReadStats:
+    """Run the local ones, then those of URLs."""
+    stats = _run_local([run for run in runs if not run[0].is_remote], executor, threads)
     remote = [(run, task) for run in runs if run[0].is_remote for task in run[0].tasks]
-    threads = 1 if executor is None else _num_threads(executor)  # counting processors takes 40 µs
-    stats = _run_local(local, executor, threads)
-    if not remote:
+    if not remote:  # all was absent
         return stats
     fetched = _Fetched(remote)
     try:
@@ -215,7 +217,8 @@ def _run(runs: Sequence[_Run], executor: Executor | None) -> ReadStats:
 
 
 def _run_local(runs: list[_Run], executor: Executor | None, threads: int) -> ReadStats:
-    if threads > 1 and (num_tasks := sum([len(execution.tasks) for execution, _ in runs])) > 1:
+    num_tasks = len(runs[0][0].tasks) if len(runs) == 1 else sum([len(execution.tasks) for execution, _ in runs])
+    if threads > 1 and num_tasks > 1:
         raw = sum([execution.cost for execution, _ in runs if execution.is_raw])
         total = sum([execution.cost for execution, _ in runs])
         at_once = total - raw >= _MIN_AT_ONCE or raw >= _MIN_AT_ONCE_RAW

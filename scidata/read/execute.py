@@ -188,9 +188,11 @@ class Execution:
     def run(self, tasks: Sequence[Task], target: Target, tally: Tally) -> None:
         """Do some tasks."""
         tally.trace = target.tracer
-        raw = self._raw_rows if tasks is self.tasks else [row for kind, row in tasks if kind == "raw"]
-        if raw and self._raw is not None:
-            self._raw.run(raw, target, tally)
+        raw: Sequence[int] = ()
+        if self._raw is not None:
+            raw = self._raw_rows if tasks is self.tasks else [row for kind, row in tasks if kind == "raw"]
+            if raw:
+                self._raw.run(raw, target, tally)
         for kind, row in tasks if len(raw) < len(tasks) else ():
             if kind == "encoded" and self._encoded is not None:
                 self._encoded.run(row, target, tally)

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, Files, IntArray
-from scidata.core.urls import is_url, url_of
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnknownNameError, near_matches
 from scidata.sources.access.files import Version, Versions
 from scidata.sources.index import FileFacts, KeptFile
@@ -77,7 +77,7 @@ class FileSource(Generic[_Contents]):
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where the file that was just read is not the one that was described."""
-        if not is_url(self.path):
+        if not isinstance(self.path, Url):
             self._versions.check((self.path,))
 
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> Files | None:

@@ -321,16 +321,16 @@ def _digest(data: bytes) -> Values:
     return "V32", hashlib.sha256(data).digest()
 
 
-def reader(path: str, head_nbytes: int, size: int) -> At | None:
-    """Return the function that reads from a file, whose first bytes are read at once; None where that fails."""
-    head = bytearray(min(head_nbytes, size))
-    if head and not files().read_at_once(path, 0, memoryview(head)):
+def reader(path: str, head_nbytes: int, size: int, begin: int = 0) -> At | None:
+    """Return the function that reads from a file; it reads a head, from ``begin`` on, at once, or returns None."""
+    head = bytearray(max(0, min(head_nbytes, size - begin)))
+    if head and not files().read_at_once(path, begin, memoryview(head)):
         return None
     first = bytes(head)
 
     def at(offset: int, nbytes: int) -> bytes | None:
-        if 0 <= offset <= len(first) - nbytes:
-            return first[offset : offset + nbytes]
+        if 0 <= offset - begin <= len(first) - nbytes:
+            return first[offset - begin : offset - begin + nbytes]
         data = bytearray(nbytes)
         is_there = 0 <= offset <= size - nbytes and files().read_at_once(path, offset, memoryview(data))
         return bytes(data) if is_there else None

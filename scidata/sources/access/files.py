@@ -122,9 +122,8 @@ class _Handle:
 
     def status_at(self, real: str) -> os.stat_result | None:
         """Return the status, None where the file's path without links is another; an older Linux is asked for it."""
-        if self._unlinked != real and os.readlink(f"/proc/self/fd/{self._descriptor}") != real:
-            return None
-        return os.fstat(self._descriptor)
+        is_there = self._unlinked == real or os.readlink(f"/proc/self/fd/{self._descriptor}") == real
+        return os.fstat(self._descriptor) if is_there else None
 
     def is_locked(self) -> bool:
         """Say whether another descriptor holds the lock that HDF5 takes for writing."""
@@ -162,39 +161,46 @@ class FileCache:
         self._pid = os.getpid()
 
     def _handle(self, path: str, real: str = "") -> _Handle:
+        handles = self._handles
+        if path in handles:  # one step, which needs no lock
+            with self._lock:
+                handle = handles.get(path)
+                if handle is not None:
+                    handles.move_to_end(path)
+                    return handle
+        try:
+            handle = _Handle(path, real)
+        except OSError as e:
+            handle = self._open_again(path, real, e)
         with self._lock:
-            handle = self._handles.get(path)
-            if handle is not None:
-                self._handles.move_to_end(path)
-                return handle
-        handle = self._open(path, real)
-        with self._lock:
-            handle = self._handles.setdefault(path, handle)  # of two threads both read the same file
-            while len(self._handles) > self._max_open:
-                self._handles.popitem(last=False)
-            is_first_of_many = len(self._handles) == _SEVERAL and not self._has_reserved
+            handle = handles.setdefault(path, handle)  # of two threads both read the same file
+            while len(handles) > self._max_open:
+                handles.popitem(last=False)
+            is_first_of_many = len(handles) == _SEVERAL and not self._has_reserved
             self._has_reserved |= is_first_of_many
         if is_first_of_many:
             handle.reserve(self._max_open + _OTHERS)
         return handle
 
-    def _open(self, path: str, real: str) -> _Handle:
-        """Open a file; where the process has no descriptor left, keep fewer from now on and wait for readers' ones."""
+    def _open_again(self, path: str, real: str, error: OSError) -> _Handle:
+        """Where the process has no descriptor left, keep fewer from now on, and open once readers let go of some."""
         for wait in _WAITS_FOR_DESCRIPTOR:
-            try:
-                return _Handle(path, real)
-            except OSError as e:
-                if e.errno not in (errno.EMFILE, errno.ENFILE):
-                    raise
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise error
             with self._lock:
                 self._max_open = max(1, min(self._max_open, len(self._handles)) // 2)
                 self._handles.clear()
             time.sleep(wait)
-        return _Handle(path, real)
+            try:
+                return _Handle(path, real)
+            except OSError as e:
+                error = e
+        raise error
 
     def version(self, path: str) -> Version:
         """Return the version of a local file, as reads get it."""
-        status = self.status(path)
+        handle = self._handles.get(path)  # as in status(), without a layer between
+        status = os.stat(path) if handle is None else handle.status()
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def status(self, path: str) -> os.stat_result:

@@ -33,6 +33,7 @@ _KNOWN_FILTERS = {
 }
 _LZF = 32000
 _LEAF_HEAD = 24  # bytes of a node of chunks before its entries
+_FEW_IN_LEAF = 64  # entries that HDF5 makes room for in a node, unless told otherwise
 
 
 class Unreadable(Exception):  # noqa: N818 - caught by the walk, never seen by users
@@ -254,6 +255,11 @@ def chunk_index(h5: h5py.File, path: str, layout: ArrayLayout) -> ChunkIndex:
     if block and not _offsets_include_user_block():
         index.places[0] += block
     return index
+
+
+def leaf_nbytes(layout: ArrayLayout) -> int:
+    """Return the bytes of a B-tree node that has an entry for each of an array's chunks, if they are few."""
+    return _LEAF_HEAD + min(math.prod(layout.num_chunks), _FEW_IN_LEAF) * (24 + 8 * len(layout.shape))
 
 
 def leaf_of_chunks(at: At, address: int, layout: ArrayLayout) -> ChunkIndex | None:

@@ -38,6 +38,7 @@ from scidata.sources.hdf5.layout import (
     check_filters,
     chunk_index,
     describe,
+    leaf_nbytes,
     leaf_of_chunks,
 )
 from scidata.sources.hdf5.metadata import metadata_of
@@ -394,8 +395,9 @@ class HDF5Source(FileSource[Contents]):
         numbers = kept.numbers_of(layout.name)
         if kept.layout(layout.name)[1]["placed"]:
             return ChunkIndex.from_numbers(numbers)
-        at = reader(self.path, 0, kept.numbers[0]) if len(numbers) else None
-        found = None if at is None else leaf_of_chunks(at, int(numbers[0]), layout)
+        begin = int(numbers[0]) if len(numbers) else -1
+        at = None if begin < 0 else reader(self.path, leaf_nbytes(layout), kept.numbers[0], begin)
+        found = None if at is None else leaf_of_chunks(at, begin, layout)
         self._versions.check((self.path,))
         return found
 

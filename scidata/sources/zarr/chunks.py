@@ -152,7 +152,7 @@ class ChunkLocator(Locator):
             if block != known[0]:  # block and sizes in one, as threads share them
                 known = last = block, self._known(record, block)
             sizes = known[1]
-            size = int(sizes[at])
+            size = sizes.item(at)
             if size == _UNKNOWN:
                 size = sizes[at] = open_size(name) if is_next else size_of(name[start:])
             return (name, 0, size) if size > 0 and expected in (None, size) else None

@@ -142,12 +142,12 @@ def test_two_threads_that_meet_a_file_first_take_it_in_once(tmp_path: Path, monk
     assert sorted(map(str, found)) == sorted(map(str, [None, SourceChangedError]))
 
     (tmp_path / "f").write_bytes(b"1")
-    cache, opened = FileCache(), FileCache._open
+    cache, opened = FileCache(), files._Handle
 
-    def slow(self: FileCache, path: str, real: str) -> Any:
+    def slow(path: str, real: str) -> Any:
         barrier.wait(30)
-        return opened(self, path, real)
+        return opened(path, real)
 
-    monkeypatch.setattr(FileCache, "_open", slow)
+    monkeypatch.setattr(files, "_Handle", slow)
     first, second = _at_once(*[lambda: cache._handle(str(tmp_path / "f"))] * 2)
     assert first is second

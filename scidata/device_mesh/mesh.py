@@ -184,6 +184,11 @@ def _start(launch: Launch, kind: str, backend: str | None, limit: datetime.timed
                 "gloo could not connect this rank with the others; if an address above is 127.0.0.1 or of a network "
                 "that they cannot reach, set GLOO_SOCKET_IFNAME to the interface which they share (see: ip route)"
             )
+            if keeps_store(os.environ) is None:  # torchrun's agent does, for all of its restarts
+                error.add_note(
+                    "after a restart by torchrun it may be an address of before, as its store keeps them (torch 2.13): "
+                    "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on several nodes"
+                )
         raise
 
 

@@ -25,9 +25,9 @@ _RESULT = "step/result"
 class StopSignal:
     """Stops a training loop after the same step on all ranks, once a rank gets a signal. Collective.
 
-    A scheduler sends one before the time is up (SLURM: ``--signal=USR1@120``; SIGTERM at the limit, by ``scancel``, and
-    where a job is preempted). The loop ends between two steps, so that model, optimizer and loader can be saved as of
-    one step.
+    A scheduler sends one before the time is up: SLURM by ``--signal=USR1@120``, torchrun and Kubernetes SIGTERM. (At
+    SLURM's limit itself, and by ``scancel``, ``srun`` kills its tasks.) The loop ends between two steps, so that model,
+    optimizer and loader can be saved as of one step.
 
     Parameters
     ----------

@@ -1,0 +1,1 @@
+"""Clusters on one machine: SLURM, torchrun and Open MPI over hosts that are namespaces. See README.md."""

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 import scidata
+from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.testing import run_ranks
@@ -129,10 +131,67 @@ def many_graphs_by_ghosts(mesh):
 
 
 def layers_that_depend_on_values(mesh):
-    """How many loops a graph has is read: the layer is run eagerly, and the others are captured by themselves."""
-    models = pair(mesh, lambda: Stack(loops=True))
-    assert trains(models, of_data, [sample(0, mesh)]) >= 3
-    assert any("aten._local_scalar_dense" in region.reason for region in regions_of(models[1]))
+    """How many loops a graph has is read: its edges are constants of the captured graph, which is of no other edges."""
+    models = pair(mesh, lambda: Stack(loops=True), limit=2)
+    assert trains(models, of_data, [sample(0, mesh)]) == 1
+    assert trains(models, of_data, [sample(i, mesh) for i in range(3)], 3) == 2
+    assert not any(region.reason for region in regions_of(models[1]))
+
+
+class Chosen(nn.Module):
+    """Rows where ids are positive, a number of rows that is read, after a sum over the ranks and a random number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(3, 3).double(), nn.Dropout(0.5)
+
+    def forward(self, x, ids):
+        y = self.layer(self.dropout(x - x.mean(0, keepdim=True)))
+        return y[ids > 0] * (1 + y.sum(0))
+
+
+def ids_of_other_ranks(mesh):
+    """One rank's ids stay, and the other's change: the graph of the first is left where it meets that."""
+    models, spec = pair(mesh, Chosen), ShardSpec.even(mesh, [Shard(0)], (11,), {0: (6, 5)})
+    rank, generator = mesh.get_local_rank(), torch.Generator().manual_seed(1)
+    x = torch.randn(11, 3, dtype=torch.float64, generator=generator)
+    rows = ShardTensor(x.split([6, 5])[rank], ShardSpec.even(mesh, [Shard(0)], x.shape, {0: (6, 5)}))
+    whole = torch.tensor([[1, 0, 2, 0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 2, 0, 0, 1, 1, 1, 1, 0, 1]])
+    samples = [ShardTensor(ids.split([6, 5])[rank].clone(), spec) for ids in whole]
+
+    def run(model, given):
+        torch.manual_seed(2)
+        return model(rows, given)
+
+    region = regions_of(models[1])[0]
+    assert trains(models, run, samples[:1], 4) == 1
+    assert trains(models, run, samples[1:], 1) == 1
+    assert region._num_others == (rank == 0)
+    assert trains(models, run, samples, 3) == 1 + (rank == 1)  # the first rank's two are one to it
+    assert not region.reason
+    assert trains(models, run, samples[1:], 5) == 1 + (rank == 1)
+    assert ("other ranks' integers" in region.reason) == (rank == 0)
+    local = samples[0].local
+    local[0] = 0  # of the same tensor
+    assert trains(models, run, samples[:1], 3) == 1 + 2 * (rank == 1)
+
+
+class Recurrent(nn.Module):
+    """A GRU, and in-place operations, so that results of exchanges in backward are not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.conv = nn.GRU(3, 3).double(), nn.Conv1d(3, 3, 3, padding=1).double()
+
+    def forward(self, x):
+        y = self.gru(x.full_tensor())[0].sum()
+        return torch.relu_(self.conv(x.detach().t()[None])) * y
+
+
+def recurrent_layers(mesh):
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = ShardTensor(x.split([6, 5])[mesh.get_local_rank()], ShardSpec.even(mesh, [Shard(0)], x.shape, {0: (6, 5)}))
+    assert trains(pair(mesh, Recurrent), lambda model, x: model(x), [rows]) == 1
 
 
 def other_values_on_one_graph(mesh):
@@ -164,7 +223,7 @@ def arguments_that_are_changed(mesh):
 
 ALL = [
     one_graph_by_exchange, one_graph_by_ghosts, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_exchange,
-    many_graphs_by_ghosts, other_values_on_one_graph, arguments_that_are_changed,
+    many_graphs_by_ghosts, other_values_on_one_graph, arguments_that_are_changed, ids_of_other_ranks, recurrent_layers,
 ]  # fmt: skip
 
 

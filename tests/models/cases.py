@@ -223,7 +223,7 @@ def _run_step(case: Case, model: nn.Module, given: Mapping[str, Any]) -> Result:
 
 
 def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple[Result, Result, str]:
-    """Run a model until nothing is captured any more, at least three times; return its first and last step. Collective.
+    """Run a model until nothing is captured any more, at least five times; return its first and last step. Collective.
 
     Also returns how it was captured: "whole", "parts: 3, ...", or "eager: ..." with the reason.
     """
@@ -232,7 +232,7 @@ def _compiled_step(case: Case, inputs: Callable[[], Mapping[str, Any]]) -> tuple
     scidata.compile(model, backend="aot_eager")
     steps: list[Result] = []
     was, found = "", ""
-    while len(steps) < 3 or (was != found and len(steps) < MOST_STEPS):
+    while len(steps) < 5 or (was != found and len(steps) < MOST_STEPS):
         for module, name, b, values in before:
             setattr(module, name, b.copy_(values))
         model.zero_grad()

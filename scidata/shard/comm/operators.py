@@ -9,25 +9,32 @@ tensor, and does not leave out those whose results nobody needs, which other ran
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from inspect import signature
-from typing import Any, ParamSpec
+from threading import get_ident
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.fx.node import has_side_effect
 from torch.library import Library
 
-from scidata.shard.torch_internals import is_in_a_mode
+from scidata.shard.torch_internals import has_values, is_in_a_mode
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
 _groups: weakref.WeakValueDictionary[str, dist.ProcessGroup] = weakref.WeakValueDictionary()
 #: Not empty while a step is captured, in whatever thread.
-captures: list[list[int]] = []
+captures: list[Calls] = []
+#: By thread: what runs its eager collectives, given their names, first arguments and themselves.
+tapes: dict[int, Callable[[str, Tensor, Callable[[], Tensor]], Tensor]] = {}
+_watches: dict[int, Callable[[int, Tensor], None]] = {}  # by thread: what sees the results of a graph's collectives
 _operators: set[object] = set()
 
 
@@ -39,18 +46,112 @@ def is_capturing() -> bool:
     return bool(captures) and is_in_a_mode()
 
 
-@contextmanager
-def capturing() -> Iterator[list[int]]:
-    """Have collectives put calls of operators in a graph; yields the numbers of the calls, which others may clear.
+def uses_operators() -> bool:
+    """Whether collectives are to be calls of operators: while a step is captured, or their results are kept."""
+    return (bool(captures) and is_capturing()) or get_ident() in tapes
 
-    Each call has a number of its own, so that a compiler does not make one of two that are alike.
+
+@dataclass
+class Calls:
+    """Collectives of a step that is captured.
+
+    Attributes
+    ----------
+    known
+        Names and results of those that moved integers in the eager step before.
+    expected
+        By number of call: of these the results that code has read, and a graph takes for granted.
+    num
+        Of all. Each call has a number of its own, so that a compiler does not make one of two that are alike.
     """
-    calls: list[int] = []
+
+    known: Sequence[tuple[str, Tensor]] = ()
+    expected: dict[int, Tensor] = field(default_factory=dict)
+    num: int = 0
+    _num_of_integers: int = 0
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.num = self._num_of_integers = 0
+        self.expected.clear()
+
+    def result(self, name: str, x: Tensor, found: Tensor) -> Tensor:
+        """Return what a call gives: a tensor without values, or where it is of constants what it gave before."""
+        number, self.num = self.num, self.num + 1
+        if x.is_floating_point() or x.is_complex():
+            return found
+        place, self._num_of_integers = self._num_of_integers, self._num_of_integers + 1
+        if not has_values(x) or place >= len(self.known):
+            return found
+        was, known = self.known[place]
+        if was != name or (known.shape, known.dtype) != (found.shape, found.dtype):
+            return found
+        self.expected[number] = known
+        return known
+
+
+@contextmanager
+def capturing(known: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Calls]:
+    """Have collectives put calls of operators in a graph."""
+    calls = Calls(known)
     captures.append(calls)
     try:
         yield calls
     finally:
         captures.pop()
+
+
+class OtherValuesError(Exception):
+    """The ranks hold other integers than a graph takes for granted."""
+
+
+@contextmanager
+def noting(known: list[tuple[str, Tensor]]) -> Iterator[None]:
+    """Keep the results of this thread's collectives of integers, as :class:`Calls` takes them."""
+
+    def note(name: str, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        found = run()
+        if not (x.is_floating_point() or x.is_complex()):
+            known.append((name, found.clone()))
+        return found
+
+    with _held(tapes, note):
+        yield
+
+
+@contextmanager
+def telling(results: Sequence[Tensor]) -> Iterator[None]:
+    """Have this thread's first collectives return these: they have been run, and other ranks do not run them again."""
+    left = iter(results)
+
+    def tell(name: str, x: Tensor, run: Callable[[], Tensor]) -> Tensor:
+        found = next(left, None)
+        return run() if found is None else found
+
+    with _held(tapes, tell):
+        yield
+
+
+@contextmanager
+def expecting(expected: Mapping[int, Tensor], results: list[Tensor]) -> Iterator[None]:
+    """Raise OtherValuesError where a collective of a graph has another result than this; keeps all results."""
+
+    def watch(number: int, found: Tensor) -> None:
+        results.append(found.clone())  # a compiler may compute in its memory
+        if number in expected and not torch.equal(found, expected[number]):
+            raise OtherValuesError
+
+    with _held(_watches, watch):
+        yield
+
+
+@contextmanager
+def _held(by_thread: dict[int, _T], value: _T) -> Iterator[None]:
+    by_thread[get_ident()] = value
+    try:
+        yield
+    finally:
+        del by_thread[get_ident()]
 
 
 def remember(group: dist.ProcessGroup) -> None:
@@ -80,6 +181,8 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
         def run(*args: Any) -> Tensor:
             plain: Any = function
             found: Tensor = plain(*args[: len(names) - 1], _groups[args[len(names) - 1]])
+            if _watches and (watch := _watches.get(get_ident())) is not None:
+                watch(args[len(names)], found)
             return found
 
         for overload, more in (("", ""), (".ordered", ", Tensor(a!) order")):
@@ -87,18 +190,24 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
             _library.impl(f"{name}{overload}", run, "CompositeExplicitAutograd")
             torch.library.register_fake(f"scidata::{name}{overload}", like, lib=_library)
         packet = getattr(torch.ops.scidata, name)
+        has_side_effect(packet.default)  # other ranks wait for it
         _operators.add(packet)
 
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
             group: Any = args[-1]
-            if not captures or group is None or not is_capturing():
+            if group is None or not (captures or tapes) or not uses_operators():
                 return function(*args, **kwargs)
-            remember(group)
             x: Any = args[0]
+            run = tapes.pop(get_ident(), None)
+            if run is not None:
+                try:
+                    return run(name, x, partial(function, *args, **kwargs))
+                finally:
+                    tapes[get_ident()] = run
+            remember(group)
             calls = captures[-1]
-            calls.append(len(calls))
-            return packet.default(x.detach(), *args[1:-1], group.group_name, calls[-1])
+            return calls.result(name, x, packet.default(x.detach(), *args[1:-1], group.group_name, calls.num))
 
         return call
 

@@ -18,7 +18,7 @@ from scidata.device_mesh.groups import explaining
 from scidata.device_mesh.torch_internals import count_as_one
 from scidata.errors import ConfigError
 from scidata.shard.comm.indexed import compare
-from scidata.shard.comm.operators import captures, is_capturing, operator
+from scidata.shard.comm.operators import captures, operator, tapes, uses_operators
 from scidata.shard.sizes import facts_of, ones
 
 Group: TypeAlias = dist.ProcessGroup | None
@@ -177,7 +177,9 @@ class Transfer:
         if group is None or num_ranks == 1:
             self.received = outgoing.detach().clone()
             return
-        if captures and is_capturing():  # a compiler sees when the values are used, and may move other work in between
+        if (
+            captures or tapes
+        ) and uses_operators():  # a compiler sees when the values are used, and may move other work in between
             ranks = [[rank for rank, _ in counts] for counts in (sent, held)]
             nums = [[num * width for _, num in counts] for counts in (sent, held)]
             pairs = num_ranks**2 if pairs is None else pairs
@@ -307,7 +309,7 @@ def broadcast(x: Tensor, src: int, group: Group) -> None:
     if group_size(group) == 1 or x.numel() == 0:
         return
     x = once(x)
-    if is_capturing():
+    if uses_operators():
         x.copy_(_broadcast(x, src, group))
         return
     values = x.contiguous()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock, get_ident
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,8 @@ from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
+from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, telling
+from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
 from scidata.shard.compile.reach import EffectError, NotCapturedError
 from scidata.shard.compile.state import Snapshot
@@ -36,14 +38,17 @@ from scidata.shard.compile.torch_internals import (
     make_boxed,
     set_compiled_call,
 )
-from scidata.shard.compile.values import Leaf, aliases_of, leaf_of
+from scidata.shard.compile.values import Leaf, Values, aliases_of, leaf_of
+from scidata.shard.compile.watch import noting
 from scidata.shard.op_table import FALLBACKS
 from scidata.shard.torch_internals import backward_pass, has_dual_level, is_in_a_mode, is_transforming, tree_flatten
 
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 _BACKENDS = ("inductor", "aot_eager", "eager")
-_MOST_SEEN = 256  # of calls that have come once
+_MOST_SEEN = 256  # calls that have come once
 _MOST_USES = 2
+_MOST_NOTES = 16  # of eager calls that have come once
+_MOST_OTHERS = 8  # calls that were ended by other integers
 _inside: list[int] = []  # threads that run regions
 _lock = RLock()
 _capturing: list[int] = []  # the thread that captures
@@ -93,12 +98,17 @@ class Region:
         self._seen: dict[Any, bool] = {}  # keys, and whether a backward pass has run a call of it again
         self._num_uses: dict[Any, int] = {}  # captures of a key for other results that the loss uses
         self._told: set[str] = set()
+        self._ran: dict[int, CodeType] = {}  # of the first call
+        self._values: Values | None = None  # where integers among the arguments are constants of graphs
+        self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
+        self._num_new = 0  # calls of integers that no graph is of, one after the other
+        self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, or function, by a graph where there is one."""
         if self.reason or FALLBACKS or has_function_mode() or is_in_a_mode() or is_transforming() or has_dual_level():
             return self._call(*args, **kwargs)
-        if has_global_hooks():
+        if has_global_hooks() or get_ident() in tapes:
             return self._call(*args, **kwargs)
         with _running():
             if self._module is not None and has_hooks(self._module):
@@ -132,12 +142,16 @@ class Region:
             *_surroundings(),
             aliases_of([x for leaf in leaves for x in leaf.tensors]),
         )
+        all_leaves = leaves
+        if self._values is not None:
+            key = (*key, *self._values.key(leaves))
+            leaves = [leaf.by_value(keeps=False) for leaf in leaves]
         group, is_backward = self.captured.get(key, []), backward_pass() != -1
         captured = next((each for each in group if each.holds(leaves)), None)
         if captured is not None and (captured.next_left_out is None or is_backward):
-            return captured.run(leaves)
+            return self._by_graph(captured, leaves, call, args, kwargs)
         if not self._is_ready(key, is_backward=is_backward):
-            return call(*args, **kwargs)
+            return self._first(key, call, args, kwargs)
         if captured is not None:
             self._num_uses[key] = self._num_uses.get(key, 0) + 1
             if self._num_uses[key] > _MOST_USES:
@@ -151,18 +165,72 @@ class Region:
             if not is_alone:
                 return call(*args, **kwargs)
             try:
-                try:
-                    made, result = self._capture(call, flat, leaves, tree, captured)
-                except EffectError:
-                    raise
-                except NotCapturedError:
-                    made, result = self._capture(call, flat, leaves, tree, captured, folds=True)
+                made = self._captured(key, call, flat, all_leaves, tree, captured)
             except NotCapturedError as e:
-                reason = str(e)
-            else:
-                self.captured.setdefault(key, group).append(made)
-                return result
+                made, reason, is_effect = None, str(e), isinstance(e, EffectError)
+        if made is not None:
+            self.captured.setdefault(key, group).append(made)
+            return self._by_graph(made, leaves, call, args, kwargs)
+        if self._values is None and not is_effect and any(leaf.by_value(keeps=False).is_fixed for leaf in leaves):
+            self._values = Values()
+            return self._run(call, args, kwargs)
         return self._eagerly(call, args, kwargs, reason)
+
+    def _first(self, key: Hashable, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the first call of a key eagerly, and note what its capture needs."""
+        known: list[tuple[str, torch.Tensor]] = []
+        with nullcontext() if self._ran else noting(self._ran), nullcontext() if self._values is None else keep(known):
+            result = call(*args, **kwargs)
+        if self._values is not None:
+            self._num_new += 1
+            if self._num_new > _MOST_SEEN:
+                self._open("integers among its arguments, whose values it reads, differ from call to call")
+            self._notes[key] = known
+            if len(self._notes) > _MOST_NOTES:
+                del self._notes[next(iter(self._notes))]
+        return result
+
+    def _by_graph(
+        self, captured: Captured, leaves: Sequence[Leaf], call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run a graph; where ranks hold other integers than it takes for granted, go on eagerly from there."""
+        self._num_new = 0
+        if not captured.expected:
+            return captured.run(leaves)
+        results: list[torch.Tensor] = []
+        drawn = captured.again.drawn([x for leaf in leaves for x in leaf.tensors])
+        try:
+            with expecting(captured.expected, results):
+                return captured.run(leaves)
+        except OtherValuesError:
+            for source, state in drawn:
+                source.set_rng_state(state)
+        with telling(results):
+            result = call(*args, **kwargs)
+        self._num_others += 1
+        if self._num_others >= _MOST_OTHERS:
+            self._open("other ranks' integers changed where this one's did not")
+        return result
+
+    def _captured(
+        self,
+        key: Hashable,
+        call: Callable[..., Any],
+        flat: Any,
+        leaves: Sequence[Leaf],
+        tree: Any,
+        last: Captured | None,
+    ) -> Captured:
+        """Capture a call: without a value, else with those of constants, or of the integers among the arguments."""
+        if self._values is not None:
+            fixed = [leaf.by_value(keeps=True) for leaf in leaves]
+            return self._capture(call, flat, fixed, tree, last, self._notes.pop(key), folds=True)
+        try:
+            return self._capture(call, flat, leaves, tree, last)
+        except EffectError:
+            raise
+        except NotCapturedError:
+            return self._capture(call, flat, leaves, tree, last, folds=True)
 
     def _eagerly(self, call: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         """Run a call that cannot be captured; one that raises says nothing about others."""
@@ -177,7 +245,7 @@ class Region:
         same in its forward and its backward pass, so that calls are captured after the first of those has been run
         again: ``block(block(x))``, say, with a checkpoint each, is run eagerly four times.
         """
-        is_new = key not in self._seen
+        is_new = key not in self._seen or (self._values is not None and key not in self._notes)
         if is_new and len(self._seen) >= _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         self._seen[key] = is_backward or self._seen.get(key, False)
@@ -190,17 +258,18 @@ class Region:
         leaves: Sequence[Leaf],
         tree: Any,
         last: Captured | None,
+        known: Sequence[tuple[str, torch.Tensor]] = (),
         *,
         folds: bool = False,
-    ) -> tuple[Captured, Any]:
+    ) -> Captured:
         options, fuses = self._options, self._options.backend == "inductor"
         left_out = (last and last.next_left_out) or ()
         others = [x for x in flat if isinstance(x, nn.Module | type | FunctionType)]
-        snapshot = Snapshot([self._module or self._call, *others])
+        snapshot = Snapshot([self._module or self._call, *others], ran=self._ran)
         hooked = next((type(x).__name__ for x in snapshot.modules if x is not self._module and has_hooks(x)), None)
         if hooked is not None:
             raise NotCapturedError(f"a {hooked} inside it has hooks")
-        return capture(call, leaves, tree, snapshot, options.compilers(), left_out, fuses=fuses, folds=folds)
+        return capture(call, leaves, tree, snapshot, options.compilers(), left_out, known, fuses=fuses, folds=folds)
 
     def _open(self, reason: str) -> None:
         """Run eagerly from now on, and let the modules inside be captured by themselves."""

@@ -72,6 +72,14 @@ class Again:
                 found[i] = x
         return found
 
+    def drawn(self, tensors: Sequence[Tensor]) -> list[tuple[Any, Tensor]]:
+        """Return the sources of the random numbers that it draws, and their states."""
+        sources: list[Any] = []
+        if self.draws:
+            others = {x.device for x in tensors} - {torch.device("cpu")}
+            sources = [torch, *map(torch.get_device_module, others)]
+        return [(source, source.get_rng_state()) for source in sources]
+
     def watched(
         self, results: Sequence[Tensor], inputs: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Sequence[Tensor]:
@@ -154,11 +162,7 @@ class _Inputs(Function):
         ctx.again, ctx.trained, tensors = how
         ctx.held = tensors[: ctx.again.held]
         ctx.versions = [*map(version_of, ctx.held)]
-        sources: list[Any] = []
-        if ctx.again.draws:
-            others = {x.device for x in tensors} - {torch.device("cpu")}
-            sources = [torch, *map(torch.get_device_module, others)]
-        ctx.drawn = [(source, source.get_rng_state()) for source in sources]
+        ctx.drawn = ctx.again.drawn(tensors)
         ctx.save_for_backward(*tensors[ctx.again.held :])
         ctx.set_materialize_grads(False)
         return tuple([x.view_as(x) for x in xs[: len(ctx.trained)]])

@@ -8,14 +8,14 @@ an eager step in the same order, so that ranks with a graph and ranks without on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from scidata.device_mesh.devices import ATTENTION_KERNELS
@@ -32,12 +32,14 @@ from scidata.shard.compile.torch_internals import (
     boxed,
     captured_function,
     draws,
+    keep_in_forward,
+    lists_of_weights,
     storage_of,
     tracing,
 )
 from scidata.shard.compile.values import Leaf, aliases_of, contents, facts, result_of
 from scidata.shard.compile.watch import Watch
-from scidata.shard.torch_internals import tree_flatten, tree_unflatten, version_of
+from scidata.shard.torch_internals import has_values, tree_flatten, tree_unflatten, version_of
 
 _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
@@ -50,6 +52,8 @@ class Captured:
     ----------
     operations, collectives
         Of the graphs, forward, and backward where there is one.
+    expected
+        Results of collectives, by their numbers, which the graph takes for granted.
     """
 
     snapshot: Snapshot
@@ -59,6 +63,7 @@ class Captured:
     operations: list[int] = field(default_factory=list)
     collectives: list[int] = field(default_factory=list)
     constants: list[tuple[Tensor, int]] = field(default_factory=list)
+    expected: dict[int, Tensor] = field(default_factory=dict)
     is_compiled: bool = False
     _held: list[Tensor] = field(default_factory=list)  # as they were when they were last looked at closely
     _briefly: object = None
@@ -116,18 +121,21 @@ def capture(
     snapshot: Snapshot,
     compilers: tuple[Compiler, Compiler],
     left_out: Sequence[int],
+    known: Sequence[tuple[str, Tensor]],
     *,
     fuses: bool,
     folds: bool,
-) -> tuple[Captured, Any]:
-    """Capture a call, and return its result; raises NotCapturedError before anything has been communicated.
+) -> Captured:
+    """Capture a call; raises NotCapturedError.
 
     No loss uses the results whose numbers are ``left_out``. With ``folds``, what is computed of constants alone is not
-    captured, but computed, so that its values can be read.
+    captured, but computed, so that its values can be read. ``known`` are results of its collectives in an eager call.
     """
     places, constants, watch = snapshot.places, Constants(folds=folds), Watch()
     results: list[Leaf] = []
     result_trees: list[Any] = []
+    by_value = any(leaf.is_fixed for leaf in leaves)
+    num_forward: list[int] = []  # collectives of the forward pass
     tensors = _collect(places, leaves)
     makes, trains = [(leaf.make, len(leaf.tensors)) for leaf in leaves], [x.requires_grad for x in tensors]
     put_off = {i: found.groups for i, x in enumerate(tensors) if x.requires_grad and (found := deferral(x)) is not None}
@@ -135,7 +143,7 @@ def capture(
     overlap = any(isinstance(each, tuple) and each[1:] != (0, each[0]) for each in aliases_of(tensors))
 
     def call(tensors: Sequence[Tensor], context: AbstractContextManager[object]) -> tuple[list[Leaf], Any]:
-        with _swapped(places, tensors[: len(places)]):
+        with _swapped(places, tensors[: len(places)], snapshot.modules):
             left = iter(tensors[len(places) :])
             given = [make(*[next(left) for _ in range(num)]) for make, num in makes]
             args, kwargs = tree_unflatten(given, tree)
@@ -162,13 +170,22 @@ def capture(
             raise EffectError("it writes to an argument, and some share memory")
         if any(x is given for x in _tensors_of(results) for given in tensors[: len(places)]):
             raise EffectError("a result is a parameter or a buffer")
-        return tuple(x.detach() if i in left_out else x for i, x in enumerate(_tensors_of(results)))
+        num_forward[:] = [calls.num]
+        given_back = _tensors_of(results)
+        if by_value:  # what is computed of integers is not to be the graph's own constant
+            if not all(constants.has_made(x) for x in given_back if has_values(x)):
+                raise NotCapturedError("a result may share memory with integers among the arguments")
+            given_back = tuple(x.clone() if has_values(x) else x for x in given_back)
+        return tuple(x.detach() if i in left_out else x for i, x in enumerate(given_back))
+
+    def joined(gm: GraphModule) -> None:
+        watch.stop()  # partitioners run code of other packages
+        for node in _collectives(gm):
+            keep_in_forward(node, is_forward=node.args[-1] in range(*num_forward))
 
     def check(*graphs: GraphModule) -> None:
-        """Before anything is compiled; without graphs, before they are made of what was written down."""
-        watch.stop()  # partitioners run code of other packages
-        if not graphs:
-            return
+        """Before anything is compiled."""
+        watch.stop()
         if constants.errors:
             raise NotCapturedError(constants.errors[0])
         if watch.effects or snapshot.has_drawn() or not snapshot.holds():
@@ -176,8 +193,9 @@ def capture(
         made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
         made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
         made.collectives = [len(_collectives(gm)) for gm in graphs]
-        if sum(made.collectives) != len(calls):
-            raise NotCapturedError("the result of a collective is not used, and other ranks wait for it")
+        made.expected = {**calls.expected}
+        if sum(made.collectives) != calls.num:
+            raise NotCapturedError("its collectives are not those of an eager step")
         made.constants += constants.read.values()
         for gm in graphs:
             made.constants += _constants(gm)
@@ -209,7 +227,8 @@ def capture(
 
         return compiled
 
-    compiled = captured_function(on_tensors, compiler(compilers[0]), compiler(compilers[1]), check, fuses=fuses)
+    compilers = compiler(compilers[0]), compiler(compilers[1])
+    compiled = captured_function(on_tensors, *compilers, joined, check, fuses=fuses)
 
     def run(leaves: Sequence[Leaf]) -> Any:
         tensors = _collect(places, leaves)
@@ -227,7 +246,7 @@ def capture(
         left_out=left_out,
     )
     made = Captured(snapshot=snapshot, facts=facts_of_places(snapshot, leaves), run=run, again=again)
-    with capturing() as calls, tracing(), watch:
+    with capturing(known) as calls, tracing(), watch:
         try:
             compiled(*[x.view_as(x) if x.requires_grad else x for x in tensors])
         except _CompiledError:
@@ -237,7 +256,7 @@ def capture(
             if isinstance(e, NotCapturedError):
                 raise
             raise NotCapturedError(_said(e)) from e
-    return made, run(leaves)
+    return made
 
 
 def _said(error: Exception) -> str:
@@ -283,8 +302,11 @@ def surroundings() -> tuple[Hashable, ...]:
 
 
 @contextmanager
-def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put tensors in the places of a module's parameters and buffers."""
+def _swapped(
+    places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Sequence[Tensor], modules: Iterable[nn.Module]
+) -> Iterator[None]:
+    """Put tensors in the places of the modules' parameters and buffers."""
+    lists = [(vars(x), found) for x in modules if (found := lists_of_weights(x))]
     before = [held[0][0][held[0][1]] for held in places]
     try:
         for each, x, was in zip(places, tensors, before, strict=True):
@@ -298,6 +320,8 @@ def _swapped(places: Sequence[Sequence[tuple[dict[str, Any], str]]], tensors: Se
         for each, x in zip(places, before, strict=True):
             for held, name in each:
                 held[name] = x
+        for attributes, found in lists:
+            attributes.update(found)
 
 
 def _collect(places: Sequence[Sequence[tuple[dict[str, Any], str]]], leaves: Sequence[Leaf]) -> list[Tensor]:

@@ -18,7 +18,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,9 @@ SKIPPED = frozenset({"_compiled_call_impl"})
 _HELD = frozenset({"_parameters", "_buffers", *SKIPPED})
 _LIBRARIES = frozenset({"torch", "scidata", "numpy", "logging", "lightning", "pytorch_lightning", "wandb"})
 _OTHERS = frozenset({"functorch", "torchgen", "sympy", "mpmath", "typing_extensions", "optree", "einops", "opt_einsum"})
-_FOREIGN = _LIBRARIES | _OTHERS | (sys.stdlib_module_names - {"__main__"})
+#: Of objects whose attributes may not show what they hold.
+_HOLD_DATA = frozenset({"pandas", "scipy", "networkx", "matplotlib", "PIL", "tqdm", "requests", "fsspec", "yaml"})
+_FOREIGN = _LIBRARIES | _OTHERS | _HOLD_DATA | (sys.stdlib_module_names - {"__main__"})
 _LOOKS_UP = frozenset({"getattr", "globals", "vars", "eval", "exec", "__dict__", "import_module", "__import__"})
 _WRAPPERS = (staticmethod, classmethod, property, functools.partialmethod, functools.cached_property)
 _INNER = ("__func__", "fget", "func", "__wrapped__")
@@ -55,9 +57,13 @@ class EffectError(NotCapturedError):
     """A call does more than compute its result."""
 
 
-def is_foreign(module: str | None) -> bool:
+def _package(module: object) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def is_foreign(module: object) -> bool:
     """Whether code of this module is known to compute the same again."""
-    return (module or "").partition(".")[0] in _FOREIGN
+    return _package(module) in _FOREIGN
 
 
 def is_equal(now: object, before: object) -> bool:
@@ -90,10 +96,13 @@ class Reached:
 
 
 class Walk:
-    """Reaches everything from some objects; of functions, those whose code has run (all where ``codes`` is None)."""
+    """Reaches everything from some objects; of functions, those whose code has run, by the code's id in ``codes``.
 
-    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None) -> None:
-        self._codes, self._reached = codes, Reached()
+    Where ``codes`` is None, all functions but those of installed packages whose code is not in ``ran``.
+    """
+
+    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None, ran: Container[int]) -> None:
+        self._codes, self._ran, self._reached = codes, ran, Reached()
         self._seen: dict[int, object] = {}
         self._todo: list[Any] = list(roots)
         self._scopes: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
@@ -209,17 +218,19 @@ class Walk:
             self._map(vars(x))
         else:
             is_container = False
-        if kind.__module__.partition(".")[0] in _LIBRARIES:
+        if _package(kind.__module__) in _LIBRARIES:
             return
         if not is_container and isinstance(x, Iterator):
             raise NotCapturedError(f"it holds a {kind.__name__}, whose state cannot be compared")
         fields = getattr(x, "__dict__", None)
         if isinstance(fields, dict):
             self._map(fields)
-        if is_foreign(kind.__module__):
+        holds_data = _package(kind.__module__) in _HOLD_DATA
+        if is_foreign(kind.__module__) and not holds_data:
             return
         slots = [name for each in kind.__mro__ for name in _slots_of(each)]
-        if fields is None and not is_container and not any("__slots__" in vars(each) for each in kind.__mro__):
+        has_slots = not holds_data and any("__slots__" in vars(each) for each in kind.__mro__)
+        if fields is None and not is_container and not has_slots:
             raise NotCapturedError(f"it holds a {kind.__name__}, which cannot be compared")
         reached.objects.append(x)
         self._todo.append(kind)
@@ -266,7 +277,10 @@ class Walk:
 
     def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
-        if is_foreign(function.__module__) or (self._codes is not None and id(code) not in self._codes):
+        if is_foreign(function.__module__):
+            return
+        is_user = self._codes is None and "site-packages" not in code.co_filename
+        if not is_user and id(code) not in (self._ran if self._codes is None else self._codes):
             return
         self._reached.functions.append(function)
         self._todo += (function.__defaults__, function.__kwdefaults__)

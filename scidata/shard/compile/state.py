@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
 from operator import is_, itemgetter, methodcaller
 from typing import Any
@@ -32,9 +32,11 @@ class Snapshot:
         Where parameters and buffers are kept: of each tensor the dicts and names.
     """
 
-    def __init__(self, roots: Iterable[object], codes: Mapping[int, Any] | None = None) -> None:
+    def __init__(
+        self, roots: Iterable[object], codes: Mapping[int, Any] | None = None, ran: Container[int] = ()
+    ) -> None:
         self._roots = list(roots)
-        walk = Walk(self._roots, codes)
+        walk = Walk(self._roots, codes, ran)
         self.modules: list[nn.Module] = walk.modules
         self._held = walk.held
         self._held_keys = [*chain.from_iterable(self._held)]

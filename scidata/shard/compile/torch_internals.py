@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -70,7 +70,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held = [x for x in tensors if has_values(x)]
         folds = self._folds and func.namespace == "aten" and not draws(func)
-        folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket is torch.ops.aten.arange)
+        folds = folds and len(held) == len(tensors) and bool(tensors or func.overloadpacket in _FACTORIES)
         if held and func is torch.ops.aten.lift_fresh.default:  # a literal
             self._made |= {storage_of(x): x for x in held}
         if held and func._schema.is_mutable and not self._may_write(func, args, kwargs or {}, folds):
@@ -89,6 +89,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with unseen():
             found = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+        if not tensors and new[0].is_floating_point() and func.overloadpacket is not torch.ops.aten.arange:
+            return func(*args, **(kwargs or {}))  # what is computed is likely to be added to it
         known = {*map(storage_of, held)}
         if sum(x.nbytes for x in new if storage_of(x) not in known) > _MOST_FOLDED:
             return func(*args, **(kwargs or {}))
@@ -97,6 +99,10 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read[id(x)] = x, version_of(x)
         self._made |= {storage_of(x): x for x in new if storage_of(x) not in known}
         return found
+
+    def has_made(self, x: Tensor) -> bool:
+        """Whether a tensor with values was computed here."""
+        return storage_of(x) in self._made
 
     def _may_write(self, func: Any, args: tuple[object, ...], kwargs: dict[str, object], folds: bool) -> bool:
         """Whether what the operator writes to has no values, or was computed here."""
@@ -110,6 +116,7 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
+_FACTORIES = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "zeros", "ones", "full", "empty"))
 _MOST_FOLDED = 1 << 24  # bytes of a constant
 
 
@@ -159,6 +166,7 @@ def captured_function(
     function: Callable[..., Any],
     forward: Compiler,
     backward: Compiler,
+    joined: Callable[[GraphModule], None],
     parted: Callable[..., None],
     *,
     fuses: bool,
@@ -166,8 +174,8 @@ def captured_function(
     """Return a function that captures ``function`` at its first call, forward and backward, and runs the graphs.
 
     ``functorch.compile`` is public, and says that it may change. With ``fuses``, operators are those of inductor, and
-    values that are cheap to compute are computed again in backward. ``parted`` is called without graphs before, and
-    with those of both ways afterwards.
+    values that are cheap to compute are computed again in backward. ``joined`` is called with the graph of both ways,
+    and ``parted`` with the two that are made of it.
     """
     from functorch import compile as compilers  # type: ignore[import-untyped]
 
@@ -183,7 +191,7 @@ def captured_function(
         part = compilers.min_cut_rematerialization_partition
 
     def partition(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        parted()
+        joined(args[0])
         both = part(*args, **kwargs)
         parted(*both)
         return both
@@ -207,15 +215,32 @@ def tracing() -> Iterator[None]:
     from torch._functorch import config
     from torch._guards import TracingContext
     from torch._guards import tracing as inside
+    from torch.fx import _symbolic_trace
 
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
+    wrapped = dict(
+        _symbolic_trace._wrapped_fns_to_patch
+    )  # globals of modules, which torch puts others in the places of
+    _symbolic_trace._wrapped_fns_to_patch.clear()
     try:
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
         with config.patch(backward_pass_autocast="off"), inside(context):
             yield
     finally:
         torch.set_autocast_cache_enabled(before)
+        _symbolic_trace._wrapped_fns_to_patch.update(wrapped)
+
+
+def keep_in_forward(node: Node, *, is_forward: bool) -> None:
+    """Have a node of the graph of both ways stay in the forward graph, or in the backward one, whatever it needs."""
+    node.meta["partitioner_tag"] = f"must_be_in_{'forward' if is_forward else 'backward'}"
+
+
+def lists_of_weights(module: nn.Module) -> dict[str, object]:
+    """Return what a GRU, say, makes anew where its parameters are others."""
+    names = ("_flat_weights", "_flat_weight_refs") if isinstance(module, nn.RNNBase) else ()
+    return {name: vars(module)[name] for name in names}
 
 
 def inductor(mode: str | None, options: Mapping[str, Any] | None) -> tuple[Compiler, Compiler]:

@@ -10,10 +10,12 @@ import copy
 import enum
 import itertools
 import types
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Buffer
 
@@ -25,17 +27,20 @@ from scidata.shard.compile.torch_internals import memory_facts, storage_of
 from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
 from scidata.shard.graphs.local_graph import HopCounts
 from scidata.shard.graphs.routed import RoutedIndex
+from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.rows.halo import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflatten
+from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflatten, version_of
 from scidata.shard.views import Copy
 
+_Shard = TypeVar("_Shard", bound=ShardBase)
 _PLAIN = (Tensor, nn.Parameter, Buffer)
 
 
 _layouts: Cache[int] = Cache(4096, "lru")
 _count = itertools.count()
+_MOST_VALUES = 16
 
 
 def _number_of(spec: ShardSpec) -> int:
@@ -59,15 +64,61 @@ class Leaf:
         The tensors that vary from call to call.
     make
         Puts the leaf together again, of other such tensors.
+    is_fixed
+        Whether other tensors of it do not vary.
     """
 
     key: Hashable
     tensors: tuple[Tensor, ...]
     make: Callable[..., Any]
+    is_fixed: bool = False
+
+    def by_value(self, *, keeps: bool) -> Leaf:
+        """Return a leaf without tensors of integers, which are constants of it, copied where it ``keeps`` them."""
+        fixed = [(i, x.clone() if keeps else x) for i, x in enumerate(self.tensors) if not _varies(x)]
+
+        def make(*tensors: Tensor) -> Any:
+            left = [*tensors]
+            for i, x in fixed:
+                left.insert(i, x)
+            return self.make(*left)
+
+        left = tuple(filter(_varies, self.tensors))
+        return Leaf(key=self.key, tensors=left, make=make, is_fixed=True) if fixed else self
+
+
+def _varies(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+class Values:
+    """Numbers what tensors of integers hold, the last few of each argument: equal values share a number."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, deque[tuple[Tensor, int]]] = {}
+
+    def key(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Return the numbers of the leaves' tensors."""
+        fixed = [x.detach() for leaf in leaves for x in leaf.tensors if not _varies(x)]
+        return tuple(itertools.starmap(self._number_of, enumerate(fixed)))
+
+    def _number_of(self, place: int, x: Tensor) -> int:
+        known = self._known.setdefault(place, deque(maxlen=_MOST_VALUES))
+        for kept, number in known:
+            if (kept.shape, kept.dtype, kept.device) == (x.shape, x.dtype, x.device) and torch.equal(kept, x):
+                return number
+        known.appendleft((x.clone(), next(_count)))
+        return known[0][1]
+
+
+def _settled(x: Any) -> Any:
+    """Return the ShardTensor that a constant is by now, where it has been written to and is of nodes."""
+    return x.settled() if isinstance(x, FilledTensor) and not x.spec.is_replicated else x
 
 
 def leaf_of(x: Any) -> Leaf:
     """Describe an argument; raises NotCapturedError."""
+    x = _settled(x)
     kind = type(x)
     if kind in SIMPLE_TYPES:
         return Leaf(key=(kind, repr(x) if kind in (float, complex) else x), tensors=(), make=lambda: x)
@@ -154,8 +205,9 @@ def facts(x: Tensor) -> Hashable:
 
 def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
     x.refresh()
-    halo, spec, strides = dict(x.halo), x.spec, x.global_strides
-    key = (type(x), _number_of(spec), strides, tuple((dim, *vars(each).values()) for dim, each in halo.items()))
+    halo, spec, strides, found = dict(x.halo), x.spec, x.global_strides, _found_of(x)
+    of_halo = tuple((dim, *vars(each).values()) for dim, each in halo.items())
+    key = (type(x), _number_of(spec), strides, found, of_halo)
     if isinstance(x, RoutedIndex):
         if x.is_written:
             raise NotCapturedError("an edge index was written to")
@@ -163,7 +215,9 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
         return Leaf(
             key=(*key, *map(_Holder, exchanges), owned, facts(x.local), facts(x.local_ids)),
             tensors=(x.local, x.local_ids),
-            make=lambda local, ids: RoutedIndex(local, spec, exchanges=exchanges, ids=ids, owned=owned),
+            make=lambda local, ids: _with_found(
+                RoutedIndex(local, spec, exchanges=exchanges, ids=ids, owned=owned), found
+            ),
         )
     if type(x) is not ShardTensor:
         raise NotCapturedError(f"an argument is a {type(x).__name__}")
@@ -182,13 +236,43 @@ def _leaf_of_shard(x: ShardBase, facts: Callable[[Tensor], Hashable]) -> Leaf:
             made = ShardTensor(base, spec, halo=halo, global_strides=strides)
         for again in ghosts_again:
             keep_ghosts(made, again, exchange, dim)
-        return made
+        return _with_found(made, found)
 
     return Leaf(key=(*key, padded is not None, facts(base), of_ghosts), tensors=tensors, make=make)
 
 
+#: What is found out of a tensor's values, at its first use by communication, and kept beside it.
+_FOUND = ("_true_counts", "_no_ghosts")
+
+
+def _found_of(x: ShardBase) -> tuple[Hashable, ...]:
+    """Return what is known of a tensor's values, and of the rows of an edge index that are kept with it."""
+    held = vars(x)
+    if not held:
+        return ()
+    version, counts = held.get("_true_counts", (None, None))
+    kept = ((place, _found_of(row)) for place, row in held.get("_kept_rows", {}).items())
+    rows = tuple(each for each in kept if each[1])
+    found = counts if version == version_of(x.local) else None, held.get("_no_ghosts"), rows
+    return found if any(each is not None and each != () for each in found) else ()
+
+
+def _with_found(x: _Shard, found: tuple[Any, ...]) -> _Shard:
+    if found:
+        counts, no_ghosts, rows = found
+        if counts is not None:
+            vars(x)["_true_counts"] = version_of(x.local), counts
+        if no_ghosts is not None:
+            vars(x)["_no_ghosts"] = no_ghosts
+        for place, known in rows:
+            row: Any = x[place]
+            _with_found(row, known)
+    return x
+
+
 def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
     """Describe one leaf of a result, while it is captured; ``inputs`` are the ShardTensors among the arguments."""
+    x = _settled(x)
     if isinstance(x, Tensor) and not isinstance(x, ShardBase):
         return Leaf(key=None, tensors=(x,), make=_same)
     if not isinstance(x, ShardBase):
@@ -199,6 +283,8 @@ def result_of(x: Any, inputs: Sequence[ShardBase]) -> Leaf:
             raise NotCapturedError("a result is a copy for which torch has a view of an argument")
         state = state.base.copied
     state = None if isinstance(x.copied, Copy) else x.copied
+    if any(x.__dict__.get(name) is not None for name in _FOUND):
+        raise NotCapturedError("a result keeps what it was found out to hold")
     if isinstance(x, RoutedIndex) or type(x) is not ShardTensor:
         raise NotCapturedError(f"a result is a {type(x).__name__}")
     leaf = _leaf_of_shard(x, lambda _: None)

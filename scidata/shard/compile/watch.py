@@ -6,7 +6,8 @@ import datetime
 import gc
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,22 @@ def _keeps_an_extent(given: Mapping[str, Any]) -> bool:
 #: Functions of which torch's compiler makes other values than their kernels give. Those of ShardTensors are refused in
 #: their handlers.
 _OTHERWISE = {"interpolate": _keeps_an_extent, "multi_margin_loss": _is_plain, "multilabel_margin_loss": _is_plain}
+
+
+@contextmanager
+def noting(codes: dict[int, types.CodeType]) -> Iterator[None]:
+    """Note which code runs, by its id."""
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call":
+            codes.setdefault(id(frame.f_code), frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 class Watch:

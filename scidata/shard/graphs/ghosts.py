@@ -20,10 +20,11 @@ from torch.distributed.tensor import Shard
 from scidata.core.cache import Cache
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
-from scidata.errors import ShardLayoutError
+from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.axes import MeshAxis, mesh_axes
 from scidata.shard.comm.collectives import Route, nonzero_counts, return_rows, send_rows, swap_counts
 from scidata.shard.comm.functions import known
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.transport import (
     Group,
     Transfer,
@@ -114,6 +115,8 @@ def ghost_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
 
 
 def _make_exchange(index_map: IndexMap, group: Group) -> GhostExchange:
+    if is_capturing():
+        raise UnsupportedShardOp("routes are made, and kept for other steps, while a step is captured")
     num_ranks, rank = group_size(group), group_rank(group)
     bounds = np.ascontiguousarray(index_map.bounds, dtype=np.int64)
     counts = np.asarray(index_map.recv_counts, dtype=np.int64)

@@ -204,7 +204,7 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     new_dim = {d: d if d < dim else d - len(mask.shape) + 1 for d in range(spec.ndim) if d not in covered}
     before: tuple[slice | Tensor, ...] = (slice(None),) * dim
     if not axes:
-        local = x.local[(*before, *_places(mask))]
+        local = x.local[(*before, *places_of(mask))]
         return finish(local, spec.move_dims(_masked_shape(spec, covered, local.shape[dim]), new_dim))
     if not isinstance(mask, ShardTensor) and dim in spec.sharded:
         mask = as_joined(func, mask, 0, spec)
@@ -230,11 +230,12 @@ def _take_mask(func: TorchFunction, x: ShardTensor, dim: int, mask: Tensor) -> T
     shape = _masked_shape(spec, covered, sum(counts))
     dims = [dim if a == axis else None if d is None else new_dim[d] for a, d in enumerate(x.spec.dims)]
     new = spec.derive(shape, dims, [counts if a == axis else s for a, s in enumerate(x.spec.sizes)])
-    return ShardTensor(x.local[(*before, *_places(mine))], new)
+    return ShardTensor(x.local[(*before, *places_of(mine))], new)
 
 
-def _places(mask: Tensor) -> tuple[Tensor, ...]:
-    return mask.nonzero(as_tuple=True)  # which torch does too; by these, a mask that is a constant can be captured
+def places_of(mask: Tensor) -> tuple[Tensor, ...]:
+    """Return where a mask is true. Torch does that too; by these, a mask that is a constant can be captured."""
+    return mask.nonzero(as_tuple=True)
 
 
 def _masked_shape(spec: ShardSpec, covered: range, count: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from scidata.shard.graphs.ghosts import GhostExchange, with_ghosts
 from scidata.shard.graphs.routed import BetweenSets, RoutedIndex, check_nodes, node_spec
 from scidata.shard.graphs.targets import FilledTensor, MovedTensor
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.advanced import count_true, split_alike, take_advanced
+from scidata.shard.ops.advanced import count_true, places_of, split_alike, take_advanced
 from scidata.shard.ops.align import is_sharded, local_of, specs_of
 from scidata.shard.ops.arguments import normal_dim
 from scidata.shard.rows.edge_order import as_joined, refuse_disorder
@@ -89,7 +89,7 @@ def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple
 def take_where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
     """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
     local, spec = _where(func, x, dim, mask)
-    index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, mask.local)
+    index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, *places_of(mask.local))
     return ShardTensor(local[index], spec)
 
 
@@ -207,7 +207,7 @@ def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: flo
     local, spec = _where(func, target, 0, mask)
     if plain or (isinstance(value, ShardTensor) and value.spec != spec):
         return False
-    local[mask.local] = _met(value, target.spec)
+    local[places_of(mask.local) if isinstance(value, Tensor) else mask.local] = _met(value, target.spec)
     written(target)
     return True
 

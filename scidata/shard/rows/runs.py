@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from scidata.shard.comm.functions import linear
-from scidata.shard.comm.operators import is_capturing
-from scidata.shard.comm.transport import SUM_IN, Group, exchange, group_rank, with_dim
+from scidata.shard.comm.transport import SUM_IN, Group, exchange, with_dim
 from scidata.shard.sizes import facts_of
 
 #: The start of a run of rows that nobody owns: they get the fill value.
@@ -158,14 +157,11 @@ def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> li
     for rank, runs in way.sent:
         pieces = [x.narrow(dim, *run) for run in runs]
         parts.append((rank, pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)))
-    placed = way.placed
-    if not placed and is_capturing():  # no rows are a result, too: a graph leaves out collectives without one
-        placed = ((group_rank(group), ((way.length, 0),)),)
-    for rank, runs in placed:
+    for rank, runs in way.placed:
         shapes.append((rank, (*before, sum([n for _, n in runs]), *after)))
     received = exchange(x, parts, shapes, group, plan.pairs)
     found = []
-    for rows, (_, runs) in zip(received, placed, strict=True):
+    for rows, (_, runs) in zip(received, way.placed, strict=True):
         start = 0
         for place, count in runs:
             found.append((place, rows.narrow(dim, start, count)))

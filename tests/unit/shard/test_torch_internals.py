@@ -639,7 +639,7 @@ def test_watch_backward_is_asked_before_the_graph():
     def compiler(gm, inputs):
         return of_graphs.make_boxed(gm.forward)
 
-    run = of_graphs.captured_function(function, compiler, compiler, lambda *_: None, fuses=False)
+    run = of_graphs.captured_function(function, compiler, compiler, lambda _: None, lambda *_: None, fuses=False)
     x, asked = torch.ones(1, requires_grad=True), []
 
     def handle(node, grads):
@@ -656,7 +656,7 @@ def test_watch_backward_is_asked_before_the_graph():
         assert torch.autograd.grad(found[0], x, retain_graph=True)[0] == 7
         assert torch.autograd.grad(sum(found[:2]), x)[0] == x.cos() - x.sin()
     assert asked == 2 * [[torch.ones(1), None], [torch.ones(1), torch.ones(1)]]
-    alias = of_graphs.captured_function(lambda x: (x.view(-1),), compiler, compiler, lambda *_: None, fuses=False)
+    alias = of_graphs.captured_function(lambda x: (x.view(-1),), *2 * [compiler], id, lambda *_: None, fuses=False)
     assert of_graphs.graph_of(alias(x)[0]) is None
 
 
@@ -713,7 +713,7 @@ def test_captured_function_runs_graphs_forward_and_backward():
         return of_graphs.make_boxed(gm.forward)
 
     with of_graphs.tracing():
-        run = of_graphs.captured_function(function, compiler, compiler, lambda *both: parted.extend(both), fuses=False)
+        run = of_graphs.captured_function(function, *2 * [compiler], id, lambda *both: parted.extend(both), fuses=False)
         x = torch.ones(2, requires_grad=True)
         assert torch.equal(run(x)[0], x.sin() * values)
     num = len(graphs)
@@ -742,7 +742,7 @@ def test_tracing_captures_backward_without_autocast():
 
     with torch.autocast("cpu", dtype=torch.bfloat16), of_graphs.tracing():
         run = of_graphs.captured_function(
-            lambda x: (Noting.apply(x),), compiler, compiler, lambda *_: None, fuses=False
+            lambda x: (Noting.apply(x),), compiler, compiler, lambda _: None, lambda *_: None, fuses=False
         )
         run(torch.ones(2, requires_grad=True))
     assert seen == [(False, False)]

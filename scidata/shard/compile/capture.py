@@ -273,7 +273,7 @@ def _unchanged(arguments: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
     def facts() -> tuple[Any, ...]:
         flat, tree = tree_flatten(arguments)
         of_tensors = [
-            (x.shape, x.stride(), x.dtype, x.requires_grad) for x in (*tensors, *flat) if isinstance(x, Tensor)
+            (type(x), x.shape, x.stride(), x.dtype, x.requires_grad) for x in (*tensors, *flat) if isinstance(x, Tensor)
         ]
         return [*map(id, flat)], tree, of_tensors, *surroundings(), torch.get_rng_state().tolist()
 

@@ -8,7 +8,7 @@ from scidata.errors import UnsupportedShardOp
 from scidata.shard.op_table import HANDLERS, OF_THE_WHOLE, Handler, TorchFunction, Types
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.torch_internals import tree_leaves, tree_map_only
+from scidata.shard.torch_internals import has_values, tree_leaves, tree_map_only
 
 
 class FilledTensor(ShardTensor):
@@ -69,7 +69,7 @@ class MovedTensor(Tensor):
     @classmethod
     def become(cls, target: Tensor, result: Tensor) -> None:
         """Turn ``target`` into a stand-in for ``result``."""
-        if type(target) is not Tensor or target.requires_grad:
+        if (type(target) is not Tensor and has_values(target)) or target.requires_grad:
             raise UnsupportedShardOp(
                 "a parameter or a tensor that requires grad cannot take messages of a sharded graph in place; "
                 "use the form without underscore"

@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*SCENARIOS, []], help="default: all")
     parser.add_argument("--keep", action="store_true", help="keep the folder of logs")
     args = parser.parse_args()
-    missing = [name for name in (*NEEDED, "nsenter", "unshare", "ip", "tc", "mpirun") if shutil.which(name) is None]
+    missing = [name for name in (*NEEDED, "nsenter", "unshare", "ip", "mpirun") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
         print(f"needs root and {', '.join(missing) or 'nothing else'}: {_PACKAGES}")
         return 2

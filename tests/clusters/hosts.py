@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-_NETWORK = "10.88.7"
+_NETWORK, _SLOW_NETWORK = "10.88.7", "10.88.8"
 #: Variables of launchers and sites that would reach the processes of a host.
 _FOREIGN = ("SLURM", "OMPI_", "PMI", "TORCHELASTIC", "MASTER_", "GLOO_", "RANK", "LOCAL_", "WORLD_SIZE", "CUDA_")
 
@@ -110,15 +110,26 @@ class Host:
         """Change this host's cable: ``up``, ``down``."""
         ip("-n", self.space, "link", "set", "eth0", *words)
 
-    @contextlib.contextmanager
-    def network(self, *words: str) -> Iterator[None]:
-        """Have ``tc netem`` treat what leaves this host, such as ``delay 100ms``."""
-        queue = ["tc", "-n", self.space, "qdisc"]
-        subprocess.run([*queue, "add", "dev", "eth0", "root", "netem", *words], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run([*queue, "del", "dev", "eth0", "root"], check=True)
+
+@contextlib.contextmanager
+def slow_link(nodes: Sequence[Host], *, delay: float, share: float) -> Iterator[list[str]]:
+    """Join two hosts by a further cable, ``slow0``; yield their addresses on it.
+
+    ``delay``: seconds of each packet; ``share``: of packets that are lost.
+    """
+    words = [sys.executable, str(Path(__file__).with_name("relay.py")), *(node.space for node in nodes)]
+    relay = subprocess.Popen([*words, str(delay), str(share)], stdout=subprocess.PIPE)
+    try:
+        assert relay.stdout is not None
+        assert relay.stdout.readline() == b"ready\n"
+        addresses = [f"{_SLOW_NETWORK}.{number}" for number in (11, 12)]
+        for node, address in zip(nodes, addresses, strict=True):
+            ip("-n", node.space, "addr", "add", f"{address}/24", "dev", "slow0")
+            ip("-n", node.space, "link", "set", "slow0", "up")
+        yield addresses
+    finally:
+        relay.kill()
+        relay.wait()
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

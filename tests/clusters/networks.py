@@ -8,10 +8,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.clusters.hosts import environment
+from tests.clusters.hosts import environment, slow_link
 from tests.clusters.lab import Lab, assert_all_once, result_of, steps_of, wait_until
 
 _PORT = 29411
@@ -130,17 +130,20 @@ def wrong_interface(lab: Lab) -> str:
 def slow_network(lab: Lab) -> str:
     """100 ms of delay, and 1 % of packets lost: carried, and the weights are the same."""
     weights, shown = [], []
-    for fault in ((), ("delay", "100ms"), ("loss", "1%")):
-        out = lab.new("netem")
-        with contextlib.ExitStack() as stack:
-            for node in lab.nodes if fault else ():
-                stack.enter_context(node.network(*fault))
-            seconds = _timed(lambda out=out: _run_both(lab, out, domain=2, timeout=60))
+    for delay, share in ((0.0, 0.0), (0.1, 0.0), (0.0, 0.01)):
+        out = lab.new("slow")
+        with slow_link(lab.nodes, delay=delay, share=share) as addresses:
+            began = time.monotonic()
+            options = [f"--rdzv-endpoint={addresses[0]}:{_PORT}"]
+            said = _run_both(lab, out, options, {"GLOO_SOCKET_IFNAME": "slow0"}, domain=2, timeout=60)
         assert_all_once(out)
         weights.append(result_of(out)["weights"])
-        shown.append(f"{' '.join(fault) or 'none'} {seconds:.0f} s")
+        joined = max(map(float, re.findall(r"joined after (\S+) s", said)))
+        shown.append(
+            f"{1000 * delay:g} ms, {100 * share:g} % lost: {time.monotonic() - began:.0f} s, joined in {joined} s"
+        )
     assert weights[0] == weights[1] == weights[2], weights
-    return f"{', '.join(shown)}; the same weights"
+    return f"{'; '.join(shown)}; the same weights"
 
 
 def link_down(lab: Lab) -> str:
@@ -159,15 +162,11 @@ def link_down(lab: Lab) -> str:
         wait_until("the first steps", lambda: steps_of(out) >= 4)
         lab.nodes[1].link("down")
         try:
-            seconds = wait_until("the end of rank 1", lambda: started[1].poll() is not None, 150)
-            wait_until("the end of rank 0", lambda: started[0].poll() is not None, 150)
+            seconds = wait_until("both ranks' errors", lambda: all(_errors(out)), 150)
         finally:
             lab.nodes[1].link("up")
-    errors = [
-        re.findall(r"^\[rank\d\]: (\S*Error: .*)", (out / f"{node.name}.log").read_text(), re.MULTILINE)
-        for node in lab.nodes
-    ]
-    assert all(errors), _said(out)
+    errors = _errors(out)
+    assert all("RankFailedError" in found[-1] for found in errors), errors
     return f"3 s: carried; for good, after {seconds:.0f} s: {' | '.join(found[-1][:140] for found in errors)}"
 
 
@@ -224,14 +223,14 @@ def _run_both(
     return _said(out)
 
 
+def _errors(out: Path) -> list[list[str]]:
+    """Return the errors that the ranks of each host have ended with."""
+    logs = [path.read_text() for path in sorted(out.glob("n*.log"))]
+    return [re.findall(r"^\[rank\d\]: (\S*Error: .*)", log, re.MULTILINE) for log in logs]
+
+
 def _said(out: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(out.glob("n*.log")))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
 
 
 ALL = (torchrun, restarts, elastic, mpirun, debian_names, wrong_interface, slow_network, link_down, decode_node)

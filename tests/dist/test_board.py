@@ -13,6 +13,7 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.device_mesh import board
+from scidata.device_mesh.board import processes
 from scidata.errors import RankFailedError, ShardLayoutError
 from scidata.testing import RankError, run_ranks
 from tests.dist._scripts import run_script
@@ -187,3 +188,20 @@ def test_a_rank_that_never_joins_a_new_group():
     with pytest.raises(RankError) as caught:
         run_ranks(joins_a_group_with_nobody, 3, free_port(), backend=None)
     assert list(caught.value.failures) == [1]
+
+
+def _on_another_machine(rank: int, num_ranks: int) -> None:
+    processes._machine = lambda: f"machine {rank}"
+    scidata.init_mesh(domain=num_ranks, timeout=4)
+    if rank == 1:
+        board.begin().stop()  # as where its network is down
+        time.sleep(7)
+        return
+    with pytest.raises(
+        RankFailedError, match=r"rank 1 .* no sign of life for . s: its host, or the network, may be down"
+    ):
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_rank_of_another_machine_that_is_silent_when_a_collective_fails() -> None:
+    run_ranks(_on_another_machine, 2)

@@ -30,7 +30,7 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from scidata.device_mesh.board import stuck
-from scidata.device_mesh.board.events import Event, events_of
+from scidata.device_mesh.board.events import Event, events_of, post
 from scidata.device_mesh.board.processes import ProcessId
 from scidata.device_mesh.board.state import BoardState, Loop, RecordedError
 from scidata.device_mesh.board.store import call_with_timeout, common_postings
@@ -73,7 +73,7 @@ class Board(BoardState):
         self._posted: list[RecordedError] = []  # not taken back yet
         self._own: Event | None = None  # of the last of them
         self._num_read = self._count = 0
-        self._next_beat = 0.0
+        self._next_beat, self._beat_seconds = 0.0, min(_LONGEST_BEAT, max(1.0, len(self.ranks) / _RANKS_A_SECOND))
         self._has_come, self._listens, self.is_leaving = threading.Event(), self._port is not None, False
         self._looked = time.monotonic()
         self._heard = (-1, time.monotonic(), 0.0)  # the neighbour's beat, since when, and since when it is stopped
@@ -244,7 +244,7 @@ class Board(BoardState):
                 if talks:
                     loop.tick()
             if talks:
-                self._next_beat = time.monotonic() + min(_LONGEST_BEAT, max(1.0, len(self.ranks) / _RANKS_A_SECOND))
+                self._next_beat = time.monotonic() + self._beat_seconds
                 self._beat()
             if self._has_come.is_set() or not self._listens or (talks and self._count % _BEATS_A_QUESTION == 0):
                 self._has_come.clear()
@@ -389,7 +389,8 @@ class Board(BoardState):
         if event is None and self.is_answered:
             event = call_with_timeout(_REASON_SECONDS + BREAK_SECONDS, self._find_reason)
         event = event or next(filter(self.is_cause, self.events), None)
-        if event is None and not self.is_answered and not self.is_alone:
+        waits = self._asked and time.monotonic() - self._asked > _REASON_SECONDS  # for a network that is down, perhaps
+        if event is None and not self.is_alone and (waits or not self.is_answered):
             event = self.store_lost("since a collective failed")
         return None if event is None else event.error()
 
@@ -399,7 +400,16 @@ class Board(BoardState):
             if event is not None and event.kind == "met" and self.base.has(f"broken/{event.number}"):
                 return event
         known = next(filter(self.is_cause, self.events), None)
-        return known or self.cause(self.base, deadline)
+        return known or self.cause(self.base, deadline) or self._overdue()
+
+    def _overdue(self) -> Event | None:
+        """Tell all of the next rank, where it is on another machine, and has missed three signs of life."""
+        neighbour, silence = (self.rank + 1) % len(self.ranks), time.monotonic() - self._heard[1]
+        process = self.process(neighbour)
+        if process is None or process.can_be_seen or silence < 3 * self._beat_seconds:
+            return None
+        how = f"has given no sign of life for {silence:.0f} s: its host, or the network, may be down"
+        return post(self.base, self.death_of(neighbour, self.loops_of(self.base, neighbour), how))
 
     def stopped(self, when: str) -> Event | None:
         """Tell all of a rank whose process is seen to be stopped; None where all run."""

@@ -5,12 +5,17 @@ Without either they are skipped; ``test_stand_in.py`` runs them all in a process
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 import torch
 
 from scidata.device_mesh.devices import accelerator
+from tests import sim_device
+
+if os.environ.get(sim_device.CHOSEN):  # also in ranks, and other processes that tests start
+    sim_device.load()
 
 KIND = accelerator() or "none"
 if KIND == "none":

@@ -1,4 +1,4 @@
-"""Ranks with a device each: processes of ``run_ranks`` that have the stand-in, too, and begin as torchrun's do."""
+"""Ranks with a device each: processes of ``run_ranks`` that begin as torchrun's do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from scidata.testing import run_ranks
-from tests import ports, sim_device
-from tests.accelerator._device import IS_SIM
+from tests import ports
 
 T = TypeVar("T")
 
@@ -21,12 +20,10 @@ def on_devices(fn: Callable[..., T], num_ranks: int, *args: object, timeout: flo
     if torch.accelerator.device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} devices")
     port = ports.free_port()
-    return run_ranks(_begin, num_ranks, IS_SIM, port, fn, args, timeout=timeout, backend=None)
+    return run_ranks(_begin, num_ranks, port, fn, args, timeout=timeout, backend=None)
 
 
-def _begin(rank: int, num_ranks: int, on_sim: bool, port: int, fn: Callable[..., T], args: tuple[object, ...]) -> T:
+def _begin(rank: int, num_ranks: int, port: int, fn: Callable[..., T], args: tuple[object, ...]) -> T:
     place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
-    if on_sim:
-        sim_device.load()
     return fn(rank, num_ranks, *args)

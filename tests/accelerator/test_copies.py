@@ -205,10 +205,9 @@ def test_making_things_does_not_start_the_device() -> None:
     import subprocess
     import sys
 
-    load = "from tests import sim_device; sim_device.load()" if IS_SIM else ""
     code = f"""
 import numpy as np, torch
-{load}
+import tests.accelerator._device
 from scidata.core.memory import ArrayPool
 import scidata
 from scidata.loader.data_loader import DataLoader

@@ -106,7 +106,7 @@ def test_memory_of_the_device_that_is_full(num_workers: int) -> None:
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         for batch in loader:
             kept.append(batch["u"])
-    assert len(kept) == 1
+    assert len(kept) <= 1  # none where the second is copied before the first is asked for
     kept.clear()
     torch.ops.sim.limit(1 << 62)
     assert_whole(loader)
@@ -141,8 +141,7 @@ for epoch in range(1000):
 
 def test_ctrl_c_amid_a_copy() -> None:
     """The process ends soon, by the interrupt, without a crash."""
-    load = "from tests import sim_device; sim_device.load()\n" if IS_SIM else ""
-    command = [sys.executable, "-c", load + CTRL_C]
+    command = [sys.executable, "-c", CTRL_C]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as run:
         assert run.stdout
         for _ in range(3):

@@ -22,6 +22,8 @@ _SOURCE = Path(__file__).with_name("sim.cpp")
 _OPTIONS = ["-O1", "-w", "-shared", "-fPIC", "-std=c++20"]
 #: The name of the device.
 NAME = "sim"
+#: The variable of processes that it is loaded into.
+CHOSEN = "SCIDATA_TESTS_ON_SIM"
 
 
 class CannotBuildError(Exception):
@@ -71,7 +73,7 @@ def load() -> None:
         is_available=lambda: True,
         is_initialized=torch.ops.sim.started,
         _is_in_bad_fork=lambda: False,
-        device_count=lambda: 2,
+        device_count=lambda: 4,
         current_device=torch.accelerator.current_device_index,
         set_device=torch.accelerator.set_device_index,
         device=torch.accelerator.device_index,
@@ -96,4 +98,5 @@ def load() -> None:
 
 def pytest_configure() -> None:
     """Load it, as a plugin of pytest."""
+    os.environ[CHOSEN] = "1"
     load()

@@ -1,4 +1,4 @@
-// An accelerator made of threads, for tests: torch's PrivateUse1 device, called "sim", with two devices.
+// An accelerator made of threads, for tests: torch's PrivateUse1 device, called "sim", with four devices.
 //
 // A stream is a thread with a queue. What CUDA may do to a program that forgets to wait, this does: copies come late,
 // memory goes back to the pool of the stream that it was allocated on as soon as the host lets go of it, and is
@@ -41,7 +41,7 @@
 namespace {
 
 constexpr auto kSim = c10::DeviceType::PrivateUse1;
-constexpr int kDevices = 2;
+constexpr int kDevices = 4;
 using Lock = std::lock_guard<std::mutex>;
 using Clock = std::chrono::steady_clock;
 
@@ -406,7 +406,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   return to;
 }
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
-  const_cast<at::Tensor&>(to).resize_(from.sizes());
+  if (from.sizes() != to.sizes()) const_cast<at::Tensor&>(to).resize_(from.sizes());
   return copy_from(from, to, false);
 }
 
@@ -425,6 +425,13 @@ at::Tensor& set_storage(at::Tensor& x, at::Storage storage, c10::SymInt offset, 
   auto at = offset.guard_int(__FILE__, __LINE__);
   return at::native::set_storage_cpu_(
       x, storage, at, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
+}
+at::Tensor& set_whole_storage(at::Tensor& x, at::Storage storage) {
+  auto num = int64_t(storage.nbytes() / x.itemsize());
+  return at::native::set_storage_cpu_(x, storage, 0, {num}, {});
+}
+at::Tensor& set_tensor(at::Tensor& x, const at::Tensor& source) {
+  return at::native::set_storage_cpu_(x, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 at::Scalar item(const at::Tensor& x) {
   queue(Guard().getStream(x.device())).mark()->synchronize();
@@ -468,6 +475,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   m.impl("resize_", TORCH_FN(resize));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
+  m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("_local_scalar_dense", TORCH_FN(item));
   m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("convolution_overrideable", TORCH_FN(convolution));

@@ -89,7 +89,7 @@ def write_through(
     mine = reduce(operator.and_, [(rows >= 0) & (rows < part.shape[d]) for d, rows in local.items()])
     (chosen,) = mine.nonzero(as_tuple=True)
     local = {d: rows[chosen] for d, rows in local.items()}
-    values = values.index_select(place, chosen).to(part.dtype)
+    values = values.index_select(place, chosen.to(values.device)).to(part.dtype)
     if accumulate:
         rows = part.movedim(dims, list(range(len(dims))))
         rows.index_put_(tuple(local[d] for d in dims), values.movedim(place, 0), accumulate=True)

@@ -34,7 +34,7 @@ PLUGINS = {
 SETS = {"8 MiB, 1 a file": ((128, 128, 128), 1, 64), "256 KiB, 8 a file": ((256, 256), 8, 32)}
 
 
-EPOCHS = 11
+EPOCHS = 6
 #: Neither DLIO nor MPI, which must not be forked.
 IMPORTED = ("torch.utils.data", "pandas", "hydra", "functorch.compile", "scidata.loader.data_loader")
 

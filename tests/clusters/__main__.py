@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,11 @@ import torch
 import scidata
 from scidata.testing import make_grid
 from tests.clusters import jobs, networks
-from tests.clusters.hosts import hosts
+from tests.clusters.hosts import adopt_orphans, hosts, reap
 from tests.clusters.lab import NUM_SAMPLES, Lab
 from tests.clusters.slurm import NEEDED, slurm
 
 _PACKAGES = "apt-get install slurmctld slurmd slurm-client munge iproute2 openmpi-bin"
-_SUBREAPER = 36  # of prctl: daemons become children of this process, which takes note of their ends
 SCENARIOS = {scenario.__name__: scenario for scenario in (*jobs.ALL, *networks.ALL)}
 
 
@@ -38,7 +36,8 @@ def main() -> int:
     if missing or os.geteuid() != 0:
         print(f"needs root and {', '.join(missing) or 'nothing else'}: {_PACKAGES}")
         return 2
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # after all has been removed
     print(f"# {_versions()}", flush=True)
     failed = []
     folder = Path(tempfile.mkdtemp(prefix="scidata-clusters-"))
@@ -58,9 +57,7 @@ def main() -> int:
                 failed.append(name)
                 result = f"FAILED  {name}: {traceback.format_exc()}"
             print(f"{time.monotonic() - began:5.0f} s  {result}", flush=True)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    reap()
     if args.keep or failed:
         print(f"# logs are in {folder}")
     else:

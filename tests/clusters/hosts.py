@@ -7,10 +7,12 @@ are the machine's. Needs root and iproute2.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 _NETWORK, _SLOW_NETWORK = "10.88.7", "10.88.8"
 #: Variables of launchers and sites that would reach the processes of a host.
 _FOREIGN = ("SLURM", "OMPI_", "PMI", "TORCHELASTIC", "MASTER_", "GLOO_", "RANK", "LOCAL_", "WORLD_SIZE", "CUDA_")
+_SUBREAPER = 36  # of prctl
+_started: set[int] = set()
 
 
 def ip(*words: str, check: bool = True) -> None:
@@ -47,6 +51,7 @@ class Host:
         words = ["nsenter", f"--net=/run/netns/{self.space}", "unshare", "--pid", "--fork", "--kill-child", "--mount"]
         words += ["--uts", "--ipc", "--mount-proc", "bash", "-c", script]
         self.holder = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment())
+        _started.add(self.holder.pid)
         assert self.holder.stdout is not None
         assert self.holder.stdout.readline() == b"ready\n", f"{self.name}: no namespaces"
 
@@ -71,7 +76,9 @@ class Host:
     ) -> subprocess.Popen[str]:
         """Start a command on this host."""
         enter = ["bash", "-c", 'cd "$0" && exec "$@"', str(cwd), *words]
-        return subprocess.Popen(self.command(enter), env=environment(environ), text=True, **options)
+        process = subprocess.Popen(self.command(enter), env=environment(environ), text=True, **options)
+        _started.add(process.pid)
+        return process
 
     def run(
         self, words: Sequence[str], *, cwd: Path, environ: Mapping[str, str] | None = None, timeout: float = 180
@@ -99,7 +106,9 @@ class Host:
         """End all processes of this host, by ending its first one."""
         if self.holder is not None:
             os.kill(self.pid, signal.SIGKILL)
-            self.holder.wait()
+            while self.holder.poll() is None:
+                reap()  # the first process of a host ends after all others, some of which are this process's children
+                time.sleep(0.02)
             self.holder = None
 
     def write_names(self, text: str) -> None:
@@ -130,6 +139,19 @@ def slow_link(nodes: Sequence[Host], *, delay: float, share: float) -> Iterator[
     finally:
         relay.kill()
         relay.wait()
+
+
+def adopt_orphans() -> None:
+    """Have daemons, and what else loses its parent, become children of this process."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+
+
+def reap() -> None:
+    """Take note of the ends of children that were not started here: adopted orphans."""
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        if int(pid) not in _started:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(int(pid), os.WNOHANG)
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

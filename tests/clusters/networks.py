@@ -100,17 +100,10 @@ def debian_names(lab: Lab) -> str:
     try:
         for own, head in (("127.0.1.1 {name}\n", "n1"), ("", lab.nodes[0].address)):
             out = lab.new("names")
-            started = []
-            for rank, node in enumerate(lab.nodes):
+            for node in lab.nodes:
                 others = [line for line in kept.splitlines(keepends=True) if not line.endswith(f"{node.name}\n")]
                 node.write_names("".join(others) + own.format(name=node.name))
-                environ = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-                environ |= {"MASTER_ADDR": head, "MASTER_PORT": str(_PORT)}
-                with open(out / f"{node.name}.log", "w") as log:
-                    words = lab.training(out, domain=2)
-                    started.append(node.start(words, cwd=out, environ=environ, stdout=log, stderr=subprocess.STDOUT))
-            codes = [process.wait(timeout=120) for process in started]
-            assert codes == [0, 0], _said(out)
+            _run_by_hand(lab, out, head, domain=2)
             seconds += re.findall(r"joined after (\S+) s", _said(out))
             assert_all_once(out)
     finally:
@@ -134,8 +127,7 @@ def slow_network(lab: Lab) -> str:
         out = lab.new("slow")
         with slow_link(lab.nodes, delay=delay, share=share) as addresses:
             began = time.monotonic()
-            options = [f"--rdzv-endpoint={addresses[0]}:{_PORT}"]
-            said = _run_both(lab, out, options, {"GLOO_SOCKET_IFNAME": "slow0"}, domain=2, timeout=60)
+            said = _run_by_hand(lab, out, addresses[0], {"GLOO_SOCKET_IFNAME": "slow0"}, domain=2)
         assert_all_once(out)
         weights.append(result_of(out)["weights"])
         joined = max(map(float, re.findall(r"joined after (\S+) s", said)))
@@ -220,6 +212,20 @@ def _run_both(
     with _both(lab, out, options, environ, **training) as started:
         codes = [process.wait(timeout=240) for process in started]
     assert all(codes) if fails else not any(codes), f"exit codes {codes}: {_said(out)}"
+    return _said(out)
+
+
+def _run_by_hand(lab: Lab, out: Path, head: str, environ: dict[str, str] | None = None, **training: object) -> str:
+    """Run a training to its end, with the variables of torchrun and without its agents; return what is printed."""
+    started = []
+    for rank, node in enumerate(lab.nodes):
+        own = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        own |= {"MASTER_ADDR": head, "MASTER_PORT": str(_PORT)} | (environ or {})
+        with open(out / f"{node.name}.log", "w") as log:
+            words = lab.training(out, **training)
+            started.append(node.start(words, cwd=out, environ=own, stdout=log, stderr=subprocess.STDOUT))
+    codes = [process.wait(timeout=240) for process in started]
+    assert not any(codes), f"exit codes {codes}: {_said(out)}"
     return _said(out)
 
 

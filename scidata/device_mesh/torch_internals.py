@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from _thread import RLock as RLock  # threading has a function of Python
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.autograd import profiler
 
 # -- process groups ----------------------------------------------------------------------------------------------------
 
@@ -119,6 +124,18 @@ HANDLERS_OF_ERRORS = (
     os.path.join(_TORCH, "distributed", "c10d_logger.py"),
     os.path.join(_TORCH, "autograd", "graph.py"),
 )
+
+
+# -- profilers ---------------------------------------------------------------------------------------------------------
+
+
+#: Whether torch's profiler, NVTX or ITT is on, as its optimizers ask; costs no call of Python.
+is_profiled: Callable[[], bool] = partial(getattr, profiler, "_is_profiler_enabled")
+
+
+def named(name: str) -> AbstractContextManager[object]:
+    """Return a range ``scidata::NAME`` for these; where none is on a lock of nobody else, entered without a call."""
+    return profiler.record_function(f"scidata::{name}") if is_profiled() else RLock()
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------

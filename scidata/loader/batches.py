@@ -23,6 +23,7 @@ from scidata.data.irregular_sample import IrregularSample
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.device_mesh.devices import is_accelerator
+from scidata.device_mesh.torch_internals import named
 from scidata.loader.peers.agreement import Agreement
 from scidata.loader.peers.session import Session
 from scidata.loader.peers.watch import Watch
@@ -86,7 +87,7 @@ class Batches(Iterator[BatchT]):
         """Return the next batch, and when its parts had arrived."""
         index, local = self._read()
         arrived = time.perf_counter_ns()
-        with trace.span("transform", samples=index):
+        with trace.span("transform", samples=index), named("transform"):
             return self._wrap(index, local), arrived
 
     def _read(self) -> tuple[list[int], Batch]:

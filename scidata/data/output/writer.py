@@ -27,6 +27,7 @@ from scidata.data.output.places import Place, say_written, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import Route, route_of
 from scidata.device_mesh.groups import end_well, explained, fail_at_end, uncaught
+from scidata.device_mesh.torch_internals import named
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
@@ -376,7 +377,8 @@ class Writer:
     def _write(self, step: tuple[int, list[Part]]) -> None:
         if self._ranks.is_first:  # the others hear of it from that one
             self._owner.look()
-        self._written |= self._parts.write(*step)
+        with named("write"):
+            self._written |= self._parts.write(*step)
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
 

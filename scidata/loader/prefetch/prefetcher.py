@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scidata.core import trace
+from scidata.device_mesh.torch_internals import named
 from scidata.errors import ConfigError, ReadTimeoutError
 from scidata.loader.peers.ballot import Ballot
 from scidata.loader.peers.session import Session
@@ -205,7 +206,7 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
 
     def _await(self, head: Work) -> None:
         began, warned = time.perf_counter(), False
-        with trace.span("wait", batch=head.number):
+        with trace.span("wait", batch=head.number), named("wait"):
             if head.own and not head.arrived:
                 self._readers.read_now(head)
                 if self._readers.closed:  # by another thread

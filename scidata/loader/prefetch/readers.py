@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from scidata.core import trace
+from scidata.device_mesh.torch_internals import named
 from scidata.loader.peers.ballot import Ballot
 from scidata.loader.peers.session import Session
 from scidata.loader.prefetch.ahead import ReadAhead
@@ -143,7 +144,8 @@ class Readers:
                 self.results.put(work)
 
     def _fill(self, work: Work, slot: int) -> object:
-        return self.fill(work.item[slot], work.buffers.slot(slot))
+        with named("read"):
+            return self.fill(work.item[slot], work.buffers.slot(slot))
 
     def _traced_fill(self, work: Work, slot: int) -> object:
         index = work.item[slot]
@@ -175,7 +177,7 @@ class Readers:
         if mine:
             began = time.perf_counter_ns()
             try:
-                with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes):
+                with trace.span("begin copy", batch=work.number, bytes=work.buffers.nbytes), named("copy"):
                     work.ticket = self.copier.start(work.buffers)
             except BaseException as e:
                 work.error = e

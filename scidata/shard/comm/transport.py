@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scidata.device_mesh.devices import current_device, kind_of
 from scidata.device_mesh.groups import explaining
-from scidata.device_mesh.torch_internals import count_as_one
+from scidata.device_mesh.torch_internals import RLock, count_as_one, is_profiled, named
 from scidata.errors import ConfigError
 from scidata.shard.comm.indexed import compare
 from scidata.shard.comm.operators import captures, operator, tapes, uses_operators
@@ -130,10 +130,11 @@ def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Te
     received, part = found.view(-1).view(torch.uint8), as_bytes(x)
     count_sent(x.nbytes * (num_ranks - 1))
     compare(group)
-    if _is_small(x, num_ranks):
-        dist.all_to_all_single(received, part.repeat(num_ranks), group=group)
-    else:
-        _all_gather(received, part, group=group)
+    with named("gather") if is_profiled() else RLock():
+        if _is_small(x, num_ranks):
+            dist.all_to_all_single(received, part.repeat(num_ranks), group=group)
+        else:
+            _all_gather(received, part, group=group)
     return found
 
 
@@ -234,8 +235,9 @@ def _exchange(
 ) -> Tensor:
     """Send values to some ranks, and return those received. Collective; see :class:`Transfer`."""
     outgoing, incoming = ([*zip(*way, strict=True)] for way in ((receivers, sent), (senders, held)))
-    transfer = Transfer(x, outgoing, incoming, group, pairs, waits=True)
-    transfer.wait()
+    with named("halo") if is_profiled() else RLock():
+        transfer = Transfer(x, outgoing, incoming, group, pairs, waits=True)
+        transfer.wait()
     return transfer.received
 
 
@@ -260,8 +262,9 @@ def start_rows(
 
 def exchange_rows(rows: Tensor, sent: Counts, held: Counts, group: Group, pairs: int | None) -> Tensor:
     """Send ``rows``, and return the rows received, both by rank. Collective, not differentiable."""
-    transfer, received = start_rows(rows, sent, held, group, pairs, waits=True)
-    transfer.wait()
+    with named("halo") if is_profiled() else RLock():
+        transfer, received = start_rows(rows, sent, held, group, pairs, waits=True)
+        transfer.wait()
     return received
 
 
@@ -298,8 +301,9 @@ def exchange(
     sent = [(rank, len(part)) for (rank, _), part in zip(parts, outgoing, strict=True)]
     held = [(rank, torch.Size(shape).numel()) for rank, shape in shapes]
     joined = outgoing[0] if len(outgoing) == 1 else torch.cat(outgoing) if outgoing else x.new_empty(0)
-    transfer = Transfer(joined, sent, held, group, pairs, waits=True)
-    transfer.wait()
+    with named("halo") if is_profiled() else RLock():
+        transfer = Transfer(joined, sent, held, group, pairs, waits=True)
+        transfer.wait()
     found = torch.split(transfer.received, [num for _, num in held])
     return [part.view(tuple(shape)) for part, (_, shape) in zip(found, shapes, strict=True)]
 

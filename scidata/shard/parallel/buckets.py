@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from scidata.device_mesh.groups import explaining
+from scidata.device_mesh.torch_internals import RLock, is_profiled, named
 from scidata.errors import ConfigError
 from scidata.shard.comm.transport import SUM_IN, broadcast
 from scidata.shard.torch_internals import backward_pass, copy_each, when_backward_ends
@@ -165,9 +166,10 @@ class GradientBuckets:
             flag_row = first.new_ones(len(flags))  # made on the device: a copy would wait
         else:
             flag_row = torch.tensor(flags, dtype=first.dtype, device=first.device)
-        flat = torch.cat([*(g.reshape(-1) for g in grads), flag_row])
-        bucket.flat = flat.to(SUM_IN.get(flat.dtype, flat.dtype))
-        bucket.work = dist.all_reduce(_real(bucket.flat), group=self._group, async_op=True)
+        with named("bucket") if is_profiled() else RLock():
+            flat = torch.cat([*(g.reshape(-1) for g in grads), flag_row])
+            bucket.flat = flat.to(SUM_IN.get(flat.dtype, flat.dtype))
+            bucket.work = dist.all_reduce(_real(bucket.flat), group=self._group, async_op=True)
 
     @torch.no_grad()
     def _finish(self) -> None:

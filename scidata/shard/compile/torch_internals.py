@@ -89,8 +89,8 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with unseen():
             found = func(*args, **(kwargs or {}))
         new = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
-        if not tensors and new[0].is_floating_point() and func.overloadpacket is not torch.ops.aten.arange:
-            return func(*args, **(kwargs or {}))  # what is computed is likely to be added to it
+        if func.overloadpacket is not torch.ops.aten.arange and self._is_fill(held, new):
+            return func(*args, **(kwargs or {}))
         known = {*map(storage_of, held)}
         if sum(x.nbytes for x in new if storage_of(x) not in known) > _MOST_FOLDED:
             return func(*args, **(kwargs or {}))
@@ -99,6 +99,15 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read[id(x)] = x, version_of(x)
         self._made |= {storage_of(x): x for x in new if storage_of(x) not in known}
         return found
+
+    def _is_fill(self, held: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+        """Whether a number is repeated: what is computed is likely to be written to that."""
+        floats = all(x.is_floating_point() and storage_of(x) in self._made for x in held)
+        return (
+            floats
+            and all(x.is_floating_point() for x in new)
+            and sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
+        )
 
     def has_made(self, x: Tensor) -> bool:
         """Whether a tensor with values was computed here."""

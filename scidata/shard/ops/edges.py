@@ -70,8 +70,8 @@ def lies_beside(x: object, dim: int, mask: ShardTensor) -> bool:
     return mask.spec.ndim == 1 and (not is_sharded(x) or split_alike(x.spec, dim, mask.spec))
 
 
-def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
-    """Return this rank's rows of ``x`` beside the mask, and the layout of the rows where it is true."""
+def _beside(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple[Tensor, ShardSpec]:
+    """Return this rank's rows of ``x`` beside the mask, and the layout of all that lie so."""
     spec = mask.spec
     (axis,) = spec.sharded.values()
     shape = tuple(x.shape)
@@ -83,12 +83,13 @@ def _where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> tuple
         whole = as_joined(func, local_of(x), dim, spec)
         local = slice_to_shard(whole, spec.sizes_of(axis), dim, spec.group(axis))
         base = spec.along(axis, dim, shape)
-    return local, base.with_rows(dim, count_true(mask))
+    return local, base
 
 
 def take_where(func: TorchFunction, x: Tensor, dim: int, mask: ShardTensor) -> ShardTensor:
     """Take the rows of ``x`` where a sharded mask that lies beside them is true: each rank keeps its own."""
-    local, spec = _where(func, x, dim, mask)
+    local, base = _beside(func, x, dim, mask)
+    spec = base.with_rows(dim, count_true(mask))
     index: tuple[slice | Tensor, ...] = (*[slice(None)] * dim, *places_of(mask.local))
     return ShardTensor(local[index], spec)
 
@@ -204,8 +205,8 @@ def set_where(func: TorchFunction, target: Tensor, mask: ShardTensor, value: flo
     plain = isinstance(value, Tensor) and bool(value.ndim) and not is_sharded(value)
     if not is_sharded(target) or target.copied is not None or (plain and mask.spec.exchange is not None):
         raise unsupported(func, "it writes plain values, or to a tensor that cannot take them", mask.spec)
-    local, spec = _where(func, target, 0, mask)
-    if plain or (isinstance(value, ShardTensor) and value.spec != spec):
+    local, base = _beside(func, target, 0, mask)
+    if plain or (isinstance(value, ShardTensor) and value.spec != base.with_rows(0, count_true(mask))):
         return False
     local[places_of(mask.local) if isinstance(value, Tensor) else mask.local] = _met(value, target.spec)
     written(target)

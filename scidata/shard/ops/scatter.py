@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
+from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import RoutedIndex
@@ -21,6 +22,7 @@ from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.op_table import TensorFunction, TorchFunction, op_name, unsupported
 from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
 from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.moments import widened
@@ -75,8 +77,11 @@ def _sum_over_ranks(func: TorchFunction, part: Tensor, fault: str | None, group:
     if part.device.type != "cpu" or group_size(group) == 1:
         return all_reduce_sum(part, group)
     total = all_reduce_sum(torch.cat([part.reshape(-1), part.new_full((1,), fault is not None)]), group)
-    if total[-1].item():
-        raise IndexError(f"{op_name(func)}: {fault or 'ids of another rank are out of range'}; give a larger size")
+    message = f"{op_name(func)}: {fault or 'ids of another rank are out of range'}; give a larger size"
+    if is_capturing():
+        in_range(total[-1:].detach(), 0, 1, message)
+    elif total[-1].item():
+        raise IndexError(message)
     return total[:-1].view(part.shape)
 
 

@@ -76,7 +76,7 @@ def set_timeout(group: Any, timeout: Any) -> None:
     ``_set_pg_timeout`` knows NCCL and gloo alone.
     """
     for device in group._device_types:
-        with contextlib.suppress(RuntimeError):  # of a backend that has none
+        with contextlib.suppress(AttributeError, RuntimeError):  # of a backend that has none
             group._get_backend(device)._set_default_timeout(timeout)
 
 

@@ -101,7 +101,7 @@ def test_a_slow_copy_stream_is_waited_for_by_the_reader() -> None:
     fill(1, first.slot(0))
     copier._transfer._stream = torch.Stream(DEVICE)
     with copier._transfer._stream:
-        busy(0.1)
+        busy(0.5)
     ticket = copier.start(first)
     assert not ticket.event.query()
     tensors = copier.finish(ticket)
@@ -260,7 +260,7 @@ def test_page_locked_parts_are_not_overwritten_amid_their_copy() -> None:
     side = SideStream(DEVICE)
     side._stream = torch.Stream(DEVICE)
     with side._stream:
-        busy(0.1)
+        busy(0.5)
     copies, event = side.copy([torch.full((1 << 20,), 1.0).pin_memory()])
     side.hand_over(copies, event)
     used = copies[0].clone()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,8 +146,6 @@ def test_ctrl_c_amid_a_copy() -> None:
         for _ in range(3):
             assert run.stdout.readline().startswith("[")
         run.send_signal(signal.SIGINT)
-        began = time.monotonic()
         _, errors = run.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
     assert run.returncode in (1, -signal.SIGINT)
-    assert time.monotonic() - began < 20

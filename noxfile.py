@@ -14,6 +14,7 @@ TESTED = ".[test,s3,obstore,trainers]"
 NEWEST = ".[test,s3,obstore,trainers,virtual]"  # what writes sets asks for newer versions than the lowest
 
 nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["newest", "lowest_torch", "lowest", "docs"]
 nox.options.error_on_missing_interpreters = True
 
 
@@ -39,6 +40,13 @@ def lowest(session: nox.Session) -> None:
         file.write("\n".join(_lowest()))
     session.install(TESTED, "--constraint", constraints)
     _test(session)
+
+
+@nox.session(python=PYTHONS[0])
+def gpu(session: nox.Session) -> None:
+    """On a machine with a GPU: tests, copies, waits, operations and examples, in gpu.json and a table."""
+    session.install(TESTED)
+    session.run("python", "-m", "tests.gpu", *(session.posargs or ["gpu.json"]))
 
 
 @nox.session(python=PYTHONS[0])

@@ -95,6 +95,14 @@ class GradientBuckets:
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._reset()
 
+    def _reset(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = {id(p) for p in bucket.parameters}
+            bucket.flat = bucket.work = None
+        self._num_sent: int = 0
+        self._task: int | None = None
+        self._came: list[int] = []
+
     @contextmanager
     def put_off(self) -> Iterator[None]:
         """Let gradients add up on each rank; the next backward pass outside averages all of it."""
@@ -111,14 +119,6 @@ class GradientBuckets:
         self._used.update(id(p) for p in self._trained if p.grad is not None)
         self._task = backward_pass()
         self._finish()
-
-    def _reset(self) -> None:
-        for bucket in self._buckets:
-            bucket.missing = {id(p) for p in bucket.parameters}
-            bucket.flat = bucket.work = None
-        self._num_sent: int = 0
-        self._task: int | None = None
-        self._came: list[int] = []
 
     def _arrived(self, parameter: Tensor) -> None:
         if parameter.grad is None:  # a compiled graph has it among its inputs, and no gradient for it

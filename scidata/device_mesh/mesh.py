@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from scidata.core.checks import is_int
+from scidata.core.checks import check_mapping, is_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import board, devices, groups
 from scidata.device_mesh.interfaces import interface_for
@@ -78,8 +78,11 @@ def init_mesh(
     ...     print(mesh["dp"].size(), mesh["domain"].size())
     2 4
     """
+    check_mapping("extra", extra or {}, "{'tp': 2}")
     sizes = _axis_sizes(domain, dp, names, extra or {})
     limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+    if limit is not None and (not isinstance(limit, datetime.timedelta) or limit < datetime.timedelta()):
+        raise ConfigError(f"timeout={timeout!r}: expected seconds, or a datetime.timedelta")
     if dist.is_initialized():
         kind = devices.kind_of(dist.group.WORLD) if device is None else _checked_device(device)
         num_ranks, launcher = dist.get_world_size(), "the process group"
@@ -154,11 +157,9 @@ def _checked_device(device: str | None) -> str:
     found = devices.accelerator()
     if device is None:
         return found or "cpu"
-    if device not in ("cpu", *devices.kinds()):
-        names = ", ".join(map(repr, devices.kinds()))
-        raise ConfigError(f"device must be {names} or 'cpu', not {device!r}; the launcher decides which GPU a rank has")
     if device not in ("cpu", found):
-        raise ConfigError(f"device={device!r}, but torch finds no such GPU here; use device={found or 'cpu'!r}")
+        here = f"{found!r} or 'cpu'" if found else "'cpu', as torch finds no GPU here"
+        raise ConfigError(f"device={device!r}: use {here}; the launcher decides which GPU a rank has")
     return device
 
 

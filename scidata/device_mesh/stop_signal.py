@@ -12,12 +12,16 @@ Threads vote, not loops: a loop may wait in a collective for one that waits for 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from scidata.core.checks import is_int
 from scidata.device_mesh import board
 from scidata.device_mesh.board import Board
+from scidata.errors import ConfigError
 
 _RESULT = "step/result"
 
@@ -32,12 +36,13 @@ class StopSignal:
     Parameters
     ----------
     *numbers : int
-        Signals to listen to; default SIGTERM and SIGUSR1. The end of a ``with`` block restores their handlers.
+        Signals to listen to; default SIGTERM and SIGUSR1. The end of a ``with`` block restores their handlers, which
+        are not called meanwhile; only those of a :class:`StopSignal` around this one are.
 
     Raises
     ------
-    ValueError
-        This is not the main thread, where alone Python handles signals.
+    ConfigError
+        This is not the main thread, where alone Python handles signals, or a number is none of a signal with handlers.
 
     Examples
     --------
@@ -54,6 +59,12 @@ class StopSignal:
     """
 
     def __init__(self, *numbers: int) -> None:
+        asked = numbers or (signal.SIGTERM, signal.SIGUSR1)
+        for number in asked:
+            if not is_int(number) or number not in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                raise ConfigError(f"StopSignal cannot listen to {number!r}; give signals such as signal.SIGUSR1")
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError("Python handles signals in the main thread alone: make the StopSignal there")
         self._lock = threading.Lock()
         self._num_done, self._is_asked = 0, False
         self._last: int | None = None  # the step to stop after, once it is known
@@ -63,8 +74,10 @@ class StopSignal:
             self._posts = self._board.base.below(self._name)
             self._board.stops[self._name] = self._vote
             self._board.look_again()
-        asked = numbers or (signal.SIGTERM, signal.SIGUSR1)
-        self._previous = {number: signal.signal(number, self._ask) for number in asked}
+        self._process = os.getpid()
+        self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+        for number in dict.fromkeys(asked):
+            self._previous[number] = signal.signal(number, self._ask)
 
     def reached(self) -> bool:
         """Count one more step of this rank as done, and return whether to stop after it: the same on all ranks.
@@ -73,6 +86,8 @@ class StopSignal:
 
         Raises
         ------
+        ConfigError
+            This was made before ``init_mesh``, so the other ranks would not hear of a signal.
         RankFailedError
             Another rank has failed, after a signal.
 
@@ -83,6 +98,8 @@ class StopSignal:
         ...     stop.reached()
         False
         """
+        if self._board is None and board.has_peers():
+            raise ConfigError("this StopSignal does not know the other ranks: make it after init_mesh")
         with self._lock:
             self._num_done += 1
             is_asked = self._is_asked
@@ -99,14 +116,22 @@ class StopSignal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: one that is not Python's
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: between any two lines of the main thread, so it takes no lock."""
+        if os.getpid() != self._process:  # a fork, which its beginner ends by SIGTERM; SLURM signals these, too
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         if self._board is None:
             self._is_asked, self._last = True, 0
         else:
             self._board.ask_to_stop(self._name)
+        outer = getattr(self._previous.get(number), "__self__", None)
+        if isinstance(outer, StopSignal):
+            outer._ask(number, frame)
 
     def _vote(self) -> None:
         """Vote with the steps done so far; the next one counts on the result. By the board's thread."""

@@ -201,4 +201,6 @@ def is_in_place(func: object) -> bool:
 def unsupported(func: object, reason: str, *specs: object, remedy: str = _REMEDY) -> UnsupportedShardOp:
     """Make the error for an op on these layouts."""
     layouts = "; ".join(dict.fromkeys(str(spec) for spec in specs))
+    if op_name(func) == "isend":  # by torch's pipelines
+        remedy = "call scidata.parallelize(module, mesh) before PipelineStage is made; elsewhere, send to_local()"
     return UnsupportedShardOp(f"{op_name(func)}: {reason}. Layout: {layouts or 'none'}. Remedy: {remedy}")

@@ -302,6 +302,11 @@ class Resplits(nn.Module):
         return x if self.calls < 4 else x.redistribute(sizes={"domain": (1, 3)})
 
 
+class Named(nn.Module):
+    def forward(self, x):
+        return {"x": x}
+
+
 class Spectra(nn.Module):
     def forward(self, x):
         return torch.fft.rfft2(x)
@@ -315,6 +320,8 @@ def _refuses(rank, size, make, parallelized):
     elif "another" in parallelized:
         scidata.parallelize(nn.Linear(2, 2), mesh)
     stage = pipelining.PipelineStage(module, me, 2, "cpu", group=mesh.get_group("pp"))
+    if "late" in parallelized:
+        scidata.parallelize(module, mesh)
     schedule = pipelining.ScheduleGPipe(stage, 4)
     spec = ShardSpec.even(mesh["domain"], [Shard(1)], (4, 4, 5))
     schedule.step(*((shard_of(torch.ones(4, 4, 5), spec),) if me == 0 else ()))
@@ -325,8 +332,10 @@ def _refuses(rank, size, make, parallelized):
     [
         (2, nn.Identity, (0,), "stage 1 would take parts for whole tensors"),
         (2, nn.Identity, (0, "another"), "stage 1 receives a ShardTensor, but its module was not given"),
+        (2, nn.Identity, ("late",), "isend: .* Remedy: call .*parallelize.* before PipelineStage is made"),
         (2, Spectra, (0, 1), "stage 0 hands on a Spectrum"),
-        (4, Resplits, (0, 1), r"stage 0 hands on .*sizes \(1, 3\).* first microbatch it was .*sizes \(2, 2\)"),
+        (2, Named, (0, 1), "a tensor, tuple, or list of tensors, got dict"),
+        (4, Resplits, (0, 1), r"stage 0 hands on .*sizes \(1, 3\).* first .* was .*sizes \(2, 2\).* Remedy: "),
     ],
 )
 def test_mistakes_are_named(size, make, parallelized, match):

@@ -1,7 +1,9 @@
 """A signal to one rank, or to all: loops end after the same step on every rank."""
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 import scidata
-from scidata.errors import RankFailedError
+from scidata.errors import ConfigError, RankFailedError
 from scidata.testing import RankError, run_ranks
+from tests.ports import free_port
 
 NUM_STEPS = 40
 
@@ -77,3 +80,79 @@ def _dies(rank, num_ranks):
 def test_a_rank_that_has_failed_is_named():
     with pytest.raises((RankError, RankFailedError), match="a fault of rank 1"):
         run_ranks(_dies, 2)
+
+
+def _before_the_mesh(rank, num_ranks, port):
+    """It would stop one rank alone."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    stop = scidata.StopSignal()
+    scidata.init_mesh(dp=num_ranks)
+    with pytest.raises(ConfigError, match="make it after init_mesh"):
+        stop.reached()
+
+
+def test_made_before_the_mesh():
+    run_ranks(_before_the_mesh, 2, str(free_port()), backend=None)
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", signal.SIGKILL, 0, 1000, 1.5, None, [signal.SIGUSR1]])
+def test_what_is_no_signal_leaves_handlers(number):
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(ConfigError, match="give signals such as"):
+        scidata.StopSignal(signal.SIGUSR1, number)
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_another_thread_makes_none():
+    found = []
+
+    def make():
+        with pytest.raises(ConfigError, match="in the main thread"):
+            scidata.StopSignal()
+        found.append(True)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert found
+
+
+def test_handlers_around_it():
+    """A StopSignal around another one hears its signals, too; a handler of the user's is back at the end."""
+    came = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    try:
+        with pytest.raises(KeyError), scidata.StopSignal() as outer:
+            with scidata.StopSignal(signal.SIGUSR1, signal.SIGUSR1) as inner:
+                signal.raise_signal(signal.SIGUSR1)
+                assert inner.reached()
+            assert outer.reached()
+            raise KeyError
+        assert not came
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_forks_end_by_sigterm():
+    """As multiprocessing's ``terminate()`` ends them; what SLURM sends to all processes leaves them alone."""
+    with scidata.StopSignal():
+        fork = multiprocessing.get_context("fork")
+        begun = fork.Event()
+        process = fork.Process(target=_waits, args=(begun,))
+        process.start()
+        assert begun.wait(10)  # Python forgets signals that come before
+        os.kill(process.pid, signal.SIGUSR1)
+        process.terminate()
+        process.join(10)
+        assert process.exitcode == -signal.SIGTERM
+
+
+def _waits(begun):
+    begun.set()
+    time.sleep(20)

@@ -135,17 +135,18 @@ class ShardStage(PipelineStage):
         return ShardTensor(part, spec)
 
     def _hand_on(self, _: nn.Module, args: object, output: Any) -> Any:
-        given = (output,) if isinstance(output, Tensor) else tuple(output)
+        given = tuple(output) if isinstance(output, tuple | list) else (output,)
         specs = [x.spec if isinstance(x, ShardBase) else None for x in given]
         if self._specs is None:
             self._post(specs)
         elif specs != self._specs:
             raise ConfigError(
                 f"stage {self.stage_index} hands on {_shown(specs)}, and of the first microbatch it was "
-                f"{_shown(self._specs)}; all microbatches of a pipeline have the same layout"
+                f"{_shown(self._specs)}; all microbatches of a pipeline have the same layout. Remedy: give batches of "
+                "another size a PipelineStage of their own, on the same module; leave the first dim whole"
             )
         parts = tuple([self._part(x) if isinstance(x, ShardBase) else x for x in given])
-        return parts[0] if isinstance(output, Tensor) else parts
+        return parts if isinstance(output, tuple | list) else parts[0]
 
     def _part(self, x: ShardBase) -> Tensor:
         if type(x) is not ShardTensor or x.spec.exchange is not None:

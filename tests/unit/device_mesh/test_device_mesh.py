@@ -274,7 +274,10 @@ def test_shapes(arguments, shape, names):
         ({"names": ("dp", "h", "w")}, "need 2 names"),
         ({"names": "dp"}, "need 2 names"),
         ({"domain": (1, 1, 1)}, "needs names"),
-        ({"device": "tpu"}, "device must be"),
+        ({"device": "tpu"}, "device='tpu': use .*'cpu'"),
+        ({"timeout": "5"}, "timeout='5': expected seconds"),
+        ({"timeout": -1}, "timeout=-1: expected seconds"),
+        ({"extra": ("pp", 2)}, "extra.*{'tp': 2}"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message):

@@ -65,9 +65,10 @@ def check_cases(rank, num_ranks, backend, stride):
     return eager
 
 
-@pytest.mark.slow_for("3-aot_eager-1", "2-inductor-10")
+@pytest.mark.slow_for("2-aot_eager-1", "3-aot_eager-1", "2-inductor-10")
 @pytest.mark.parametrize(
-    ("num_ranks", "backend", "stride"), [(2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)]
+    ("num_ranks", "backend", "stride"),
+    [(2, "aot_eager", 4), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
 )
 def test_every_case(num_ranks, backend, stride):
     for found in run_ranks(check_cases, num_ranks, backend, stride, timeout=600):

@@ -176,6 +176,55 @@ def ids_of_other_ranks(mesh):
     assert trains(models, run, samples[:1], 3) == 1 + 2 * (rank == 1)
 
 
+def one_of_two_results(mesh):
+    """The loss uses one result, and a rank's ids change at each step: the other rank runs nothing again in backward."""
+    models, sizes, rank = pair(mesh, Two), (6, 5), mesh.get_local_rank()
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = ShardTensor(x.split(sizes)[rank], ShardSpec.even(mesh, [Shard(0)], x.shape, {0: sizes}))
+    spec = ShardSpec.even(mesh, [Shard(0)], (11,), {0: sizes})
+    for index in range(4):
+        whole = torch.tensor([1, 0, 2, 0, 0, 1, 1, 0, 0, 0, index])
+        trains(models, lambda model, ids: model(rows, ids)[0], [ShardTensor(whole.split(sizes)[rank], spec)], 1)
+    assert "several results" in regions_of(models[1])[0].reason or rank == 1
+
+
+class Two(Chosen):
+    """Two results."""
+
+    def forward(self, x, ids):
+        y = self.layer(x)
+        return y[ids > 0] * x.mean(), y * y.sum(0)
+
+
+def scattered_inside(mesh):
+    """Ranks learn the shape by a broadcast, which is in the graph where integers are constants, and else refused."""
+
+    def by_source(x, ids):
+        whole = torch.ones(11, 3, dtype=torch.float64) if mesh.get_local_rank() == 0 else None
+        part = scidata.scatter_v(whole, [6, 5], 0, 0, mesh.get_group())
+        return part * x.sum() * (1 if ids is None else int(ids.max()))
+
+    rank, sizes = mesh.get_local_rank(), (6, 5)
+    x = torch.arange(11.0, dtype=torch.float64)
+    rows = ShardTensor(x.split(sizes)[rank], ShardSpec.even(mesh, [Shard(0)], x.shape, {0: sizes}))
+    for ids, reason in ((None, "writes to"), (torch.arange(3), "")):
+        compiled = scidata.compile(by_source, backend="aot_eager")
+        results = [compiled(rows, ids) for _ in range(4)]
+        assert all(torch.equal(each, by_source(rows, ids)) for each in results)
+        assert reason in regions_of(compiled)[0].reason
+
+
+def communicates_past_scidata(mesh):
+    def by_torch(x):
+        found = torch.ones(2)
+        torch.distributed.all_reduce(found)
+        return x * found.sum()
+
+    compiled = scidata.compile(by_torch, backend="aot_eager")
+    assert all(torch.equal(compiled(torch.ones(3)), torch.full((3,), 4.0)) for _ in range(3))
+    assert "past scidata" in regions_of(compiled)[0].reason
+
+
 class Recurrent(nn.Module):
     """A GRU, and in-place operations, so that results of exchanges in backward are not used."""
 
@@ -224,6 +273,7 @@ def arguments_that_are_changed(mesh):
 ALL = [
     one_graph_by_exchange, one_graph_by_ghosts, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_exchange,
     many_graphs_by_ghosts, other_values_on_one_graph, arguments_that_are_changed, ids_of_other_ranks, recurrent_layers,
+    one_of_two_results, scattered_inside, communicates_past_scidata,
 ]  # fmt: skip
 
 

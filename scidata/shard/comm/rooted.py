@@ -179,7 +179,7 @@ def _broadcast_description(
             header[1], header[2] = DTYPES.index(x.dtype), int(x.requires_grad and torch.is_grad_enabled())
             header[3 : 3 + x.ndim] = torch.tensor(x.shape, dtype=torch.int64)
     header = header.to(device)
-    dist.broadcast(header, group=group, group_src=src)
+    broadcast(header, src, group)
     num_dims, dtype, requires_grad, *shape = header.tolist()
     if num_dims == -2:
         raise ConfigError(_NO_SOURCE.format(src))

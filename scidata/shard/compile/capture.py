@@ -172,6 +172,9 @@ def capture(
             raise EffectError("a result is a parameter or a buffer")
         num_forward[:] = [calls.num]
         given_back = _tensors_of(results)
+        if by_value and (put_off or calls.num) and sum(x.requires_grad for x in given_back) > 1:
+            # where the loss uses some only, it is run again in backward: ranks with other integers take no part in that
+            raise NotCapturedError("it has several results, and reads integers, which may differ on one rank alone")
         if by_value:  # what is computed of integers is not to be the graph's own constant
             if not all(constants.has_made(x) for x in given_back if has_values(x)):
                 raise NotCapturedError("a result may share memory with integers among the arguments")

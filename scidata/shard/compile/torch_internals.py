@@ -67,6 +67,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Compute, or hand on to the tracer."""
         if checkpoint_hook() not in (None, self._checkpoint):
             raise TypeError("it calls torch.utils.checkpoint, and a graph would save what that is not to save")
+        if "c10d" in func.namespace:  # its order among scidata's collectives is left to compilers
+            self.errors.append(f"{func} communicates past scidata")
+            raise TypeError(self.errors[-1])
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         held = [x for x in tensors if has_values(x)]
         folds = self._folds and func.namespace == "aten" and not draws(func)

@@ -186,7 +186,8 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
             return found
 
         for overload, more in (("", ""), (".ordered", ", Tensor(a!) order")):
-            _library.define(f"{name}{overload}({schema}, int call{more}) -> Tensor")
+            # a CUDA graph replays kernels: gloo has none, and comparing results of others waits for the device
+            _library.define(f"{name}{overload}({schema}, int call{more}) -> Tensor", tags=torch.Tag.cudagraph_unsafe)
             _library.impl(f"{name}{overload}", run, "CompositeExplicitAutograd")
             torch.library.register_fake(f"scidata::{name}{overload}", like, lib=_library)
         packet = getattr(torch.ops.scidata, name)

@@ -21,11 +21,12 @@ def interrupts_held() -> Iterator[None]:
     A process takes seconds to import its modules, and an interrupt would print a traceback meanwhile; so would the end
     of its beginner before it has sent the function to run.
     """
-    resource_tracker.ensure_running()  # begun later, by the first process, it would let SIGINT through again
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     came: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
+        resource_tracker.ensure_running()  # it keeps the mask, else SIGUSR1 would end it; here, it lets SIGINT through
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         if callable(handler):  # another thread takes the signal, and Python then runs the handler in this one
             signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         yield

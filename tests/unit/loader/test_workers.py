@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +121,21 @@ def test_signals_to_all_processes(store: str) -> None:
             os.kill(process.pid or 0, number)
     read = torch.cat([batch["u"] for batch in (first, *iterator)])
     assert torch.equal(read, values())
+
+
+TRACKER = """
+import re
+from multiprocessing import resource_tracker
+from scidata.core.interrupts import interrupts_held
+with interrupts_held():
+    pass
+print(re.search("SigBlk:(.*)", open(f"/proc/{resource_tracker._resource_tracker._pid}/status").read())[1])
+"""
+
+
+def test_signals_to_pythons_resource_tracker() -> None:
+    found = subprocess.run([sys.executable, "-c", TRACKER], capture_output=True, text=True, timeout=60, check=True)
+    assert int(found.stdout, 16) >> (signal.SIGUSR1 - 1) & 1
 
 
 def slow(fields: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

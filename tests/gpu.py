@@ -54,7 +54,7 @@ def run(command: list[str], device: str, **more: str) -> dict[str, Any]:
         return {"ok": False, "seconds": LIMIT, "end": f"did not end in {LIMIT} s"}
     text = (done.stdout.strip() if done.returncode == 0 else "") or done.stderr.strip()
     took = time.perf_counter() - began
-    return {"ok": done.returncode == 0, "seconds": round(took, 1), "end": "\n".join(text.splitlines()[-3:])}
+    return {"ok": done.returncode == 0, "seconds": round(took, 1), "end": "\n".join(text.splitlines()[-3:]) or "said nothing"}
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,8 @@ def main() -> None:
         "python": platform.python_version(),
         "scidata": scidata.__version__,
     }
-    found["tests"] = run(["-m", "pytest", "-q", "tests/accelerator"], args.device)
+    plugin = ["-p", "tests.sim_device"] if args.device == sim_device.NAME else []
+    found["tests"] = run(["-m", "pytest", "-q", *plugin, "-n", "0", "tests/accelerator"], "")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found["copies"] = copies(folder, args.device, (90, 180) if args.small else (721, 1440))

@@ -54,7 +54,11 @@ def run(command: list[str], device: str, **more: str) -> dict[str, Any]:
         return {"ok": False, "seconds": LIMIT, "end": f"did not end in {LIMIT} s"}
     text = (done.stdout.strip() if done.returncode == 0 else "") or done.stderr.strip()
     took = time.perf_counter() - began
-    return {"ok": done.returncode == 0, "seconds": round(took, 1), "end": "\n".join(text.splitlines()[-3:]) or "said nothing"}
+    return {
+        "ok": done.returncode == 0,
+        "seconds": round(took, 1),
+        "end": "\n".join(text.splitlines()[-3:]) or "said nothing",
+    }
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------

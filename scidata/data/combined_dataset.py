@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic
 
 import numpy as np
+import numpy.typing as npt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
@@ -20,6 +21,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import AnyArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
+from scidata.data.keys import joined_keys
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import MAX_LISTED, Mixture
 from scidata.data.sample import Sample
@@ -32,6 +34,7 @@ def _digest(numbers: IntArray) -> str:
     return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
 
 
+_T = TypeVar("_T", bound=np.generic)
 SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True, default=Sample)
 
 
@@ -134,6 +137,21 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         every = np.arange(len(self.datasets[number]), dtype=np.int64) if self._chosen is None else self._chosen
         return np.unique(every)
 
+    def sample_keys(self, on: str) -> npt.NDArray[Any]:
+        """Return what each sample has of a name, ``(len(self),)``, as its data set says: see ``sample_keys`` there.
+
+        Parameters
+        ----------
+        on : str
+            The name.
+
+        Examples
+        --------
+        >>> late.sample_keys("time")[-1]
+        np.datetime64('2020-01-01T18:00:00.000000000')
+        """
+        return self._own(joined_keys([dataset.sample_keys(on) for dataset in self.datasets]))
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields that all data sets have."""
@@ -184,7 +202,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
             raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
         return self._own(np.concatenate([dataset.counts(entity) for dataset in self.datasets]))
 
-    def _own(self, values: IntArray) -> IntArray:
+    def _own(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
         """Return the values of these samples, from those of all samples of the data sets."""
         return values if self._chosen is None else values[self._chosen]
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
@@ -16,6 +17,7 @@ from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, IntArray
+from scidata.data.keys import as_keys
 from scidata.data.local_fields import LocalTransform
 from scidata.data.sample import Sample
 from scidata.data.scaling import Scale, scales_of
@@ -133,6 +135,35 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         ('level', 'latitude', 'longitude')
         """
         return self.reader.dims(name)
+
+    def sample_keys(self, on: str) -> npt.NDArray[Any]:
+        """Return the value that each sample has of a name, ``(len(self),)``: its time, say. Reads no fields.
+
+        Of grids the label along a dimension that numbers samples, or another array on those dimensions alone, at the
+        step 0 (where ``steps`` has none, at its first); of stores a value of the whole sample, or its ``"name"``.
+
+        Parameters
+        ----------
+        on : str
+            The name.
+
+        Returns
+        -------
+        ndarray
+            Times are ``datetime64[ns]`` where that has them, else objects of cftime; others are numbers, or text.
+
+        Raises
+        ------
+        ConfigError
+            There is no such name; those that there are, are listed.
+
+        Examples
+        --------
+        >>> scidata.open_dataset("era5.zarr").sample_keys("time")[:2]
+        array(['2020-01-01T00:00:00.000000000', '2020-01-01T06:00:00.000000000'],
+              dtype='datetime64[ns]')
+        """
+        return as_keys(self.reader.sample_keys(on))
 
     def __len__(self) -> int:
         return self.reader.num_samples

@@ -13,8 +13,8 @@ from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.options import Crop
-from scidata.core.types import ArrayLayout, Source
-from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, visible
+from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
@@ -58,6 +58,36 @@ class Labels:
             own = steps.places(name)
             found[f"{name}_{sample_dim}"] = np.asarray(found[str(sample_dim)][own if len(own) > 1 else own[0]])
         return found
+
+    def of_samples(self, name: str, rows: IntArray) -> npt.NDArray[Any]:
+        """Return the value of each sample, ``(num,)``: its label, or that of an array on dimensions of samples alone.
+
+        ``rows`` are those of the samples, one each.
+
+        Raises
+        ------
+        ConfigError
+            Nothing of that name has a value for each sample.
+        """
+        series = self._series
+        dims = [dim for dim in (*series.outer, series.sample_dim) if dim is not None]
+        along = {dim: series.places_along(dim, rows) for dim in dims}
+        if name in along and (labels := self._of(name)) is not None:
+            return labels[along[name]]
+        first = series.files[0].arrays
+        known = [key for key, x in first.items() if x.dims and set(x.dims) <= along.keys()]
+        if name not in known and not (name in first and not first[name].dims):
+            known = list(dict.fromkeys([*(dim for dim in dims if self._of(dim) is not None), *known]))
+            raise ConfigError(
+                f"{series.files[0].path}: {name!r} has no value for each sample{near_matches(name, known)}"
+            )
+        found, own = [], first[name].dims
+        for source in series.files_along(own[0] if own else ""):
+            layout = source.arrays[name]
+            values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
+            found.append(_decoded(source, name, layout.attributes, values.reshape(-1)).reshape(values.shape))
+        every = np.concatenate(found) if len(found) > 1 else found[0]
+        return np.broadcast_to(every[tuple(along[dim] for dim in own)], rows.shape)
 
 
 def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int]) -> dict[str, Any]:

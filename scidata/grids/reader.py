@@ -182,6 +182,14 @@ class GridReader:
         """
         return self.labels.of_sample(self.sample_rows.of(self.planner.number(index)), self.field_steps)
 
+    def sample_keys(self, on: str) -> AnyArray:
+        """Return what each sample has of a coordinate, or of another array on the dimensions of samples, ``(num,)``.
+
+        At the step 0 where samples have it, else at the first.
+        """
+        steps = self.field_steps.every
+        return self.labels.of_samples(on, self.sample_rows.at(0 if 0 in steps else steps[0]))
+
     def fingerprint(self) -> str:
         """Return a digest of fields, shapes, dtypes, crop, steps, and the labels of the sample dimension.
 

@@ -233,6 +233,17 @@ class Series:
         place[self._along or ""][0] += int(self.lengths[file])
         return place | {self.sample_dim: [row - first for row in rows]}
 
+    def places_along(self, dim: str, rows: IntArray) -> IntArray:
+        """Return where rows, one for each of many samples, lie along one of the dimensions of samples: ``(num,)``."""
+        if not self.outer:
+            return rows
+        members = np.searchsorted(self.row_bounds, rows, side="right") - 1
+        if dim == self.sample_dim:
+            return rows - self.row_bounds[members]
+        axis = self.outer.index(dim)
+        at = [row[axis] + (self.lengths[file] if dim == self._along else 0) for file, row in self._members]
+        return np.array(at, np.int64)[members]
+
     def layout_in(self, i: int, name: str) -> ArrayLayout:
         """Return a field's layout in the file of the ``i``-th member."""
         return self.layouts(self._members[i][0])[name]

@@ -17,13 +17,14 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.options import ReadOptions
-from scidata.core.types import Array, Empty, IntArray
+from scidata.core.types import AnyArray, Array, Empty, IntArray
 from scidata.errors import (
     ConfigError,
     CorruptDataError,
     RefusedError,
     UnsupportedFormatError,
     check_known,
+    near_matches,
 )
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
@@ -142,6 +143,23 @@ class PartReader:
         """Return the rows of an entity in each sample, ``(num_samples,)`` int64. Opens every file of raw points."""
         self._check_entity(entity)
         return np.array([self.sample_info(index).counts[entity] for index in range(self.num_samples)], np.int64)
+
+    def sample_keys(self, on: str) -> AnyArray:
+        """Return the name (``"name"``), or a value of the whole sample, of each sample, ``(num_samples,)``.
+
+        Raises
+        ------
+        ConfigError
+            A stored sample has no single value of that name.
+        """
+        found = []
+        for stored in range(len(self.numbering.firsts) - 1):
+            info = self.store.sample(stored)
+            known = {"name": info.name} | decode_values(info.values)
+            if on not in known or np.size(known[on]) != 1:
+                raise ConfigError(f"{self.path}: sample {stored} has no value {on!r}{near_matches(on, known)}")
+            found.append(np.asarray(known[on]).item())
+        return np.repeat(np.array(found), np.diff(self.numbering.firsts))
 
     def info(self, name: str) -> FieldInfo:
         """Return the description of a field: entity, units, attributes, dims and dtype as it is stored."""

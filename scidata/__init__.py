@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scidata import errors as errors
     from scidata.core.index_map import IndexMap as IndexMap
+    from scidata.core.sample_source import SampleSource as SampleSource
     from scidata.core.trace import merge_traces as merge_traces
     from scidata.core.trace import trace as trace
     from scidata.data import metrics as metrics
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 #: Where names are defined.
 _NAMES = {
     "scidata.core.index_map": ("IndexMap",),
+    "scidata.core.sample_source": ("SampleSource",),
     "scidata.core.trace": ("merge_traces", "trace"),
     "scidata.data.channels": ("Channels",),
     "scidata.data.collate": ("collate",),

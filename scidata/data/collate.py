@@ -240,11 +240,11 @@ def collate(samples: Sequence[Sample]) -> Sample:
         found = ", ".join(sorted(kinds)) or "none"
         raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}{read}")
     irregular = [sample for sample in samples if isinstance(sample, IrregularSample)]
-    if not irregular:
-        return _stacked(samples)
-    if len(irregular) < len(samples):
+    if irregular and len(irregular) < len(samples):
         raise FieldMismatchError("a batch holds samples of one data set; these are of several kinds")
-    return unite(irregular)
+    batch = unite(irregular) if irregular else _stacked(samples)
+    batch.members = [member for sample in samples for member in sample.members]
+    return batch
 
 
 def _stacked(samples: Sequence[Sample]) -> Sample:
@@ -260,10 +260,8 @@ def _stacked(samples: Sequence[Sample]) -> Sample:
                     f"field {name!r} has shape {tuple(sample[name].shape)} in sample {sample.index} and "
                     f"{tuple(first[name].shape)} in sample {first.index}; a batch needs one shape: use batch_size=None"
                 )
-    batch = Sample(
+    return Sample(
         {name: torch.stack([sample[name] for sample in samples]) for name in first},
         dims={name: ("batch", *dims) for name, dims in first.dims.items()},
         index=[sample.index for sample in samples if isinstance(sample.index, int)],
     )
-    batch.members = [member for sample in samples for member in sample.members]
-    return batch

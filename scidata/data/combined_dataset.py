@@ -18,6 +18,7 @@ from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.html import card
 from scidata.core.keywords import checked_keywords
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
@@ -261,6 +262,22 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """
         part, own = self.locate(index)
         return self.datasets[part].plan(own, rank)
+
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return where the steps of a sample come from, as :attr:`Sample.source` has it, without reading values.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+
+        Examples
+        --------
+        >>> late.sources_of(1)[0].path
+        'era5.zarr'
+        """
+        part, own = self.locate(index)
+        return self.datasets[part].sources_of(own)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data sets that want to know.

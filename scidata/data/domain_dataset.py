@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, get_worker_info
 from scidata.core.checks import as_index
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array, IntArray
 from scidata.data.keys import as_keys
 from scidata.data.local_fields import LocalTransform
-from scidata.data.sample import Sample
+from scidata.data.sample import Coordinate, Sample, call_transform
 from scidata.data.scaling import Scale, scales_of
 from scidata.data.statistics_table import Statistics
 from scidata.device_mesh import domain_mesh
@@ -168,6 +169,33 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def __len__(self) -> int:
         return self.reader.num_samples
 
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return where the steps of a sample come from, as :attr:`Sample.source` has it, without reading values.
+
+        Parameters
+        ----------
+        index : int
+            The sample.
+
+        Examples
+        --------
+        >>> print(scidata.open_dataset("era5.zarr").sources_of(3)[0].index)
+        3
+        """
+        return self.reader.sources_of(index)
+
+    def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
+        """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`. Only grids have some."""
+        return {}
+
+    def own_coords(self, index: int) -> dict[str, Array]:
+        """Return those of one sample, by dim."""
+        return {}
+
+    @abstractmethod
+    def attributes(self, name: str) -> dict[str, object]:
+        """Return the attributes that a field, or a coordinate, has in the source; none where there is no such array."""
+
     def _repr_html_(self) -> str:
         mesh = None if self.mesh is None else sizes(self.mesh.mesh_dim_names or (), self.mesh.shape)
         facts = {"samples": len(self), "mesh": mesh, "transform": getattr(self.transform, "__name__", self.transform)}
@@ -263,8 +291,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         if self._detached or (self.mesh is not None and get_worker_info() is not None):
             return self._of_worker(local, index % len(self))  # no process group here
         self._note(index % len(self))
-        sample = self.assemble(local, index=index % len(self))
-        return self.transform(sample) if self.transform is not None else sample
+        return call_transform(self.transform, self.assemble(local, index=index % len(self)))
 
     def _of_worker(self, local: Any, index: int) -> Any:
         """Return the item of a worker, which :meth:`assemble` wraps in the parent."""

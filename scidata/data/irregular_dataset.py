@@ -108,6 +108,24 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         """
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
+    def attributes(self, name: str) -> dict[str, object]:
+        """Return the attributes that a field has in the source, its units among them.
+
+        Parameters
+        ----------
+        name : str
+            A field.
+
+        Examples
+        --------
+        >>> ds.attributes("speed")
+        {}
+        """
+        if name not in self.fields:
+            return {}
+        info = self.reader.info(name)
+        return {**info.attributes, **({} if info.units is None else {"units": info.units})}
+
     def global_shape(self, name: str, index: int = 0) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample, or of the rows drawn from it. Samples differ in it.
 
@@ -285,6 +303,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
                 name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
                 for name, value in self.reader.graph_values(local.index).items()
             },
+            origin=self,
         )
 
     def _topology(self, local: LocalPart) -> Topology:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
 from scidata.data.channels import TensorT
-from scidata.data.sample import Sample
+from scidata.data.sample import Origin, Sample
 from scidata.data.to_pyg import Columns, EdgeColumns, entity_named, pyg_of
 from scidata.data.topology import Cells, EdgeType, Place, Topology, shard_rows
 from scidata.errors import ConfigError, check_known
@@ -58,6 +58,8 @@ class IrregularSample(Sample[TensorT]):
         The sample, or the samples of a batch.
     topology : Topology
         Edges, cells and index maps.
+    origin : Origin or None, optional
+        The data set, which knows its files.
 
     Examples
     --------
@@ -96,8 +98,9 @@ class IrregularSample(Sample[TensorT]):
         held: Mapping[str, Tensor] | None = None,
         ghosts: str = "exchange",
         graph_values: Mapping[str, object] | None = None,
+        origin: Origin | None = None,
     ) -> None:
-        super().__init__(fields, dims=dims, index=index)
+        super().__init__(fields, dims=dims, index=index, origin=origin)
         self.ghosts = ghosts
         self._places, self._topology, self._held = dict(places), topology, dict(held or {})
         self._graph_values = dict(graph_values or {})

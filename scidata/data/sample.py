@@ -10,6 +10,7 @@ import torch
 
 from scidata.core.checks import check_mapping
 from scidata.core.html import card, sizes
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array
 from scidata.data.channels import Channels, TensorT, channels_of
 from scidata.errors import ConfigError, UnknownNameError, near_matches
@@ -39,6 +40,20 @@ class Origin(Protocol):
     def attributes(self, name: str) -> Mapping[str, object]:
         """Return the attributes that a field, or a coordinate, has in the source."""
 
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return where the steps of one sample come from."""
+
+
+def call_transform(transform: Callable[[Any], Any] | None, sample: Sample[Any]) -> Any:
+    """Return what a data set's transform makes of a sample; an error of it says where the sample comes from."""
+    if transform is None:
+        return sample
+    try:
+        return transform(sample)
+    except Exception as e:
+        e.add_note(f"in the transform of sample {sample.index}, {', '.join(map(str, sample.source))}")
+        raise
+
 
 class Sample(Mapping[str, TensorT]):
     """Fields by name, with the dimensions they have.
@@ -55,7 +70,7 @@ class Sample(Mapping[str, TensorT]):
     index : int or list[int] or None
         The sample's number in the data set; a list of them for a batch.
     origin : Origin or None, optional
-        The data set, which knows its coordinates.
+        The data set, which knows its coordinates and files.
 
     Examples
     --------
@@ -123,6 +138,19 @@ class Sample(Mapping[str, TensorT]):
             made.seed_generator(0, 0)
         return made
 
+    @property
+    def source(self) -> tuple[SampleSource, ...]:
+        """Where the values come from: file, row and time of each step; of a batch, of one sample after another.
+
+        The files of a sample that a data set has read, whatever was done to it since; ``()`` of one made by hand.
+
+        Examples
+        --------
+        >>> print(sample.source[0])
+        era5.zarr[1] 2020-01-01T06:00:00
+        """
+        return tuple([source for origin, index in self.members for source in origin.sources_of(index)])
+
     def __getitem__(self, name: str) -> TensorT:
         try:
             return self._fields[name]
@@ -153,8 +181,7 @@ class Sample(Mapping[str, TensorT]):
         """
         if not self.members or not self.members[0][0].has_coords:
             raise ConfigError(
-                "this sample has no coordinates: "
-                + ("open the data set with coords=True" if self.members else "only those of grids have")
+                "this sample has no coordinates: open the data set with coords=True; only those of grids have some"
             )
         return _Coords(self._coords(next(iter(self.values())).device))
 

@@ -13,6 +13,7 @@ from scidata.core.bounds import rows_of
 from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.options import Crop
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import ArrayLayout, IntArray, Source
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
@@ -88,6 +89,20 @@ class Labels:
             found.append(_decoded(source, name, layout.attributes, values.reshape(-1)).reshape(values.shape))
         every = np.concatenate(found) if len(found) > 1 else found[0]
         return np.broadcast_to(every[tuple(along[dim] for dim in own)], rows.shape)
+
+    def sources_of(self, rows: Sequence[int]) -> tuple[SampleSource, ...]:
+        """Return file, row and label of each of a sample's rows; no labels where times cannot be decoded here."""
+        series, dim = self._series, self._series.sample_dim
+        if dim is None:
+            return (series.source_of(0, None),)
+        labels = self._known.get_or_make(("known", dim), lambda: (known_labels(series, dim),))[0]
+        places = series.places_of(rows)[dim]
+        return tuple(
+            [
+                series.source_of(row, None if labels is None else labels[at])
+                for row, at in zip(rows, places, strict=True)
+            ]
+        )
 
 
 def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from scidata.core.apart import check_apart
 from scidata.core.bounds import rows_of
 from scidata.core.options import DEFAULTS, ReadOptions
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, ArrayLayout, BufferSpec, IntArray, Selection, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.grids.blocks.chain import BlockChain
@@ -189,6 +190,10 @@ class GridReader:
         """
         steps = self.field_steps.every
         return self.labels.of_samples(on, self.sample_rows.at(0 if 0 in steps else steps[0]))
+
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return file, row and label of each step of a sample."""
+        return self.labels.sources_of(self.sample_rows.of(self.planner.number(index)))
 
     def fingerprint(self) -> str:
         """Return a digest of fields, shapes, dtypes, crop, steps, and the labels of the sample dimension.

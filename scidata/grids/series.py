@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from scidata.core.bounds import bounds_of
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, ArrayLayout, IntArray, Segment, Segments, Source
 from scidata.errors import FieldMismatchError
 from scidata.read.arrays import array_of, decoded, read_array
@@ -247,6 +248,11 @@ class Series:
     def layout_in(self, i: int, name: str) -> ArrayLayout:
         """Return a field's layout in the file of the ``i``-th member."""
         return self.layouts(self._members[i][0])[name]
+
+    def source_of(self, row: int, time: object | None) -> SampleSource:
+        """Return the file of row ``row`` of all members', and where in it that is; ``time`` is its label."""
+        i, first = self.place_of(row)
+        return SampleSource(self._path(self._members[i][0]), row - first, time, trajectory=self.trajectory_of(i))
 
     def space(self, i: int, segments: Mapping[str, Segments]) -> Mapping[str, Segments]:
         """Return rows by dimension together with those that name the ``i``-th member."""

@@ -20,7 +20,7 @@ from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.facts import facts_of, witness_of
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.sample import Sample
+from scidata.data.sample import Sample, call_transform
 from scidata.data.side_stream import SideStream
 from scidata.device_mesh.devices import is_accelerator
 from scidata.device_mesh.torch_internals import named
@@ -128,8 +128,7 @@ class Batches(Iterator[BatchT]):
         if isinstance(local, list) and self.device is not None:
             sample = sample.to(self.device, non_blocking=True)  # most is there
         sample.seed_generator(*self.draws)
-        transform = self.source.dataset.transform
-        return sample if transform is None else transform(sample)
+        return call_transform(self.source.dataset.transform, sample)
 
 
 def _tensors_of(batch: object) -> Iterator[torch.Tensor]:

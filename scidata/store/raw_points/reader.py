@@ -268,6 +268,9 @@ class PointsReader(PartReader):
         self._known(name)
         return None
 
+    def _path_of(self, stored: int) -> str:
+        return self.store.source(stored).path
+
     def fingerprint(self) -> str:
         """Return a digest of the samples' names, sizes and fields. Opens every file."""
         content: dict[str, object] = {

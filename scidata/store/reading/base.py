@@ -17,6 +17,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.options import ReadOptions
+from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, Array, Empty, IntArray
 from scidata.errors import (
     ConfigError,
@@ -181,6 +182,15 @@ class PartReader:
     def sample_info(self, index: int) -> SampleInfo:
         """Return the description of the stored sample that a sample is of."""
         return self.store.sample(self.numbering.locate(index)[0])
+
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return the stored sample, or file, of a sample, and the row of each of its steps."""
+        path = self._path_of(self.numbering.locate(index)[0])
+        return tuple([SampleSource(path, row) for row in self.numbering.rows(index) or [0]])
+
+    def _path_of(self, stored: int) -> str:
+        """Return where a stored sample lies."""
+        raise NotImplementedError
 
     def graph_values(self, index: int) -> dict[str, Any]:
         """Return values of a whole sample: arrays, and JSON values. Files have none."""

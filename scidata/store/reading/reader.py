@@ -20,6 +20,7 @@ from scidata.read.context import ReadStats
 from scidata.read.disk_cache import make_cache
 from scidata.store.format.manifest import StoredMoments
 from scidata.store.format.node_sets import folder_of_edges
+from scidata.store.format.places import join
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
 from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
@@ -163,6 +164,9 @@ class StoreReader(PartReader):
         info = self.info(name)
         figures = self.store.manifest.statistics.get(info.path)
         return None if figures is None else self.numbering.statistics(info, figures)
+
+    def _path_of(self, stored: int) -> str:
+        return join(self.path, self.store.sample(stored).folder)
 
     def fingerprint(self) -> str:
         """Return a digest of the samples: of their values and the choice of fields and rows; not of their cut."""

@@ -17,6 +17,7 @@ from scidata.core.checks import (
     check_optional_int,
     refuse,
 )
+from scidata.core.durations import Duration
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 
@@ -49,8 +50,13 @@ Bounds: TypeAlias = Cut | Mapping[str, Cut] | Mapping[int, Cut] | Mapping[str | 
 #: Multiples that bounds fall on, of all dims or by dim.
 Align: TypeAlias = int | Mapping[str, int] | Mapping[str | int, int]
 
+#: Rows of a table by the values of a column: one, several, or all between both ends of a slice.
+Where: TypeAlias = Mapping[str, Any]
+
 #: Options that mean something for grids alone.
 ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps")
+#: Options of raw points alone: where they lie, and the rows of a table that are samples.
+ONLY_POINTS = ("positions", "time", "window", "every", "where")
 #: Options that say which rows along a dimension are samples.
 SAMPLES = ("sample_dim", "steps", "isel")
 
@@ -81,6 +87,11 @@ class ReadOptions:
     subsample: Mapping[str, int] | None = None
     subsample_block: int | str = 1
     subsample_seed: int = 0
+    positions: Sequence[str] | str | None = None
+    time: str | None = None
+    window: Duration | None = None
+    every: Duration | None = None
+    where: Where | None = None
     # how ranks share a sample
     shard: Mapping[str | int, str] | None = None
     bounds: Bounds = "even"
@@ -119,8 +130,22 @@ class ReadOptions:
         check_int("num_threads", self.num_threads, least=0)
         check_optional_int("cache_bytes", self.cache_bytes, least=0)
         check_optional_int("pool_bytes", self.pool_bytes, least=0)
+        self._check_windows()
         if self.cache_dir is None and self.cache_disk_bytes is not None:
             raise ConfigError("cache_disk_bytes: means nothing without cache_dir; leave it out")
+
+    def _check_windows(self) -> None:
+        check_mapping("where", self.where, "{'qc': (0, 1)}")
+        given = {name: getattr(self, name) is not None for name in ONLY_POINTS}
+        if self.time is None:
+            without = {name: given[name] for name in ("window", "every", "where")}
+            refuse(without, "means nothing without time=, the column of times of a table")
+        elif not isinstance(self.time, str):
+            raise ConfigError(f"time={self.time!r}: expected the name of a column")
+        elif self.window is None:
+            raise ConfigError(f"time={self.time!r}: say how long a window of it is, such as window='6h'")
+        if self.kind not in (None, "points"):
+            refuse(given, f"means nothing for kind={self.kind!r}, but for points")
 
     @property
     def decodes(self) -> bool:

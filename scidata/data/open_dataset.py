@@ -10,8 +10,20 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import names_of
+from scidata.core.durations import Duration
 from scidata.core.keywords import checked_keywords
-from scidata.core.options import Align, Bounds, Crop, Halo, ReadOptions, SampleDim, Steps, Weights
+from scidata.core.options import (
+    ONLY_POINTS,
+    Align,
+    Bounds,
+    Crop,
+    Halo,
+    ReadOptions,
+    SampleDim,
+    Steps,
+    Weights,
+    Where,
+)
 from scidata.core.urls import url_of
 from scidata.data.local_fields import LocalTransform
 from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
@@ -69,6 +81,11 @@ class Options(TypedDict, total=False):
     subsample: Mapping[str, int] | None
     subsample_block: int | str
     subsample_seed: int
+    positions: Sequence[str] | str | None
+    time: str | None
+    window: Duration | None
+    every: Duration | None
+    where: Where | None
     coords: bool
     destagger: bool
     num_threads: int
@@ -165,6 +182,11 @@ def open_dataset(
     subsample: Mapping[str, int] | None = None,
     subsample_block: int | str = 1,
     subsample_seed: int = 0,
+    positions: Sequence[str] | str | None = None,
+    time: str | None = None,
+    window: Duration | None = None,
+    every: Duration | None = None,
+    where: Where | None = None,
     coords: bool = False,
     destagger: bool = False,
     num_threads: int = 4,
@@ -275,6 +297,20 @@ def open_dataset(
         for the other, see ``plan``. The number of rows is rounded up to whole blocks.
     subsample_seed : int, default 0
         Of the draws, which are a function of seed, epoch and index of the sample.
+    positions : Sequence[str] or str or None, optional
+        Raw points: names of their coordinates, one array of shape ``(N, 2 or 3)`` or two or three of ``(N,)``; default
+        by CF's attributes, or the usual names.
+    time : str or None, optional
+        Of a table of observations: its column of times, in which rows are sorted. Then samples are windows of it, the
+        rows in ``[t, t + window)``, and the column is a field: seconds since ``t``. Files follow each other. The first
+        rows of all hours are found once and kept in ``cache_dir``, or beside the data.
+    window : str or timedelta or int or None, optional
+        How long a window is: ``"6h"``, ``"30min"``; a number where times are integers without units.
+    every : str or timedelta or int or None, optional
+        From one window's begin to the next, counted from 1970-01-01T00; default ``window``.
+    where : Mapping[str, value or slice or Sequence] or None, optional
+        Rows of a table that are read, by the values of columns: ``{"qc": (0, 1), "bt": slice(150, 350)}``. Slices hold
+        both ends, and no missing value: ``slice(None)`` is all that is there.
     coords : bool, default False
         Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
     destagger : bool, default False
@@ -340,6 +376,7 @@ def open_dataset(
         kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, gaps=gaps, isel=isel, sel=sel, decode=decode,
         dtype=numpy_dtype(dtype), coords=coords, destagger=destagger,
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
+        positions=positions, time=time, window=window, every=every, where=where,
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic,
         allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
         pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
@@ -348,11 +385,13 @@ def open_dataset(
         given = f"halo={halo}" if halo else f"shard={shard}"
         raise ConfigError(f"{given} needs a mesh: pass scidata.init_mesh(), which also works in a single process")
     if isinstance(path, str) and is_store(path):
+        options.refuse(*ONLY_POINTS, why="means nothing for a store, but for raw points")
         return open_store(path, mesh, options, dp=dp, **wrapping)
     options.refuse("cache_bytes", why="means nothing for grids and raw points, which have no edges or cells to keep")
     raw, first = kind_of_raw(path, options)
     if raw == "points":
         return open_points(path, mesh, options, dp=dp, **wrapping)
+    options.refuse(*ONLY_POINTS, why="means nothing for a grid, but for points (kind='points')")
     return open_grid(path, first, mesh, options, dp=dp, **wrapping)
 
 

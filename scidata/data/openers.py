@@ -88,8 +88,7 @@ def open_points(
         if not marked:
             raise
         raise FieldMismatchError(
-            f"{before}; leave kind out where it is a grid, or name them when a store is written once: scidata "
-            f"partition {shown} OUT --kind points --points x,y, then open OUT"
+            f"{before}; name them with positions=('lon', 'lat'), or leave kind out where it is a grid"
         ) from None
     return IrregularDataset(reader, mesh, axes, dp_axis=dp_axis, **wrapping)
 

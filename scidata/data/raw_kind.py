@@ -42,6 +42,8 @@ def kind_of_raw(
         A mesh or a graph, which is read from a store; or no format that is known.
     """
     kind, allow_external = options.kind, options.allow_external
+    if kind is None and (options.time is not None or options.positions is not None):
+        return "points", None
     if kind in ("grid", "points"):
         return kind, None
     found, reason, source = kind, "", None

@@ -236,6 +236,7 @@ class PointsReader(PartReader):
         samples = read_samples(
             path,
             kind="points",
+            points=options.positions,
             fields=None if wanted is None else [name for name in wanted if name != "pos"],
             allow_missing=options.allow_missing,
             allow_external=options.allow_external,
@@ -348,6 +349,7 @@ def _check(options: ReadOptions, shown: str) -> None:
     """Refuse options that mean nothing for raw points; ``shown`` are their files."""
     none = "means nothing for points, of which each file is a sample"
     options.refuse(*ONLY_GRIDS, *SAMPLES, why=none)
+    options.refuse("time", why="windows of a table are not read yet")
     refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
     options.refuse(
         "cache_dir",

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ _MARGIN = 5.0  # seconds between a rank ending itself at its timeout and the par
 
 
 T = TypeVar("T")
+Reference: TypeAlias = tuple[str, str, str]
 
 
 class RankError(RuntimeError):
@@ -100,7 +101,7 @@ def run_ranks(
     [3.0, 3.0, 3.0]
     """
     __tracebackhide__ = True  # pytest: the ranks' own tracebacks are what matters
-    module, path, name = _reference(fn)
+    target = reference(fn)
     payload = pickle.dumps(args)
     context = fork_server()
     with tempfile.TemporaryDirectory(prefix="scidata-ranks-") as folder:
@@ -108,7 +109,7 @@ def run_ranks(
         try:
             for rank in range(num_ranks):
                 receive, send = context.Pipe(duplex=False)
-                job = (send, folder, rank, num_ranks, backend, timeout, (module, path, name), payload)
+                job = (send, folder, rank, num_ranks, backend, timeout, target, payload)
                 process = context.Process(target=_rank_main, args=job, name=f"rank{rank}")
                 process.start()
                 send.close()  # so that the end of the process is the end of the pipe
@@ -142,11 +143,21 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def _reference(fn: Callable[..., object]) -> tuple[str, str, str]:
+def reference(fn: Callable[..., object]) -> Reference:
+    """Return by which module, in which file, and which name other processes find a function."""
     name = getattr(fn, "__qualname__", "<locals>")
     if "<" in name:
         raise TypeError(f"{fn!r} cannot be found by other processes; use a function defined at the top of a module")
     return fn.__module__, os.path.abspath(inspect.getfile(fn)), name
+
+
+def referenced(target: Reference) -> Callable[..., Any]:
+    """Return the function of a :func:`reference`, in another process."""
+    module, path, name = target
+    found: Any = _load(module, path)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _collect(pipes: Mapping[Connection, int], deadline: float) -> tuple[dict[int, Any], dict[int, str]]:
@@ -209,7 +220,7 @@ def _rank_main(
     num_ranks: int,
     backend: str | None,
     timeout: float,
-    reference: tuple[str, str, str],
+    target: Reference,
     payload: bytes,
 ) -> None:
     gc.freeze()  # a collection would look at, and so copy, all that the fork server has loaded: 0.25 s of each rank
@@ -217,10 +228,7 @@ def _rank_main(
     faulthandler.dump_traceback_later(timeout, exit=True, file=stack)  # also where the parent has died
     torch.set_num_threads(1)
     try:
-        module, path, name = reference
-        fn: Any = _load(module, path)
-        for part in name.split("."):
-            fn = getattr(fn, part)
+        fn = referenced(target)
         args = pickle.loads(payload)  # after the module is there: args may be made of its classes
         if backend is not None:
             store = dist.FileStore(os.path.join(folder, "store"), num_ranks)  # type: ignore[attr-defined]

@@ -21,13 +21,12 @@ import scidata
 from pipelines import era5_grid, flow_graph, graphcast
 from scidata.device_mesh import axis_rank
 from scidata.device_mesh.devices import current_device, default_backend, kind_of
-from scidata.shard import ShardSpec
 from scidata.testing import make_grid
-from scidata.testing.oracle import assert_like_one_process
+from scidata.testing.oracle import assert_like_one_process, specs_of
 from tests.accelerator._device import IS_SIM, KIND
 from tests.accelerator._ranks import on_devices
 from tests.dist import _conformance
-from tests.dist._conformance import LAYOUTS, cases
+from tests.dist._conformance import cases
 from tests.dist._training import Block, Model, adam, loss_of, part_of, sample, train_alone
 from tests.examples._scripts import assert_equal_to_one_process, run_here
 
@@ -80,11 +79,7 @@ def compares(rank: int, num_ranks: int, every: int) -> int:
             values = torch.randn(shape, dtype=torch.float64)
             values = values if case.low is None else values.sigmoid() * 0.8 + case.low
             inputs.append(values.to(KIND).requires_grad_())
-        dims, sizes = case.dims[turn % len(case.dims)], LAYOUTS[num_ranks][turn % len(LAYOUTS[num_ranks])]
-        specs = [
-            None if dim is None else ShardSpec.even(mesh, [Shard(dim)], x.shape, {0: sizes})
-            for dim, x in zip(dims, inputs, strict=True)
-        ]
+        specs = specs_of(mesh, case.shapes, case.dims[turn % len(case.dims)], turn)
         try:
             assert_like_one_process(case.function, inputs, specs, rtol=case.rtol)
         except BaseException as error:

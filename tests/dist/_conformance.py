@@ -14,13 +14,6 @@ import torch
 import torch.nn.functional as F
 
 EXTENT = 7
-#: Even, 20 / 3-like, one row, empty first, empty in the middle, empty last.
-LAYOUTS = {
-    1: [(7,)],
-    2: [(4, 3), (6, 1), (1, 6), (0, 7), (7, 0)],
-    3: [(3, 2, 2), (5, 1, 1), (1, 5, 1), (0, 4, 3), (4, 0, 3), (4, 3, 0)],
-    4: [(2, 2, 2, 1), (4, 1, 1, 1), (1, 1, 4, 1), (0, 3, 2, 2), (3, 0, 2, 2), (3, 2, 2, 0)],
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from torch.distributed.tensor import Shard
 import scidata
 from scidata.shard import ShardSpec
 from scidata.testing import run_ranks
-from scidata.testing.oracle import assert_like_one_process, shard_of
+from scidata.testing.oracle import assert_like_one_process, shard_of, specs_of
 from tests.dist._captured import reason_of, thrice
-from tests.dist._conformance import LAYOUTS, cases
+from tests.dist._conformance import cases
 from tests.dist._pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 from tests.dist._stable_arithmetic import FORMULAS, rows
 from tests.dist._stable_arithmetic import LAYOUTS as OF_ROWS
@@ -44,15 +44,12 @@ def mesh_of(num_ranks):
 
 
 def check_cases(rank, num_ranks, backend, stride):
-    mesh, layouts, eager = mesh_of(num_ranks), LAYOUTS[num_ranks], {}
+    mesh, eager = mesh_of(num_ranks), {}
     for turn, case in enumerate(cases()):
         if turn % stride:
             continue
         inputs, dims, regions = [*tensors(case)], case.dims[turn % len(case.dims)], []
-        specs, others = (
-            [spec_of(mesh, x, d, layouts[(turn + more) % len(layouts)]) for d, x in zip(dims, inputs, strict=True)]
-            for more in (0, 1)
-        )
+        specs, others = (specs_of(mesh, case.shapes, dims, turn + more) for more in (0, 1))
         try:
             function = thrice(case.function, regions, backend)
             assert_like_one_process(function, inputs, specs, rtol=max(case.rtol, 1e-9), atol=1e-9)
@@ -78,7 +75,7 @@ def test_every_case(num_ranks, backend, stride):
 
 
 def check_pointwise(rank, num_ranks, stride):
-    mesh, layouts = mesh_of(num_ranks), LAYOUTS[num_ranks]
+    mesh = mesh_of(num_ranks)
     for turn, (name, function, count) in enumerate(one_and_two_operands()):
         if turn % stride:
             continue
@@ -88,7 +85,7 @@ def check_pointwise(rank, num_ranks, stride):
             inputs = [torch.randint(0, 5, (2, 7)) for _ in range(count)]
         elif name not in NO_DERIVATIVE:
             inputs = [x.requires_grad_() for x in inputs]
-        spec = spec_of(mesh, inputs[0], 1, layouts[turn // stride % len(layouts)])
+        (spec,) = specs_of(mesh, [(2, 7)], [1], turn // stride)
         try:
             assert_like_one_process(thrice(function, regions), inputs, [spec] * count)
             assert not reason_of(regions), reason_of(regions)

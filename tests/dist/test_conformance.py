@@ -7,14 +7,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
 import scidata.shard.dispatch
 from scidata.shard import ShardSpec
 from scidata.shard.op_table import HANDLERS, op_name
 from scidata.testing import run_ranks
-from scidata.testing.oracle import assert_like_one_process
-from tests.dist._conformance import EXTENT, LAYOUTS, cases
+from scidata.testing.oracle import assert_like_one_process, specs_of
+from tests.dist._conformance import EXTENT, cases
 from tests.dist._pointwise import INTEGER, NO_DERIVATIVE, one_and_two_operands
 
 #: Modules of the table whose entries have tests of their own.
@@ -82,25 +82,14 @@ def check_cases(rank, num_ranks, grid):
     scidata.shard.dispatch.HANDLERS = Recorder(HANDLERS)
     shape, names = ((2, 2), ("h", "w")) if grid else ((num_ranks,), ("domain",))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    layouts, turn = LAYOUTS[shape[0]], 0
+    turn = 0
     for case in cases():
         inputs = list(tensors(case))
         turn += 1
         chosen = case.dims if num_ranks == 3 else [case.dims[(turn + num_ranks + grid) % len(case.dims)]]
         for dims in chosen:
             turn += 1
-            sizes = layouts[turn % len(layouts)]
-            specs = []
-            for i, (dim, x) in enumerate(zip(dims, inputs, strict=True)):
-                if dim is None:
-                    specs.append(None)
-                    continue
-                placements, given_sizes = [Shard(dim)], {0: sizes}
-                if grid:
-                    second = i == 0 and len(case.shapes) == 1 and x.ndim > 1
-                    placements += [Shard((dim + 1) % x.ndim) if second else Replicate()]
-                    given_sizes |= {1: layouts[(turn + 2) % len(layouts)]} if second else {}
-                specs.append(ShardSpec.even(mesh, placements, x.shape, given_sizes))
+            specs = specs_of(mesh, case.shapes, dims, turn)
             try:
                 assert_like_one_process(case.function, inputs, specs, rtol=case.rtol)
             except BaseException as error:
@@ -123,14 +112,13 @@ def check_pointwise(rank, num_ranks):
     mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("domain",))
     scidata.shard.dispatch.HANDLERS = Recorder(HANDLERS)
     for turn, (name, function, count) in enumerate(one_and_two_operands()):
-        sizes = LAYOUTS[num_ranks][turn % len(LAYOUTS[num_ranks])]
+        (spec,) = specs_of(mesh, [(2, 7)], [1], turn)
         low = 1.1 if name in ("acosh", "arccosh") else 0.1
         inputs = [(torch.rand(2, 7, dtype=torch.float64) * 0.8 + low) for _ in range(count)]
         if name in INTEGER:
             inputs = [torch.randint(0, 5, (2, 7)) for _ in range(count)]
         elif name not in NO_DERIVATIVE:
             inputs = [x.requires_grad_() for x in inputs]
-        spec = ShardSpec.even(mesh, [Shard(1)], (2, 7), {0: sizes})
         try:
             assert_like_one_process(function, inputs, [spec] * count)
         except BaseException as error:

@@ -117,13 +117,13 @@ def captured() -> Iterator[io.StringIO]:
 
 def _script(words: list[str]) -> str:
     """Run a script as one process does, in this one, which has torch already."""
-    before = sys.argv
-    sys.argv = words
+    before = sys.argv, sys.path
+    sys.argv, sys.path = words, [str(Path(words[0]).parent.resolve()), *sys.path]
     try:
         with captured() as out, contextlib.suppress(SystemExit):
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(str(Path(words[0]).resolve()), run_name="__main__")
     finally:
-        sys.argv = before
+        sys.argv, sys.path = before
         if dist.is_initialized():
             dist.destroy_process_group()
     return out.getvalue()
@@ -145,7 +145,6 @@ def _script_of_rank(rank: int, num_ranks: int, words: list[str], port: int) -> s
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    sys.path.insert(0, os.getcwd())
     return _script(words)
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from scidata.shard.compile import compile as compile
     from scidata.shard.explain import explain as explain
     from scidata.shard.gathering import gather as gather
+    from scidata.shard.graphs.at_points import interpolate as interpolate
     from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
     from scidata.shard.graphs.routed import start_exchange as start_exchange
     from scidata.shard.parallel import no_sync as no_sync
@@ -94,6 +95,7 @@ _NAMES = {
     "scidata.shard.compile": ("compile",),
     "scidata.shard.explain": ("explain",),
     "scidata.shard.gathering": ("gather",),
+    "scidata.shard.graphs.at_points": ("interpolate",),
     "scidata.shard.graphs.ghosts": ("halo_exchange",),
     "scidata.shard.graphs.routed": ("start_exchange",),
     "scidata.shard.parallel": ("no_sync", "parallelize"),

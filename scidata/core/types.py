@@ -25,6 +25,9 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 #: Makes an uninitialised array of a shape and a dtype: ``numpy.empty``, or memory that is used again.
 Empty: TypeAlias = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]
 
+#: Undoes a codec of a format from outside: see :attr:`Codec.decoder`.
+Decoder: TypeAlias = Callable[[memoryview, int], bytes | bytearray | memoryview | npt.NDArray[Any]]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
@@ -91,10 +94,17 @@ class Codec:
 
     ``name`` is numcodecs' id where there is one (``blosc zstd gzip zlib lz4 bz2 lzma shuffle fletcher32 crc32c
     lzf``); HDF5 filters that scidata does not know are named ``hdf5:<filter id>``.
+
+    Attributes
+    ----------
+    decoder
+        Undoes a codec that scidata does not know: gets the encoded bytes, and how many decoded ones are expected, or
+        the most that there may be; returns them as any buffer. Thread-safe; no file can name one.
     """
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    decoder: Decoder | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,10 @@ def _descr(spec: Any) -> Any:
 
 
 def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
-    """Return all but the attributes, which decide nothing; the fill value bit for bit, as base64."""
+    """Return all but the attributes, which decide nothing, and decoders; the fill value bit for bit, as base64."""
     found: dict[str, Any] = _plain(layout)
     del found["attributes"]
+    found["codecs"] = [{"name": codec.name, "config": _plain(codec.config)} for codec in layout.codecs]
     if layout.fill_value is not None:
         found["fill_value"] = base64.b64encode(layout.fill_value.astype(layout.dtype).tobytes()).decode()
     return found

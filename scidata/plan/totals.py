@@ -68,12 +68,19 @@ class ReadPlan:
         """Bytes decoded over bytes wanted."""
         return self.bytes_decoded / self.bytes_wanted if self.bytes_wanted else 1.0
 
+    @property
+    def note(self) -> str:
+        """Say which fields a library or a function reads, of whose bytes nothing is known; empty where none is."""
+        names = [name for name, plans in self.fields.items() if any(plan.layout.fallback for plan in plans)]
+        why = "read by a function that tells no byte ranges, taken as whole chunks"
+        return f"{', '.join(names)}: {why}" if names else ""
+
     def __repr__(self) -> str:
         about = "" if self.exact else "about "
         return (
             f"ReadPlan(sample {self.index}, rank {self.rank}: {about}{nbytes(self.bytes_fetched)} fetched for "
             f"{nbytes(self.bytes_wanted)} wanted ({self.amplification:.2f} of it) in {self.num_reads} reads of "
-            f"{self.num_chunks} chunks; {', '.join(self.fields)})"
+            f"{self.num_chunks} chunks; {self.note or ', '.join(self.fields)})"
         )
 
     def _repr_html_(self) -> str:

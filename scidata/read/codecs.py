@@ -23,7 +23,7 @@ from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
 from scidata.core.memory import ArrayPool
 from scidata.core.types import Codec
-from scidata.errors import ChecksumError, CorruptDataError, UnsupportedFormatError
+from scidata.errors import ChecksumError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.read import blosc, inflate, zstd
 from scidata.read.blosc import Bytes
 from scidata.read.inflate import Decompressor
@@ -61,7 +61,7 @@ class _Step:
     """Undoes one codec. ``size`` is the decoded size where it is known beforehand, ``limit`` the most it may be."""
 
     def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
-        self.name, self.config = codec.name, codec.config
+        self.name, self.config, self.decoder = codec.name, codec.config, codec.decoder
         self.size, self.limit, self.buffer = size, limit, buffer
 
     def encoded_size(self) -> int | None:
@@ -231,6 +231,20 @@ class _Fletcher32(_CRC32C):
         return data[:-_CHECKSUM_NBYTES]
 
 
+class _Own(_Step):
+    """A codec of a format from outside, whose own function decodes."""
+
+    def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
+        assert self.decoder is not None
+        size = self.limit if self.size is None else self.size
+        try:
+            return np.frombuffer(self.decoder(data.data, size), np.uint8)
+        except SciDataError:
+            raise
+        except Exception as e:  # any, of any package
+            raise CorruptDataError(f"{self.name} cannot decode it ({type(e).__name__}: {e})") from e
+
+
 def check_crc32c(body: memoryview, stored: int) -> None:
     """Raise ChecksumError where the CRC-32C of ``body`` is not ``stored``."""
     found = crc32c(body)  # lets other threads run meanwhile
@@ -285,12 +299,13 @@ class Pipeline:
         steps: list[_Step] = []
         size: int | None = nbytes
         for i, codec in enumerate(codecs):
-            if codec.name not in _STEPS:
+            kind = _STEPS.get(codec.name) if codec.decoder is None else _Own
+            if kind is None:
                 raise UnsupportedFormatError(
                     f"codec {codec.name!r} cannot be undone here (known: {', '.join(sorted(_STEPS))}); "
                     "the array must be read with its format's own library"
                 )
-            step = _STEPS[codec.name](codec, size, largest_encoded(nbytes), f"decoded {i}")
+            step = kind(codec, size, largest_encoded(nbytes), f"decoded {i}")
             steps.append(step)
             size = step.encoded_size()
         self.nbytes = nbytes

@@ -1,6 +1,7 @@
 """Contents of stores and places of their bytes, one module per format.
 
-:func:`open_source` finds the format by looking at the content, never at the name alone.
+:func:`open_source` finds the format by looking at the content, never at the name alone; formats from outside, by
+:func:`register_format` or an entry point, say which names are theirs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ import os
 import posixpath
 from collections.abc import Mapping
 
-from scidata.core.types import Source
+from scidata.core.types import ArrayLayout as ArrayLayout
+from scidata.core.types import ChunkRefs as ChunkRefs
+from scidata.core.types import Codec as Codec
+from scidata.core.types import Files as Files
+from scidata.core.types import Source as Source
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import files
 from scidata.sources.access.first_reads import MAX_METADATA_BYTES, forget_documents, has_document, keep_document
+from scidata.sources.formats import FileFormat as FileFormat
+from scidata.sources.formats import open_own
+from scidata.sources.formats import register_format as register_format
 from scidata.sources.groups import GroupSource, split_group
 from scidata.sources.single_files import STORE_MARK, ZARR_NAMES, is_as_named, open_file, reference_source
 
@@ -53,6 +61,9 @@ def open_source(
         files().forget_each((name, os.path.abspath(name)))
     else:
         files().forget(name)
+    is_there = is_file or is_url(name) or os.path.exists(name)
+    if is_there and (own := open_own(name, allow_external=allow_external)) is not None:
+        return own
     if not is_file and (found := _open_folder(name, allow_external)) is not None:
         return found
     try:

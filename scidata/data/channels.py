@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
@@ -22,6 +22,10 @@ from scidata.sources.kinds import numbers_cells
 TensorT = TypeVar("TensorT", bound=torch.Tensor, covariant=True, default=torch.Tensor)
 #: The labels of a field's rows along one of its dims, None where nothing labels them.
 LabelsOf: TypeAlias = Callable[[str, str], Sequence[object] | None]
+#: The dim of steps, and the offsets that a sample has of a field.
+StepsOf: TypeAlias = Callable[[str], tuple[str | None, tuple[int, ...]]]
+#: Offsets to take, one of which leaves no dim of steps; by field, of which ``"*"`` are all others.
+Steps: TypeAlias = int | Sequence[int] | Mapping[str, int | Sequence[int]]
 
 
 class NamedFields(Protocol[TensorT]):
@@ -52,6 +56,8 @@ class Channels:
         The extents of the other dims of each field; its channels go through them, the last dim fastest.
     names
         A name for each channel: the field, with the labels of levels and the offsets of steps, or their numbers.
+    picked
+        Of fields of which some steps are taken: the dim of steps, how many there are, and the rows; a number drops it.
 
     Examples
     --------
@@ -77,6 +83,7 @@ class Channels:
     slices: Mapping[str, slice]
     shapes: Mapping[str, tuple[int, ...]]
     names: tuple[str, ...]
+    picked: Mapping[str, tuple[str, int, int | tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -122,6 +129,10 @@ class Channels:
     def _flat(self, sample: NamedFields[TensorT], name: str) -> tuple[TensorT, torch.Tensor]:
         """Return a field, and a view of it whose dims are those of the tensor of channels."""
         field, dims = sample[name], sample.dims[name]
+        if name in self.picked:
+            dim, num, rows = self.picked[name]
+            if dim in dims and field.shape[at := dims.index(dim)] == num:  # not where they are taken already
+                field, dims = take(field, at, rows), dims[:at] + dims[at + isinstance(rows, int) :]
         batch = int(dims[:1] == ("batch",))
         lead = tuple(field.shape[batch : field.ndim - len(self.dims)])
         if dims[len(dims) - len(self.dims) :] != self.dims or lead != self.shapes[name]:
@@ -160,6 +171,23 @@ class Channels:
         return found
 
 
+def take(x: TensorT, dim: int, rows: int | Sequence[int]) -> TensorT:
+    """Return one row along a dim that no rank shares, without that dim, or several; the halo that was read is kept."""
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(rows, int):
+            return x.select(dim, rows)
+        is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        return x.narrow(dim, rows[0], len(rows)) if is_run else x.index_select(dim, torch.tensor(rows, device=x.device))
+
+    if not isinstance(x, ShardTensor) or not x.halo or x.requires_grad:
+        return part(x)
+    drops = isinstance(rows, int)
+    spec = x.spec.without({dim}) if isinstance(rows, int) else x.spec.with_rows(dim, len(rows))
+    halo = {at - (drops and at > dim): width for at, width in x.halo.items()}
+    return ShardTensor.from_padded(part(x.local_with_halo()), spec, halo)
+
+
 def _flattened(x: torch.Tensor, first: int, num: int) -> torch.Tensor:
     """View ``num`` dims from ``first`` on as one."""
     return x.unsqueeze(first) if not num else x if num == 1 else x.flatten(first, first + num - 1)
@@ -172,6 +200,8 @@ def channels_of(
     fields: Sequence[str] | str | None,
     kept: Sequence[str] | None,
     labels: LabelsOf,
+    steps: Steps | None = None,
+    steps_of: StepsOf = lambda name: (None, ()),
 ) -> Channels:
     """Lay out fields, default all, as channels of one tensor, of the dims and shapes that a sample has without a batch.
 
@@ -193,16 +223,46 @@ def channels_of(
             "fields that do with fields=, or say what they keep with dims="
         )
     slices, leads, names = dict[str, slice](), dict[str, tuple[int, ...]](), list[str]()
+    picked = {} if steps is None else _picked({name: dims[name] for name in chosen}, steps, steps_of)
     for name in chosen:
         lead = tuple(dims[name])[: len(dims[name]) - len(ends)]
-        leads[name] = tuple(shapes[name])[: len(lead)]
+        rows = [labels(name, dim) or range(n) for dim, n in zip(lead, shapes[name], strict=False)]
+        if name in picked:
+            dim, _, taken = picked[name]
+            at = lead.index(dim)
+            if isinstance(taken, int):
+                del rows[at]
+                lead = lead[:at] + lead[at + 1 :]
+            else:
+                rows[at] = [rows[at][row] for row in taken]
+        leads[name] = tuple(map(len, rows))
         slices[name] = slice(len(names), len(names) + math.prod(leads[name]))
-        rows = [labels(name, dim) or range(n) for dim, n in zip(lead, leads[name], strict=True)]
         for place in itertools.product(*rows):
             labelled = [f"{label:g}" if isinstance(label, float) else label for label in place]
             said = ", ".join(f"{dim}={label}" for dim, label in zip(lead, labelled, strict=True))
             names.append(f"{name}[{said}]" if said else name)
-    return Channels(dims=ends, slices=slices, shapes=leads, names=tuple(names))
+    return Channels(dims=ends, slices=slices, shapes=leads, names=tuple(names), picked=picked)
+
+
+def _picked(
+    dims: Mapping[str, Sequence[str]], steps: Steps, steps_of: StepsOf
+) -> dict[str, tuple[str, int, int | tuple[int, ...]]]:
+    """Return the rows of the steps that are wanted of each field that has several."""
+    by_field = steps if isinstance(steps, Mapping) else {"*": steps}
+    check_known("channels: steps of field", [name for name in by_field if name != "*"], dims)
+    picked = {}
+    for name in dims:
+        (dim, own), wanted = steps_of(name), by_field.get(name, by_field.get("*"))
+        if wanted is None:
+            continue
+        offsets = [wanted] if isinstance(wanted, int) else list(wanted)
+        has_dim = dim is not None and dim in dims[name]
+        if lacking := [step for step in offsets if step not in own] if has_dim or len(own) == 1 else []:
+            raise ConfigError(f"channels: field {name!r} has steps {own}, not {lacking[0]}; give steps= by field")
+        if dim is not None and has_dim:
+            rows = tuple(map(own.index, offsets))
+            picked[name] = dim, len(own), rows[0] if isinstance(wanted, int) else rows
+    return picked
 
 
 def _common_end(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

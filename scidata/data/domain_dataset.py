@@ -169,27 +169,33 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     def __len__(self) -> int:
         return self.reader.num_samples
 
-    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+    def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
+        """Return the dim of steps, and those that samples have of a field: none of static ones, all of unknown ones."""
+        return self.reader.steps_of(name)
+
+    def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
         """Return where the steps of a sample come from, as :attr:`Sample.source` has it, without reading values.
 
         Parameters
         ----------
         index : int
             The sample.
+        step : int or None, optional
+            One of its steps; default all.
 
         Examples
         --------
         >>> print(scidata.open_dataset("era5.zarr").sources_of(3)[0].index)
         3
         """
-        return self.reader.sources_of(index)
+        return self.reader.sources_of(index, step)
 
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
         """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`. Only grids have some."""
         return {}
 
-    def own_coords(self, index: int) -> dict[str, Array]:
-        """Return those of one sample, by dim."""
+    def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
+        """Return those of one sample, or of one of its steps, by dim."""
         return {}
 
     @abstractmethod
@@ -372,8 +378,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """Return a sample, a batch, or tensors by field (a model's output), in the units that :meth:`normalise` left.
 
         ``x * std + mean``, differentiable; of ShardTensors on the parts that ranks have, halo included, without
-        communication. Tensors have the field's dims, or others, of a batch say, before them. Fields that are not
-        normalised stay as they are.
+        communication. Tensors have the field's dims, or others, of a batch say, before them; steps may be fewer, and
+        of one the dim may lack. Fields that are not normalised stay as they are.
 
         Raises
         ------
@@ -385,7 +391,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         scales = {name: scale for name, scale in self._scales.items() if name in sample}
         if isinstance(sample, Sample):
             return sample.map_fields({n: partial(s.inverse, dims=sample.dims[n]) for n, s in scales.items()})
-        return {name: scales[name].inverse(x) if name in scales else x for name, x in sample.items()}
+        dim = self.steps_of("")[0]
+        return {name: scales[name].inverse(x, step_dim=dim) if name in scales else x for name, x in sample.items()}
 
     def _local_rows(self, name: str) -> Mapping[str, IntArray]:
         """Return which of the whole field's rows this rank holds, halo included, along dims that are split."""

@@ -17,7 +17,7 @@ from scidata.core.checks import allocate
 from scidata.core.html import sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, BufferSpec, IntArray
-from scidata.data.channels import Channels, TensorT, channels_of
+from scidata.data.channels import Channels, Steps, TensorT, channels_of
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.local_fields import LocalFields, apply_locally
 from scidata.data.sample import Coordinate, Sample
@@ -162,7 +162,13 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     # -- channels ------------------------------------------------------------------------------------------------
 
     @checked_keywords
-    def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
+    def channels(
+        self,
+        fields: Sequence[str] | str | None = None,
+        *,
+        dims: Sequence[str] | None = None,
+        steps: Steps | None = None,
+    ) -> Channels:
         """Say which channels of one tensor the fields of a sample are: see :meth:`Sample.channels`; reads no values.
 
         Parameters
@@ -171,6 +177,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             Fields to stack, in this order; default all.
         dims : Sequence[str] or None, optional
             Dims that all of them end with, and keep; default as of :meth:`Sample.channels`.
+        steps : int or Sequence[int] or Mapping or None, optional
+            Steps to take, as of :meth:`Sample.stack`; default all.
 
         Examples
         --------
@@ -178,7 +186,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         6
         """
         every = {name: self.dims(name) for name in self.fields}
-        return channels_of(every, {name: self.global_shape(name) for name in every}, fields, dims, self.labels_of)
+        shapes = {name: self.global_shape(name) for name in every}
+        return channels_of(every, shapes, fields, dims, self.labels_of, steps, self.steps_of)
 
     def labels_of(self, name: str, dim: str) -> Sequence[object] | None:
         """Return the labels of a field's rows along one of its dims: the offsets of its steps, or the coordinate."""
@@ -204,9 +213,9 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
             found[dim] = self._sharded(tensor, (dim,), (reader.partition.sizes[dim],)) if is_split else tensor
         return found
 
-    def own_coords(self, index: int) -> dict[str, Array]:
-        """Return those of one sample, by dim."""
-        return self.reader.sample_labels(index)
+    def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
+        """Return those of one sample, or of one of its steps, by dim."""
+        return self.reader.sample_labels(index, step)
 
     def attributes(self, name: str) -> dict[str, object]:
         """Return the attributes that a field, or a coordinate, has in the source.

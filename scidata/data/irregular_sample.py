@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.index_map import IndexMap
 from scidata.core.keywords import checked_keywords
-from scidata.data.channels import TensorT
+from scidata.data.channels import TensorT, take
 from scidata.data.sample import Origin, Sample
 from scidata.data.to_pyg import Columns, EdgeColumns, entity_named, pyg_of
 from scidata.data.topology import Cells, EdgeType, Place, Topology, shard_rows
@@ -369,37 +369,61 @@ class IrregularSample(Sample[TensorT]):
         rows = self.index_map(place.entity)
         return shard_rows(held.narrow(place.dim, 0, rows.num_owned), rows, place.dim, self._topology.device_mesh)
 
-    def replace(self, fields: Mapping[str, Tensor]) -> Self:
+    def replace(self, fields: Mapping[str, Tensor], *, dims: Mapping[str, Sequence[str]] | None = None) -> Self:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
-        A new field lives where an old one of the same shape does, else on the entity that has as many rows as its
-        dim 0.
+        A new field lives where an old one of the same shape does, or one whose dim of rows it has; else on the entity
+        that has as many rows as its dim 0.
 
         Parameters
         ----------
         fields : Mapping[str, Tensor]
             Tensors by name.
+        dims : Mapping[str, Sequence[str]] or None, optional
+            Names of dims, as of :meth:`Sample.replace`.
 
         Examples
         --------
         >>> sample.replace({"double": 2 * sample["speed"]}).entity_of("double")
         'node'
         """
-        made = super().replace(fields)
+        made = super().replace(fields, dims=dims)
         places = dict(self._places)
         by_shape = {tuple(x.shape): self._places[name] for name, x in self.items() if name in self._places}
+        rows = {(self.dims[name][p.dim], self[name].shape[p.dim]): p.entity for name, p in self._places.items()}
         for name, x in fields.items():
             shape = tuple(x.shape)
             if name in self._places and self[name].shape == x.shape:
                 continue
             sized = [e for e in self.entities if shape and self.index_map(e).num_global == shape[0]]
             places.pop(name, None)
+            along = [i for i, row in enumerate(zip(made.dims[name], shape, strict=True)) if row in rows]
             if shape in by_shape:
                 places[name] = by_shape[shape]
+            elif along:
+                places[name] = Place(rows[made.dims[name][along[0]], shape[along[0]]], along[0])
             elif sized:
                 places[name] = Place(sized[0], 0)
         made._held = {name: x for name, x in self._held.items() if name not in fields or fields[name] is self[name]}
         made._places = places
+        return made
+
+    def _axis_of(self, name: str, dim: str | None) -> int | None:
+        rows = self._places[name].dim if name in self._places else None
+        return next((i for i, each in enumerate(self.dims[name]) if each == dim and i != rows), None)
+
+    def _picked(self, k: int, picked: Mapping[str, tuple[int, int] | None]) -> Self:
+        made = super()._picked(k, picked)
+        made._held = {
+            name: x if (at := picked[name]) is None else take(x, *at)
+            for name, x in self._held.items()
+            if name in picked
+        }
+        made._places = {
+            name: place._replace(dim=place.dim - ((at := picked[name]) is not None and at[0] < place.dim))
+            for name, place in self._places.items()
+            if name in picked
+        }
         return made
 
     def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> Self:

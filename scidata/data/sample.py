@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import numpy as np
 import torch
 
-from scidata.core.checks import check_mapping
+from scidata.core.checks import as_index, check_mapping
 from scidata.core.html import card, sizes
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array
-from scidata.data.channels import Channels, TensorT, channels_of
+from scidata.data.channels import Channels, Steps, TensorT, channels_of, take
+from scidata.data.field_dims import dims_of_made
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
@@ -34,14 +35,17 @@ class Origin(Protocol):
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:
         """Return the coordinates that all samples have, by dim."""
 
-    def own_coords(self, index: int) -> dict[str, Array]:
-        """Return those of one sample, by dim, as NumPy has them."""
+    def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
+        """Return those of one sample, or of one of its steps, by dim, as NumPy has them."""
 
     def attributes(self, name: str) -> Mapping[str, object]:
         """Return the attributes that a field, or a coordinate, has in the source."""
 
-    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
-        """Return where the steps of one sample come from."""
+    def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
+        """Return the dim of steps, and those that samples have of a field: none of static ones, all of unknown ones."""
+
+    def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
+        """Return where the steps, or one of them, of one sample come from."""
 
 
 def call_transform(transform: Callable[[Any], Any] | None, sample: Sample[Any]) -> Any:
@@ -97,7 +101,10 @@ class Sample(Mapping[str, TensorT]):
         self.index = index
         members = index if isinstance(index, list) else [] if index is None else [index]
         # with the numbers that they have there: those of a union of data sets are others
-        self.members: list[tuple[Origin, int]] = [] if origin is None else [(origin, i) for i in members]
+        # and the step that is left of each, where one is
+        self.members: list[tuple[Origin, int, int | None]] = (
+            [] if origin is None else [(origin, i, None) for i in members]
+        )
         self._draws = (0, 0)
         self._generator: torch.Generator | None = None
 
@@ -149,7 +156,7 @@ class Sample(Mapping[str, TensorT]):
         >>> print(sample.source[0])
         era5.zarr[1] 2020-01-01T06:00:00
         """
-        return tuple([source for origin, index in self.members for source in origin.sources_of(index)])
+        return tuple([source for origin, index, step in self.members for source in origin.sources_of(index, step)])
 
     def __getitem__(self, name: str) -> TensorT:
         try:
@@ -188,7 +195,7 @@ class Sample(Mapping[str, TensorT]):
     def _coords(self, device: torch.device) -> dict[str, Coordinate]:
         if not self.members:
             return {}
-        own = [origin.own_coords(index) for origin, index in self.members]
+        own = [origin.own_coords(index, step) for origin, index, step in self.members]
         dims = [dim for dim in own[0] if all(dim in each for each in own)]
         found: dict[str, Coordinate] = self.members[0][0].space_coords(device)
         for dim in dims:
@@ -196,7 +203,13 @@ class Sample(Mapping[str, TensorT]):
             found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
         return found
 
-    def channels(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> Channels:
+    def channels(
+        self,
+        fields: Sequence[str] | str | None = None,
+        *,
+        dims: Sequence[str] | None = None,
+        steps: Steps | None = None,
+    ) -> Channels:
         """Say which channels of one tensor fields of different rank are: surface fields, levels, steps.
 
         Parameters
@@ -206,11 +219,13 @@ class Sample(Mapping[str, TensorT]):
         dims : Sequence[str] or None, optional
             The dims that all of them end with, and keep; default the last two that all have, but for time, or the last
             one where that numbers cells. All others become channels.
+        steps : int or Sequence[int] or Mapping or None, optional
+            Steps to take, as of :meth:`stack`; default all.
 
         Raises
         ------
         UnknownNameError, ConfigError
-            No such field; fields that do not all end with the dims to keep.
+            No such field or step; fields that do not all end with the dims to keep.
 
         Examples
         --------
@@ -219,15 +234,25 @@ class Sample(Mapping[str, TensorT]):
         """
         batch = {name: int(own[:1] == ("batch",)) for name, own in self.dims.items()}
         labels = getattr(self.members[0][0], "labels_of", None) if self.members else None
+        if steps is not None and not self.members:
+            raise ConfigError("steps: the sample was not read from a data set, which says which rows are which step")
         return channels_of(
             {name: own[batch[name] :] for name, own in self.dims.items()},
             {name: tuple(tensor.shape)[batch[name] :] for name, tensor in self.items()},
             fields,
             dims,
             labels or (lambda name, dim: None),
+            steps,
+            *(origin.steps_of for origin, *_ in self.members[:1]),
         )
 
-    def stack(self, fields: Sequence[str] | str | None = None, *, dims: Sequence[str] | None = None) -> TensorT:
+    def stack(
+        self,
+        fields: Sequence[str] | str | None = None,
+        *,
+        dims: Sequence[str] | None = None,
+        steps: Steps | None = None,
+    ) -> TensorT:
         """Return fields of different rank as channels of one tensor, ``(channel, lat, lon)``; of a batch, after it.
 
         Call :meth:`channels` with the same arguments to know which channel is which field, and to take the tensor apart
@@ -239,6 +264,9 @@ class Sample(Mapping[str, TensorT]):
             Fields to stack, in this order; default all.
         dims : Sequence[str] or None, optional
             Dims that all of them end with, and keep; default as of :meth:`channels`.
+        steps : int or Sequence[int] or Mapping or None, optional
+            Steps to take, by their offsets, of fields that have several: ``(-1, 0)`` for an input, ``(1,)`` or ``1``,
+            without a dim of steps, for a target; or by field, ``{"solar": (0, 1), "*": 0}``. Default all.
 
         Raises
         ------
@@ -253,8 +281,10 @@ class Sample(Mapping[str, TensorT]):
         >>> x = ds[1].stack()  # of t (latitude, longitude) and u (time, latitude, longitude)
         >>> tuple(x.shape), ds.channels().names
         ((3, 7, 8), ('t', 'u[time=-1]', 'u[time=0]'))
+        >>> ds[1].channels("u", steps=-1).names, bool((ds[1].stack("u", steps=-1)[0] == ds[1]["u"][0]).all())
+        (('u',), True)
         """
-        return self.channels(fields, dims=dims).stack(self)
+        return self.channels(fields, dims=dims, steps=steps).stack(self)
 
     def shown_dims(self) -> Mapping[str, tuple[str, ...]]:
         """Return the names of dims that mean the same in all fields."""
@@ -300,40 +330,96 @@ class Sample(Mapping[str, TensorT]):
         """
         return self.replace({name: tensor.to(*args, **kwargs) for name, tensor in self.items()})
 
-    def replace(self, fields: Mapping[str, torch.Tensor]) -> Self:
+    def step(self, k: int) -> Self:
+        """Return one of the steps of a sample, or of a batch: fields without the dim of steps, their halo kept.
+
+        Coordinates and :attr:`source` are those of that step. Fields without steps, static ones and a model's, stay;
+        those that have other steps are left out.
+
+        Parameters
+        ----------
+        k : int
+            The offset, one of ``steps=`` of :func:`scidata.open_dataset`: -1 is the time before.
+
+        Raises
+        ------
+        ConfigError
+            No field has it; or the sample was made by hand, or has other steps than were read.
+
+        Examples
+        --------
+        >>> sample = scidata.open_dataset("era5.zarr", fields=["u"], steps=(0, 1), coords=True)[1]
+        >>> later = sample.step(1)
+        >>> later.dims["u"], bool((later["u"] == sample["u"][1]).all()), later.coords["time"]
+        (('level', 'latitude', 'longitude'), True, array('2020-01-01T12:00:00.000000000', dtype='datetime64[ns]'))
+        """
+        k = as_index(k)
+        if not self.members:
+            raise ConfigError(
+                "step: the sample was not read from a data set, whose steps= say which rows are which step"
+            )
+        origin, _, left = self.members[0]
+        picked: dict[str, tuple[int, int] | None] = {}  # axis and row
+        known = origin.steps_of("")[1] if left is None else (left,)
+        if k not in known:
+            raise ConfigError(f"step: the sample has no step {k}, but {', '.join(map(str, known))}")
+        for name, tensor in self.items():
+            dim, steps = origin.steps_of(name)
+            axis = self._axis_of(name, dim) if steps else None
+            if axis is not None and tensor.shape[axis] != len(steps):
+                raise ConfigError(f"step: field {name!r} has {tensor.shape[axis]} rows of {dim!r}, not steps {steps}")
+            if k in steps or (axis is None and len(steps) != 1):
+                picked[name] = None if axis is None else (axis, steps.index(k))
+        return self._picked(k, picked)
+
+    def _axis_of(self, name: str, dim: str | None) -> int | None:
+        """Return which of a field's dims is that of steps."""
+        return self.dims[name].index(dim) if dim in self.dims[name] else None
+
+    def replace(self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, Sequence[str]] | None = None) -> Self:
         """Return a sample with these fields besides, or instead of, the ones it has.
 
-        For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A new field is taken to
-        have the dimensions of an old field of the same shape.
+        For transforms: ``lambda s: s.replace({"speed": (s["u"] ** 2 + s["v"] ** 2).sqrt()})``. A field has the dims of
+        the old one of its name, or of one of the same shape, or those of them that its sizes leave no doubt of, such as
+        a model's result for one step.
 
         Parameters
         ----------
         fields : Mapping[str, Tensor]
             Tensors by name.
+        dims : Mapping[str, Sequence[str]] or None, optional
+            Names of dims, of fields whose sizes do not tell; without, these are ``dim_0``, ``dim_1``, ….
 
         Raises
         ------
-        ConfigError
-            A field that is no tensor.
+        ConfigError, UnknownNameError
+            A field that is no tensor; dims that do not fit, or of another field.
 
         Examples
         --------
         >>> list(sample.replace({"w": 2 * sample["u"]}))
-        ['u', 'v', 'w']
+        ['u', 'w']
+        >>> sample.replace({"u": sample["u"].mean(0)}).dims["u"]
+        ('level', 'latitude', 'longitude')
+        >>> sample.replace({"ranks": torch.ones(3, 5)}, dims={"ranks": ("level", "rank")}).dims["ranks"]
+        ('level', 'rank')
         """
         check_mapping("fields", fields, "{'speed': tensor}")
         for name, tensor in fields.items():
             if not isinstance(tensor, torch.Tensor):
                 raise ConfigError(f"replace: field {name!r} is a {type(tensor).__name__}, and must be a tensor")
         merged: dict[str, torch.Tensor] = {**self._fields, **fields}
-        by_shape = {tuple(tensor.shape): self.dims[name] for name, tensor in self._fields.items()}
-        dims = {
-            name: self.dims[name]
-            if name in self.dims and tensor.ndim == len(self.dims[name])
-            else by_shape.get(tuple(tensor.shape), tuple(f"dim_{i}" for i in range(tensor.ndim)))
-            for name, tensor in merged.items()
-        }
-        return self._with(_fields=merged, dims=dims)
+        old = {name: (self.dims[name], tuple(tensor.shape)) for name, tensor in self._fields.items()}
+        return self._with(_fields=merged, dims=self.dims | dims_of_made(fields, old, dims))
+
+    def _picked(self, k: int, picked: Mapping[str, tuple[int, int] | None]) -> Self:
+        """Return one step, with these fields, of each of which the row of an axis is taken."""
+        fields, dims = {}, {}
+        for name, at in picked.items():
+            fields[name] = self[name] if at is None else take(self[name], *at)
+            dims[name] = tuple([dim for axis, dim in enumerate(self.dims[name]) if at is None or axis != at[0]])
+        members = [(origin, index, k) for origin, index, _ in self.members]
+        return self._with(_fields=fields, dims=dims, members=members)
 
     def map_fields(self, functions: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Self:
         """Return a sample of which some fields went through functions that leave each value where it is.

@@ -83,15 +83,24 @@ class Scale:
             result = np.subtract(piece, own[0], dtype=work)
             np.multiply(result, own[1], out=piece, casting="same_kind")
 
-    def inverse(self, x: torch.Tensor, dims: Sequence[str] | None = None) -> torch.Tensor:
-        """Return ``x * scale + shift`` of a tensor with the field's dims, or others before them; differentiable."""
+    def inverse(
+        self, x: torch.Tensor, dims: Sequence[str] | None = None, *, step_dim: str | None = None
+    ) -> torch.Tensor:
+        """Return ``x * scale + shift`` of a tensor with the field's dims, or others before them; differentiable.
+
+        All steps have the same shift, so that a tensor of one may lack ``step_dim``.
+        """
         if dims is None:
-            lead = x.ndim - len(self.dims)
-            if lead < 0:
+            own = [dim for dim in self.dims if dim != step_dim] if x.ndim < len(self.dims) else self.dims
+            if x.ndim < len(own):
                 raise ConfigError(f"denormalise: a tensor of {x.ndim} dims, but the field has {self.dims}")
-            dims = (*("",) * lead, *self.dims)
+            dims = (*("",) * (x.ndim - len(own)), *own)
         if self.shift.size == 1:
             return x * float(self.scale.flat[0]) + float(self.shift.flat[0])
+        if lacking := [dim for dim, n in zip(self.dims, self.shift.shape, strict=True) if n > 1 and dim not in dims]:
+            raise ConfigError(
+                f"denormalise: a field by {lacking[0]!r} has dims {tuple(dims)}; replace(…, dims=) names them"
+            )
         shape = [self.shift.shape[self.dims.index(dim)] if dim in self.dims else 1 for dim in dims]
         work = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         scale, shift = (torch.from_numpy(y.reshape(shape)).to(x.device, work) for y in (self.scale, self.shift))

@@ -36,7 +36,7 @@ from scidata.grids.passes import GridPass
 from scidata.grids.planner import Planner
 from scidata.grids.series import Series
 from scidata.grids.staggered import CentredSource
-from scidata.grids.steps import checked_steps
+from scidata.grids.steps import FieldSteps, checked_steps
 from scidata.plan.totals import ReadPlan
 from scidata.read.arrays import read_array
 from scidata.read.context import ReadStats
@@ -176,12 +176,20 @@ class GridReader:
             return None
         return values[rows_of(self.partition.selected[dim])]
 
-    def sample_labels(self, index: int) -> dict[str, AnyArray]:
+    def sample_labels(self, index: int, step: int | None = None) -> dict[str, AnyArray]:
         """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else.
 
-        Of fields that have other steps, ``"u_time"``, too.
+        Of fields that have other steps, ``"u_time"``, too. With ``step`` of that one alone.
         """
-        return self.labels.of_sample(self.sample_rows.of(self.planner.number(index)), self.field_steps)
+        steps = self.field_steps if step is None else FieldSteps(every=(step,), by_field={})
+        return self.labels.of_sample(self._rows_of(index, steps), steps)
+
+    def _rows_of(self, index: int, steps: FieldSteps) -> list[int]:
+        return list(map(self.sample_rows.start_of(self.planner.number(index)), steps.every))
+
+    def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
+        """Return the dimension of steps, and those that samples have of a field: none of static ones."""
+        return self.sample_dim, () if name in self.static_fields else self.field_steps.of(name)
 
     def sample_keys(self, on: str) -> AnyArray:
         """Return what each sample has of a coordinate, or of another array on the dimensions of samples, ``(num,)``.
@@ -191,9 +199,10 @@ class GridReader:
         steps = self.field_steps.every
         return self.labels.of_samples(on, self.sample_rows.at(0 if 0 in steps else steps[0]))
 
-    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
-        """Return file, row and label of each step of a sample."""
-        return self.labels.sources_of(self.sample_rows.of(self.planner.number(index)))
+    def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
+        """Return file, row and label of each step of a sample, or of one."""
+        steps = self.field_steps if step is None else FieldSteps(every=(step,), by_field={})
+        return self.labels.sources_of(self._rows_of(index, steps))
 
     def fingerprint(self) -> str:
         """Return a digest of fields, shapes, dtypes, crop, steps, and the labels of the sample dimension.

@@ -95,10 +95,6 @@ class SampleRows:
             return (first + run.start + start - run.offset).__add__
         return lambda step: first + self._row(start + step)
 
-    def of(self, index: int) -> list[int]:
-        """Return the rows of a sample, one for each step of any field."""
-        return list(map(self.start_of(index), self._steps.every))
-
     def _row(self, position: int) -> int:
         segments = self._selected or ()
         segment = segments[bisect.bisect_right(segments, position, key=lambda s: s.offset) - 1]

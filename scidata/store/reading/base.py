@@ -183,10 +183,15 @@ class PartReader:
         """Return the description of the stored sample that a sample is of."""
         return self.store.sample(self.numbering.locate(index)[0])
 
-    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
-        """Return the stored sample, or file, of a sample, and the row of each of its steps."""
-        path = self._path_of(self.numbering.locate(index)[0])
-        return tuple([SampleSource(path, row) for row in self.numbering.rows(index) or [0]])
+    def steps_of(self, name: str) -> tuple[str | None, tuple[int, ...]]:
+        """Return the dim of steps, and those that samples have of a field: none of one without times."""
+        return self.numbering.sample_dim, self.numbering.steps_of(self._infos.get(name))
+
+    def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
+        """Return the stored sample, or file, of a sample, and the row of each of its steps, or of one."""
+        path, rows = self._path_of(self.numbering.locate(index)[0]), self.numbering.rows(index) or [0]
+        kept = rows if step is None else [rows[self.numbering.steps.index(step)]]
+        return tuple([SampleSource(path, row) for row in kept])
 
     def _path_of(self, stored: int) -> str:
         """Return where a stored sample lies."""

@@ -87,6 +87,10 @@ class Numbering:
         """Return the dims of a field in a sample."""
         return tuple(d for i, d in enumerate(info.dims) if not self._dropped(info, i))
 
+    def steps_of(self, info: FieldInfo | None) -> tuple[int, ...]:
+        """Return the steps that a sample has of a field, of an unknown one all: none of one without times."""
+        return self.steps if info is None or self.sample_dim in _free_dims(info) else ()
+
     def entity_dim(self, info: FieldInfo) -> int:
         """Return which of them is the entity's."""
         return sum(not self._dropped(info, i) for i in range(info.entity_dim))

@@ -1,0 +1,58 @@
+"""Names of a made field's dims: those that its sizes leave no doubt of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from scidata.core.checks import check_mapping
+from scidata.errors import ConfigError, check_known
+
+#: Names of dims, and their sizes.
+_Sized: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+
+
+def dims_of_made(
+    fields: Mapping[str, torch.Tensor], old: Mapping[str, _Sized], given: Mapping[str, Sequence[str]] | None
+) -> dict[str, tuple[str, ...]]:
+    """Return the dims of fields that are put beside, or in the places of, old ones.
+
+    Those that are given; else those of the old field of that name, some of them left out perhaps, where sizes say
+    which; else another field's of the same shape, or some of its; else ``dim_0``, ``dim_1``, ….
+
+    Raises
+    ------
+    ConfigError, UnknownNameError
+        Dims are given that do not fit, or of a field that is not there.
+    """
+    given = {} if given is None else given
+    check_mapping("dims", given, "{'speed': ('lat', 'lon')}")
+    check_known("replace: dims of field", list(given), fields)
+    by_shape = {shape: dims for dims, shape in old.values()}
+    made = {}
+    for name, tensor in fields.items():
+        shape = tuple(tensor.shape)
+        if name in given:
+            made[name] = tuple(given[name])
+            if isinstance(given[name], str) or len(made[name]) != len(shape) or len(set(made[name])) < len(shape):
+                raise ConfigError(f"replace: dims={{{name!r}: {given[name]!r}}}, but the tensor has shape {shape}")
+        elif name in old and len(old[name][0]) == len(shape):
+            made[name] = old[name][0]
+        else:
+            found = _left_of([old[name]] if name in old else [], shape)
+            found = found or ({by_shape[shape]} if shape in by_shape else _left_of(old.values(), shape))
+            made[name] = found.pop() if len(found) == 1 else tuple([f"dim_{i}" for i in range(len(shape))])
+    return made
+
+
+def _left_of(old: Iterable[_Sized], shape: tuple[int, ...]) -> set[tuple[str, ...]]:
+    """Return the dims of old fields that have these sizes, some of them left out: all ways to do so."""
+    found = set()
+    for dims, sizes in old:
+        for kept in itertools.combinations(range(len(dims)), len(shape)):
+            if tuple([sizes[i] for i in kept]) == shape:
+                found.add(tuple([dims[i] for i in kept]))
+    return {dims for dims in found if dims[:1] == ("batch",)} or found  # what a model makes of a batch is one

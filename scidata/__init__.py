@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from scidata.interop.shard_tensors import to_physicsnemo as to_physicsnemo
     from scidata.loader.data_loader import DataLoader as DataLoader
     from scidata.loader.sampler import DistributedSampler as DistributedSampler
+    from scidata.meshes.sets.nested import Cutout as Cutout
+    from scidata.meshes.sets.nested import cutout as cutout
     from scidata.shard import ShardTensor as ShardTensor
     from scidata.shard import register_op as register_op
     from scidata.shard import shard_ops as shard_ops
@@ -88,6 +90,7 @@ _NAMES = {
     "scidata.interop.shard_tensors": ("from_dtensor", "from_physicsnemo", "to_dtensor", "to_physicsnemo"),
     "scidata.loader.data_loader": ("DataLoader",),
     "scidata.loader.sampler": ("DistributedSampler",),
+    "scidata.meshes.sets.nested": ("Cutout", "cutout"),
     "scidata.shard": ("ShardTensor", "register_op", "scatter_tensor", "shard_ops"),
     "scidata.shard.attention.algorithms": ("attention",),
     "scidata.shard.comm.collectives": ("all_gather_v", "indexed_all_to_all_v", "reduce_scatter_v"),

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from scidata.data.hetero_sample import HeteroSample as HeteroSample
     from scidata.data.irregular_dataset import IrregularDataset as IrregularDataset
     from scidata.data.irregular_sample import IrregularSample as IrregularSample
+    from scidata.data.join import join as join
+    from scidata.data.joined_dataset import JoinedDataset as JoinedDataset
+    from scidata.data.joined_sample import JoinedSample as JoinedSample
     from scidata.data.open_dataset import open_dataset as open_dataset
     from scidata.data.output.create import create as create
     from scidata.data.output.writer import Writer as Writer
@@ -80,6 +83,9 @@ _NAMES = {
     "scidata.data.irregular_dataset": ("IrregularDataset",),
     "scidata.data.hetero_sample": ("HeteroSample",),
     "scidata.data.irregular_sample": ("IrregularSample",),
+    "scidata.data.join": ("join",),
+    "scidata.data.joined_dataset": ("JoinedDataset",),
+    "scidata.data.joined_sample": ("JoinedSample",),
     "scidata.data.open_dataset": ("open_dataset",),
     "scidata.data.output.create": ("create",),
     "scidata.data.output.writer": ("Writer",),

@@ -21,6 +21,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
+from scidata.data.joined_sample import JoinedSample
 from scidata.data.local_fields import LocalFields, stacked
 from scidata.data.sample import Sample
 from scidata.data.topology import Cells, Place, Relation, Topology, shard_rows
@@ -199,6 +200,10 @@ def _cells(cells: Sequence[Cells], nodes: _Rows) -> Cells | None:
 
 
 @overload
+def collate(samples: Sequence[JoinedSample]) -> JoinedSample: ...
+
+
+@overload
 def collate(samples: Sequence[IrregularSample[TensorT]]) -> IrregularSample[TensorT]: ...
 
 
@@ -207,7 +212,7 @@ def collate(samples: Sequence[Sample[TensorT]]) -> Sample[TensorT]: ...
 
 
 @checked_keywords
-def collate(samples: Sequence[Sample]) -> Sample:
+def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | JoinedSample:
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
 
     A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
@@ -216,7 +221,7 @@ def collate(samples: Sequence[Sample]) -> Sample:
     Parameters
     ----------
     samples : Sequence[Sample]
-        At least one sample, all of one data set or of data sets alike.
+        At least one sample, all of one data set or of data sets alike. Of a join each part becomes a batch.
 
     Raises
     ------
@@ -234,7 +239,11 @@ def collate(samples: Sequence[Sample]) -> Sample:
     """
     if samples and all(isinstance(sample, LocalFields) for sample in samples):
         return stacked(samples)  # type: ignore[arg-type, return-value]  # in a worker of torch's loader
-    if not samples or not all(isinstance(sample, Sample) for sample in samples):
+    joined = [sample for sample in samples if isinstance(sample, JoinedSample)]
+    if joined and len(joined) == len(samples):
+        return _by_part(joined)
+    plain = [sample for sample in samples if isinstance(sample, Sample)]
+    if not samples or len(plain) < len(samples):
         kinds = {type(sample).__name__ for sample in samples}
         read = "; ds.assemble(part) makes a sample of what a worker has read" if "LocalPart" in kinds else ""
         found = ", ".join(sorted(kinds)) or "none"
@@ -242,9 +251,15 @@ def collate(samples: Sequence[Sample]) -> Sample:
     irregular = [sample for sample in samples if isinstance(sample, IrregularSample)]
     if irregular and len(irregular) < len(samples):
         raise FieldMismatchError("a batch holds samples of one data set; these are of several kinds")
-    batch = unite(irregular) if irregular else _stacked(samples)
-    batch.members = [member for sample in samples for member in sample.members]
+    batch = unite(irregular) if irregular else _stacked(plain)
+    batch.members = [member for sample in plain for member in sample.members]
     return batch
+
+
+def _by_part(samples: Sequence[JoinedSample]) -> JoinedSample:
+    parts = {name: collate([sample[name] for sample in samples]) for name in samples[0]}
+    index = [sample.index for sample in samples if isinstance(sample.index, int)]
+    return JoinedSample(parts, key=np.array([sample.key for sample in samples]), index=index)
 
 
 def _stacked(samples: Sequence[Sample]) -> Sample:

@@ -8,12 +8,10 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset
 from typing_extensions import TypeVar  # with defaults, before Python 3.13
 
 from scidata.core.html import card
@@ -22,6 +20,8 @@ from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
+from scidata.data.composed import ComposedDataset
+from scidata.data.joined_sample import JoinedSample
 from scidata.data.keys import joined_keys
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import MAX_LISTED, Mixture
@@ -36,10 +36,10 @@ def _digest(numbers: IntArray) -> str:
 
 
 _T = TypeVar("_T", bound=np.generic)
-SampleT = TypeVar("SampleT", bound=Sample[Any], covariant=True, default=Sample)
+SampleT = TypeVar("SampleT", bound=Sample[Any] | JoinedSample, covariant=True, default=Sample)
 
 
-class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
+class CombinedDataset(ComposedDataset[SampleT]):
     """Samples of other data sets in a numbering of its own. Made by :func:`subset`, :func:`concat`, :func:`mix`.
 
     Reads as its data sets do, and applies each one's own transform. ``sample.index`` is the number here.
@@ -67,17 +67,10 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         self, datasets: Sequence[Any], chosen: IntArray | None = None, *, mixture: Mixture | None = None
     ) -> None:
         self.datasets = tuple(datasets)
-        self._sources = tuple(map(DatasetAdapter, self.datasets))
-        self.mesh: DeviceMesh | None = self.datasets[0].mesh
-        self.dp_axis: str | None = self.datasets[0].dp_axis
+        super().__init__(dict(enumerate(self.datasets)))
         self.mixture = mixture
         self._chosen = chosen  # samples of the only data set; None: all samples, one data set after another
         self._starts = [0, *itertools.accumulate(map(len, self.datasets))]
-        for number, dataset in enumerate(self.datasets):
-            if dataset.mesh != self.mesh or dataset.dp_axis != self.dp_axis:
-                raise ConfigError(
-                    f"data sets 0 and {number} were opened with other meshes, or dp axes; open them with the same mesh"
-                )
 
     # -- samples and fields -------------------------------------------------------------------------------------
 
@@ -229,16 +222,6 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         firsts = np.cumsum([0, *(int(each.max(initial=-1)) + 1 for each in found)])
         return self._own(np.concatenate([first + each for first, each in zip(firsts, found, strict=False)]))
 
-    @property
-    def reads_alone(self) -> bool:
-        """Whether reads wait for no other machine and no other rank, of all data sets."""
-        return all(source.reads_alone for source in self._sources)
-
-    @property
-    def static_nbytes(self) -> int:
-        """Bytes of the fields that all samples of a data set share, of all data sets."""
-        return sum(source.static_nbytes for source in self._sources)
-
     def shared_reads(self, index: int) -> Sequence[object]:
         """Return the blocks of decoded rows that a sample shares with others of its data set."""
         part, own = self.locate(index)
@@ -278,31 +261,6 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """
         part, own = self.locate(index)
         return self.datasets[part].sources_of(own)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets that want to know.
-
-        Parameters
-        ----------
-        epoch : int
-            From 0; the same on every rank.
-
-        Examples
-        --------
-        >>> late.set_epoch(1)
-        """
-        for source in self._sources:
-            source.set_epoch(epoch)
-
-    def close(self) -> None:
-        """Close the data sets' files; the next read opens them again.
-
-        Examples
-        --------
-        >>> late.close()
-        """
-        for dataset in self.datasets:
-            dataset.close()
 
     # -- normalising ---------------------------------------------------------------------------------------------
 
@@ -355,7 +313,7 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         >>> bool(torch.allclose(normal.denormalise(normal[0])["u"], late[0]["u"], rtol=1e-5))
         True
         """
-        index = sample.index if isinstance(sample, Sample) else None
+        index = sample.index if isinstance(sample, Sample | JoinedSample) else None
         first, *others = self._come_from([index] if isinstance(index, int) else index)
         if any(numbers_of(first.normalising) != numbers_of(other.normalising) for other in others):
             raise ConfigError(
@@ -389,11 +347,6 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
         """
         part, own = self.locate(index)
         return self.datasets[part].read_local(own)
-
-    @property
-    def epoch(self) -> tuple[object, ...]:
-        """The data sets' epochs; None for one that has none."""
-        return tuple(source.epoch for source in self._sources)
 
     def epoch_reader(
         self, epoch: tuple[object, ...] | None = None, *, empty: Empty = np.empty
@@ -453,14 +406,11 @@ class CombinedDataset(Dataset[SampleT], Generic[SampleT]):
     @staticmethod
     def _renumbered(sample: Any, index: int | list[int]) -> SampleT:
         renumbered: SampleT = sample
-        if isinstance(sample, Sample):  # workers have parts, and a transform may return anything
+        if isinstance(sample, Sample | JoinedSample):  # workers have parts, and a transform may return anything
             sample.index = index
         elif isinstance(sample, LocalFields):
             sample.number(index)
         return renumbered
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"mesh": None}
 
 
 class BufferedCombined(CombinedDataset[SampleT]):

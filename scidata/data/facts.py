@@ -20,6 +20,7 @@ from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.grid_dataset import ShardedDataset
 from scidata.data.irregular_dataset import IrregularDataset
+from scidata.data.joined_dataset import JoinedDataset
 from scidata.data.scaling import numbers_of
 from scidata.errors import SciDataError
 from scidata.plan.array import ArrayPlan
@@ -42,6 +43,13 @@ def facts_of(dataset: object) -> dict[str, str]:
         for number, each in enumerate(dataset.datasets):
             which = f" of data set {number}" if len(dataset.datasets) > 1 else ""
             facts |= {name + which: value for name, value in facts_of(each).items()}
+    elif isinstance(dataset, JoinedDataset):
+        facts = {
+            "which keys": (len(dataset), dataset.fingerprint),
+            "transform of the join": in_words(dataset.own_transform),
+        }
+        for part, each in dataset.parts.items():
+            facts |= {f"{name} of {part!r}": value for name, value in facts_of(each).items()}
     elif isinstance(dataset, ShardedDataset):
         facts = _arguments(dataset) | _facts_of_grid(dataset)
     elif isinstance(dataset, IrregularDataset):
@@ -121,6 +129,9 @@ def witness_of(dataset: object, index: int) -> dict[str, str]:
     if isinstance(dataset, CombinedDataset):
         part, own = dataset.locate(index)
         return witness_of(dataset.datasets[part], own)
+    if isinstance(dataset, JoinedDataset):
+        parts = {name: witness_of(part, index) for name, part in dataset.at(index).items()}
+        return {f"{fact} of {name!r}": value for name, own in parts.items() for fact, value in own.items()}
     if not isinstance(dataset, DomainDataset):
         return {}
     found = {}

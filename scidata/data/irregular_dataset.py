@@ -245,6 +245,10 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         apply_locally(self.local_transform, part.fields)
         return part
 
+    def empty_local(self) -> LocalPart:
+        """Return this rank's part of a cloud without points, for a sample that is not there: its index is -1."""
+        return self.reader.empty_part(self._rank)
+
     def epoch_reader(self, epoch: int | None = None, *, empty: Empty = np.empty) -> Callable[[int], LocalPart]:
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
@@ -270,7 +274,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         """
         self._check_attached()
-        if index is None:  # of a worker of torch's loader, say
+        is_sample = local.index >= 0
+        if index is None and is_sample:  # of a worker of torch's loader, say
             self._note(local.index)
         rows = local.index_maps[local.part.entity]
         if rows.part != self._rank or rows.num_parts != self.reader.num_parts:
@@ -301,9 +306,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             ghosts=self.reader.ghosts,
             graph_values={
                 name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-                for name, value in self.reader.graph_values(local.index).items()
+                for name, value in (self.reader.graph_values(local.index) if is_sample else {}).items()
             },
-            origin=self,
+            origin=self if is_sample else None,
         )
 
     def _topology(self, local: LocalPart) -> Topology:

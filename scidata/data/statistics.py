@@ -23,6 +23,7 @@ from scidata.data.combine import as_combined
 from scidata.data.combined_dataset import CombinedDataset
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.field_moments import FieldMoments, Stretch, check_paths, cut_evenly, gather_one
+from scidata.data.joined_dataset import JoinedDataset
 from scidata.data.statistics_table import FieldStatistics, Labels, Statistics
 from scidata.data.stored_statistics import period_of_anemoi, statistics_of_anemoi, statistics_of_store
 from scidata.errors import ConfigError, FieldMismatchError, RankFailedError, check_known
@@ -176,6 +177,11 @@ def _leaves(dataset: object, samples: IntArray | None = None) -> list[_Leaf]:
         if dataset.detached:
             raise ConfigError("statistics needs the mesh, which a worker process does not have; call it in the parent")
         return [_Leaf(dataset=dataset, samples=np.arange(len(dataset)) if samples is None else samples)]
+    if isinstance(dataset, JoinedDataset):
+        raise ConfigError(
+            "statistics: of a join, gather those of each part: {name: scidata.statistics(part) for name, part in "
+            "ds.parts.items()}; its normalise takes them"
+        )
     if not isinstance(dataset, CombinedDataset):
         raise ConfigError(f"statistics: expected a data set of scidata.open_dataset, not {type(dataset).__name__}")
     found = []

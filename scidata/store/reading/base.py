@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from scidata.core.cache import Cache
+from scidata.core.index_map import IndexMap
 from scidata.core.options import ReadOptions
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, Array, Empty, IntArray
@@ -328,6 +329,23 @@ class PartReader:
             topology = self._drawn(access, cut, index, part, epoch)
         fields = self._read_fields(access, index, topology, cut.index)
         return LocalPart(index=index % self.num_samples, part=cut, fields=fields, stats=access.stats, **vars(topology))
+
+    def empty_part(self, part: int) -> LocalPart:
+        """Return one part of a cloud without points: of no sample, so its index is -1."""
+        none, shapes = (
+            np.empty(0, np.int64),
+            {name: list(self.numbering.shape(self.info(name), 0)) for name in self.fields},
+        )
+        for name, shape in shapes.items():
+            shape[self.entity_dim(name)] = 0
+        bounds = np.zeros(self.num_parts + 1, np.int64)
+        return LocalPart(
+            index=-1,
+            part=SamplePart(index=-1, entity=self.entity, bounds={self.entity: bounds}),
+            fields={name: np.empty(shape, self.dtype(name)) for name, shape in shapes.items()},
+            index_maps={self.entity: IndexMap(bounds=bounds, part=part, ghosts=none)},
+            rows={self.entity: none},
+        )
 
     def _arrays(self, stored: int) -> tuple[str, ...]:
         """Return the arrays that the fields are read from."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scidata.data.output.create import create as create
     from scidata.data.output.writer import Writer as Writer
     from scidata.data.sample import Sample as Sample
+    from scidata.data.shard_dataset import shard_dataset as shard_dataset
     from scidata.data.statistics import statistics as statistics
     from scidata.data.statistics_table import Statistics as Statistics
     from scidata.device_mesh import init_mesh as init_mesh
@@ -90,6 +91,7 @@ _NAMES = {
     "scidata.data.output.create": ("create",),
     "scidata.data.output.writer": ("Writer",),
     "scidata.data.sample": ("Sample",),
+    "scidata.data.shard_dataset": ("shard_dataset",),
     "scidata.data.statistics": ("statistics",),
     "scidata.device_mesh": ("init_mesh",),
     "scidata.device_mesh.stop_signal": ("StopSignal",),

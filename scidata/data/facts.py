@@ -86,7 +86,8 @@ def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, object]:
         "sample_dim": reader.sample_dims,
         "steps": reader.field_steps.by_field or reader.field_steps.every,
         "decode": reader.options.decodes,
-        "decode by node": reader.pool.worth.by_node,
+        "decode by node": (by_node := reader.pool.worth.by_node),
+        "shared by node": reader.paths if by_node and hasattr(reader.sources[0], "witness") else None,
         "shard": dict(cut.axis_of_dim),
         "halo": dict(cut.halo),
         "periodic": sorted(cut.periodic),
@@ -143,6 +144,9 @@ def witness_of(dataset: object, index: int) -> dict[str, str]:
                 return found
         if is_url(getattr(dataset.reader, "path", "") or dataset.reader.paths[0]):
             return found  # each read would be a request, and so may be finding out where to read
+        tell = getattr(next(iter(getattr(dataset.reader, "sources", ())), None), "witness", None)
+        if tell is not None:  # of shard_dataset, which has no stored bytes
+            return {f"values of {name!r} in sample {index}": digest for name, digest in tell(index).items()}
         plan = dataset.plan(index, 0)
         for name in list(plan.fields)[:_FIELDS]:
             ends = b"".join(map(_ends, plan.fields[name]))

@@ -60,7 +60,7 @@ class NodeCut:
     shares: tuple[Share, ...]
 
 
-def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int) -> NodeCut:
+def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int, num_ranks: int) -> NodeCut:
     """Sort the chunks that rank ``me`` needs by the other ranks that need them.
 
     Parameters
@@ -70,8 +70,9 @@ def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int) -> NodeCut:
     """
     alone: list[Selection] = []
     shares: list[Share] = []
+    every = frozenset(range(num_ranks))  # who need a field that has samples alone
     for group in itertools.product(*map(_by_takers, chunks, rows)):
-        takers = frozenset.intersection(*(ranks for ranks, _ in group if ranks is not None))
+        takers = every.intersection(*(ranks for ranks, _ in group if ranks is not None))
         if me not in takers:
             continue
         here = [
@@ -214,8 +215,9 @@ class NodeShares:
         """Return the chunks of some trajectories that this rank takes alone, and those that it shares."""
         rows = tuple([(dim, s.start, s.count) for dim, (s,) in trajectories.items()])
         place = layout.geometry, layout.dims, rows
+        me, num = self.ranks.me, len(self.ranks.coordinates)
         return self._cuts.get_or_make(
-            place, lambda: cut_by_ranks(layout.chunks, self._rows_of_ranks(layout, trajectories), self.ranks.me)
+            place, lambda: cut_by_ranks(layout.chunks, self._rows_of_ranks(layout, trajectories), me, num)
         )
 
     def times_decoded(self, layout: ArrayLayout, source: Source) -> float:

@@ -37,7 +37,7 @@ def test_parts_are_put_together_right(seed: int) -> None:
     for me in range(num_ranks):
         mine = [np.arange(n) if r is None else r[me] for n, r in zip(shape, rows, strict=True)]
         out = np.full(tuple(map(len, mine)), np.nan)
-        cut = cut_by_ranks(chunks, rows, me)
+        cut = cut_by_ranks(chunks, rows, me, num_ranks)
         for selection in cut.alone:
             picked, places = [], []
             for d, segments in enumerate(selection):

@@ -271,10 +271,11 @@ def arguments_that_are_changed(mesh):
 
 
 ALL = [
-    one_graph_by_exchange, one_graph_by_ghosts, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_exchange,
-    many_graphs_by_ghosts, other_values_on_one_graph, arguments_that_are_changed, ids_of_other_ranks, recurrent_layers,
-    one_of_two_results, scattered_inside, communicates_past_scidata,
+    one_graph_by_exchange, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_ghosts, other_values_on_one_graph,
+    arguments_that_are_changed, ids_of_other_ranks, recurrent_layers, one_of_two_results, scattered_inside,
+    communicates_past_scidata,
 ]  # fmt: skip
+SLOW = [one_graph_by_ghosts, many_graphs_by_exchange]
 
 
 MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("domain",))
@@ -289,3 +290,9 @@ def failed():
 def test_on_two_ranks(failed, each):
     for of_rank in failed:
         assert not of_rank.get(each.__name__), of_rank[each.__name__]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", SLOW)
+def test_more_on_two_ranks(each):
+    assert run_ranks(failures, 2, MESH, [each], timeout=240) == [{}, {}]

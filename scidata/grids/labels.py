@@ -15,13 +15,14 @@ from scidata.core.checks import optional_module
 from scidata.core.options import Crop
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import ArrayLayout, IntArray, Source
-from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError, near_matches, visible
+from scidata.errors import ConfigError, UnknownNameError, near_matches, visible
 from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.read.arrays import read_array
 from scidata.sources.cf import decoding_of, is_time
 from scidata.sources.text import read_text_along
+from scidata.sources.times import decode_times
 
 _SHOWN = 3  # labels at either end
 _TIMES_AS_TEXT = ("Times", "xtime")  # WRF's, which has no XTIME before 3.8 or one without units; MPAS's
@@ -223,30 +224,9 @@ def _names_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
 def _decoded(source: Source, dim: str, attributes: Mapping[str, Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not is_time(attributes):
         return values
-    xarray = optional_module("xarray", f"{source.path}: times of {dim!r} are decoded by xarray", "xarray")
-    named = {name: str(attributes[name]) for name in ("units", "calendar") if name in attributes}
-    try:
-        decoded = xarray.decode_cf(xarray.Dataset(coords={dim: (dim, values, named)}))
-        found: npt.NDArray[Any] = np.asarray(decoded[dim].values)
-    except (ValueError, OverflowError, ImportError) as e:
-        raise UnsupportedFormatError(f"{source.path}: {_not_decoded(dim, named, str(e.__cause__ or e))}") from e
-    return found
-
-
-def _not_decoded(dim: str, said: Mapping[str, str], why: str) -> str:
-    """Name the times that cannot be decoded, the reason, and how to choose rows without them."""
-    units, calendar = said.get("units", ""), said.get("calendar")
-    if re.match(r"\s*(months?|years?)\b", units, re.IGNORECASE):
-        reason = "whose length is not the same everywhere in this calendar"
-    elif re.search(r"since\s+0+-", units):
-        reason = "and there is no year 0 in this calendar"
-    else:
-        reason = f"which xarray and cftime do not decode ({visible(' '.join(why.split())[:120])})"
-    named = "" if calendar is None else f" in calendar {calendar!r}"
-    return visible(
-        f"times of {dim!r} count {units!r}{named}, {reason}; choose rows by number (isel), read {dim!r} as a field "
-        "(fields=), or mend the attributes of a copy"
-    )
+    shown = visible(repr(dim))
+    remedy = f"choose rows by number (isel), read {shown} as a field (fields=), or mend the attributes of a copy"
+    return decode_times(source.path, dim, attributes, values, remedy)
 
 
 def rows_labelled(series: Series, sel: Mapping[Any, Any], sizes: Mapping[str, int]) -> dict[str, Any]:

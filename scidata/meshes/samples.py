@@ -27,6 +27,7 @@ from scidata.meshes.formats.base import (
     find_graph_values,
     is_wanted,
 )
+from scidata.meshes.formats.columns import with_columns
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.hetero import open_hetero
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
@@ -213,7 +214,7 @@ class _Reading:
         source = open_source(path, allow_external=self.allow_external)
         if not self.options.allow_missing:
             check_finished(source)
-        return source
+        return with_columns(source) if self.kind == "points" else source
 
     def _check_names(
         self, found: Mapping[str, RawField], left_out: Mapping[str, str], sources: list[Source], every: set[str],

@@ -35,7 +35,7 @@ from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.part import LocalTopology, SamplePart
-from scidata.store.reading.rows import RowAccess
+from scidata.store.reading.rows import RowAccess, StoredSamples
 
 _KEPT_FILES = 1024
 POS = "point/pos"
@@ -222,7 +222,7 @@ class PointsReader(PartReader):
     kind = "points"
     entity = "point"
     entities = ("point",)
-    store: PointsFiles
+    files: PointsFiles
 
     def __init__(
         self,
@@ -231,21 +231,23 @@ class PointsReader(PartReader):
         *,
         num_parts: int = 1,
     ) -> None:
-        _check(options, path if isinstance(path, str) else "SOURCE...")
+        self._check(options, path if isinstance(path, str) else "SOURCE...")
         wanted = None if options.fields is None else names_of("fields", options.fields)
+        added = {"pos", options.time}  # no fields of the files
         samples = read_samples(
             path,
             kind="points",
             points=options.positions,
-            fields=None if wanted is None else [name for name in wanted if name != "pos"],
+            fields=None if wanted is None else [name for name in wanted if name not in added],
             allow_missing=options.allow_missing,
             allow_external=options.allow_external,
         )
-        super().__init__(PointsFiles(samples, options), options, num_parts)
-        self.path, self.period = self.store.path, self.store.sample(0).period
+        self.files = self._files_of(samples, options)
+        super().__init__(self.files, options, num_parts)
+        self.path, self.period = self.files.path, self.files.sample(0).period
         self.names = samples.names
         self.paths = [path for index in range(len(samples)) for path in samples.inputs(index)]
-        self._infos = self.store.infos
+        self._infos = self._all_fields()
         short = {name.rpartition("/")[2]: name for name in self._infos}
         self.fields = tuple(self._infos)
         if wanted is not None:
@@ -254,11 +256,39 @@ class PointsReader(PartReader):
         if draw is not None and (entity := draw.only_one(str(self.path))) != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {entity!r}")
         check_cut(options.bounds, options.weights, what="points are", known=("even", "chunk"))
+        self._number_samples()
+
+    def _files_of(self, samples: RawSamples, options: ReadOptions) -> PointsFiles:
+        return PointsFiles(samples, options)
+
+    def _all_fields(self) -> Mapping[str, FieldInfo]:
+        """Return all fields that samples may have, by the names that users type."""
+        return self.files.infos
+
+    def _number_samples(self) -> None:
+        """Have each file be a sample."""
+        self._number_stored(self.files, len(self.files))
+
+    def _number_stored(self, store: StoredSamples, num: int) -> None:
+        """Have each of some stored samples be one."""
+        self.store = store
         pos = self._infos["pos"]
         parts = {name: replace(pos, name=name, dims=pos.dims[:1]) for name in map(coordinate, range(3))}
         dtypes = {name: self.dtype(name) for name in self._infos if name != "pos"}  # positions as they are
-        numbering = Numbering(store=self.store, firsts=range(len(samples) + 1))
+        numbering = Numbering(store=store, firsts=range(num + 1))
         self._number(numbering, {**self._infos, **parts}, dtypes)
+
+    def _check(self, options: ReadOptions, shown: str) -> None:
+        """Refuse options that mean nothing for raw points; ``shown`` are their files."""
+        none = "means nothing for points, of which each file is a sample"
+        options.refuse(*ONLY_GRIDS, *SAMPLES, why=none)
+        refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
+        options.refuse(
+            "cache_dir",
+            why="keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE "
+            "OUT --kind points), or copy the files to a local disk as they are",
+        )
+        check_no_ghosts(options, shown)
 
     def dtype(self, name: str) -> np.dtype[np.generic]:
         """Return the dtype in which a field is read."""
@@ -282,53 +312,68 @@ class PointsReader(PartReader):
         return self._digest(content)
 
     def _cut(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
-        bounds = {"point": self._bounds(stored, self.store.file(stored))}
-        return SamplePart(index=stored, entity="point", bounds=bounds), {}
+        return SamplePart(index=stored, entity="point", bounds={"point": self._bounds(stored)}), {}
 
-    def _bounds(self, stored: int, file: PointsFile) -> IntArray:
-        bounds, num_rows, num_parts = bounds_of_sample(self.options.bounds, stored), file.num_rows, self.num_parts
+    def _bounds(self, stored: int) -> IntArray:
+        bounds, num_rows, num_parts = (
+            bounds_of_sample(self.options.bounds, stored),
+            self._num_rows(stored),
+            self.num_parts,
+        )
         if not isinstance(bounds, str):
             return explicit_bounds(bounds, num_rows, num_parts)
         if self.options.weights is not None:
-            return cut_bounds(prefix_of(self._costs(stored, file)), num_parts)
-        if bounds == "chunk" and file.chunk_rows and num_parts < num_rows:
-            return chunk_bounds(num_rows, num_parts, edges=np.arange(0, num_rows, file.chunk_rows))
+            return cut_bounds(prefix_of(self._costs(stored)), num_parts)
+        if bounds == "chunk" and num_parts < num_rows and len(edges := self._chunk_edges(stored)):
+            return chunk_bounds(num_rows, num_parts, edges=edges)
         return equal_bounds(num_rows, num_parts)
 
-    def _costs(self, stored: int, file: PointsFile) -> FloatArray:
+    def _num_rows(self, stored: int) -> int:
+        return self.files.file(stored).num_rows
+
+    def _chunk_edges(self, stored: int) -> IntArray:
+        """Return the rows that begin a chunk of the largest array; none where it is not cut along the points."""
+        file = self.files.file(stored)
+        return np.arange(0, file.num_rows, file.chunk_rows) if file.chunk_rows else np.empty(0, np.int64)
+
+    def _costs(self, stored: int) -> FloatArray:
+        """Return the cost of each row: values of a field, which are read, or those given."""
+        num_rows = self._num_rows(stored)
         if isinstance(self.options.weights, str):
             access = RowAccess(self.store, stored, self._threads.executor())
-            plan = access.plan(self.info(self.options.weights).path, np.array([0]), np.array([file.num_rows]))
-            values = access.run_each([(self.store.job(stored, plan, as_stored=True), None)])[0]
+            plan = access.plan(self.info(self.options.weights).path, np.array([0]), np.array([num_rows]))
+            values = access.run_each([(self.files.job(stored, plan, as_stored=True), None)])[0]
         else:
             values = np.asarray(self.options.weights)
-        if values.shape != (file.num_rows,):
+        return self._checked_costs(values, num_rows, self.files.file(stored).source.path)
+
+    def _checked_costs(self, values: Array, num_rows: int, path: str) -> FloatArray:
+        if values.shape != (num_rows,):
             raise ConfigError(
-                f"{file.source.path}: weights of shape {values.shape} for {file.num_rows} points; one cost of each "
-                "was expected"
+                f"{path}: weights of shape {values.shape} for {num_rows} points; one cost of each was expected"
             )
         return values.astype(np.float64)
 
     def _chunk_rows(self, stored: int) -> int:
-        return self.store.file(stored).chunk_rows or super()._chunk_rows(stored)
+        return self.files.file(stored).chunk_rows or super()._chunk_rows(stored)
 
     def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
         """Plan one sample for one rank, from metadata alone (weights named by a field are read)."""
         plan = super().plan(index, rank, epoch=epoch)
-        parts = self.store.file(plan.index).positions
+        parts = self.files.file(plan.index).positions
         pos = [each for name in parts for each in plan.fields.get(name, ())]
         fields = {name: tuple(pos) if name == "pos" else plan.fields[name] for name in self.fields}
         return ReadPlan(index=plan.index, rank=rank, fields=fields)
 
     def _arrays(self, stored: int) -> tuple[str, ...]:
-        pos = self.store.file(stored).positions
+        pos = self.files.file(stored).positions
         return tuple(array for name in self.fields for array in (pos if name == "pos" else (name,)))
 
     def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology, stored: int) -> Mapping[str, Array]:
         arrays = self._reads.read(access, self._arrays(stored), index, topology)
         if "pos" not in self.fields:
             return arrays
-        file = self.store.file(stored)
+        file = self.files.file(stored)
         pos = file.joined([arrays[name] for name in file.positions], self.dtype("pos"))
         return {name: pos if name == "pos" else arrays[name] for name in self.fields}
 
@@ -345,17 +390,8 @@ class PointsReader(PartReader):
         return np.arange(start, stop, dtype=np.int64)
 
 
-def _check(options: ReadOptions, shown: str) -> None:
-    """Refuse options that mean nothing for raw points; ``shown`` are their files."""
-    none = "means nothing for points, of which each file is a sample"
-    options.refuse(*ONLY_GRIDS, *SAMPLES, why=none)
-    options.refuse("time", why="windows of a table are not read yet")
-    refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
-    options.refuse(
-        "cache_dir",
-        why="keeps grids and partitioned stores, not raw points; write a store of them (scidata partition SOURCE OUT "
-        "--kind points), or copy the files to a local disk as they are",
-    )
+def check_no_ghosts(options: ReadOptions, shown: str) -> None:
+    """Refuse ghosts of raw points; ``shown`` are their files."""
     if options.halo or options.ghosts is not None:
         given = f"halo={options.halo}" if options.halo else f"ghosts={options.ghosts!r}"
         raise ConfigError(

@@ -1,0 +1,163 @@
+"""Windows of tables whose rows are sorted by time: the rows of each, from an index of times. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scidata.core.bounds import bounds_of
+from scidata.core.types import ByteArray, IntArray
+from scidata.errors import ConfigError
+
+_MOST = 1 << 27  # windows of a data set: 3 GiB of tables
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TimeIndex:
+    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``.
+
+    Attributes
+    ----------
+    step
+        Width of a bin, as times are counted (nanoseconds).
+    bins
+        ``(num,)`` int64: numbers of the bins that have rows, sorted.
+    rows, kept_rows
+        ``(num + 1,)`` int64: the first row of each, and the number of rows; of all rows, and of those that are kept.
+    kept
+        A bit for each row, the lowest first: whether it is kept. None: all are.
+    """
+
+    step: int
+    bins: IntArray
+    rows: IntArray
+    kept_rows: IntArray
+    kept: ByteArray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return int(self.rows[-1])
+
+    def kept_ids(self, start: int, stop: int) -> IntArray:
+        """Return those of the rows ``[start, stop)`` that are kept."""
+        if self.kept is None:
+            return np.arange(start, stop, dtype=np.int64)
+        first = start // 8
+        bits = np.unpackbits(self.kept[first : -(-stop // 8)], bitorder="little")
+        return start + np.flatnonzero(bits[start - 8 * first : stop - 8 * first])
+
+
+class Piece(NamedTuple):
+    """Rows ``[low, high)`` of a table, of which ``num`` are kept."""
+
+    table: int
+    low: int
+    high: int
+    num: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Windows:
+    """Windows ``[start, start + length)`` of some tables that follow each other.
+
+    Attributes
+    ----------
+    indices
+        Of each table.
+    starts
+        ``(num,)`` int64, sorted.
+    length, every
+        Of a window, and from one to the next.
+    firsts
+        ``(num + 1,)`` int64: the first piece of each window.
+    tables, lows, highs, counts
+        ``(num_pieces,)`` int64, of each :class:`Piece`: the rows of one window in one table.
+    """
+
+    indices: Sequence[TimeIndex]
+    starts: IntArray
+    length: int
+    every: int
+    firsts: IntArray
+    tables: IntArray
+    lows: IntArray
+    highs: IntArray
+    counts: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def num_rows(self) -> IntArray:
+        """Rows of each window, ``(num,)`` int64."""
+        return np.diff(bounds_of(self.counts)[self.firsts])
+
+    def pieces(self, window: int) -> list[Piece]:
+        """Return the pieces of a window, in the order of the tables."""
+        own = slice(*self.firsts[window : window + 2].tolist())
+        columns = (self.tables[own], self.lows[own], self.highs[own], self.counts[own])
+        return list(map(Piece, *(column.tolist() for column in columns)))
+
+    def disjoint(self) -> Windows:
+        """Return windows of the same begins that have no row in common."""
+        return _windows(self.indices, self.starts, min(self.length, self.every), self.every)
+
+
+def index_step(length: int, every: int, usual: int) -> int:
+    """Return the width of bins on whose edges windows begin and end: ``usual``, where that is such a width."""
+    return math.gcd(length, every, usual)
+
+
+def cut_windows(
+    indices: Sequence[TimeIndex], length: int, every: int, *, first: int | None = None, last: int | None = None
+) -> Windows:
+    """Cut tables into windows that begin at multiples of ``every``.
+
+    The first holds the first row of all, the last begins no later than the last one. So do those between ``first`` and
+    ``last``, both included, where they are given.
+
+    Raises
+    ------
+    ConfigError
+        There would be none, or too many.
+    """
+    some = [index for index in indices if len(index.bins)]
+    if not some:
+        raise ConfigError("there is no row, hence no window")
+    low = min(int(index.bins[0]) * index.step for index in some) // every
+    high = max((int(index.bins[-1]) + 1) * index.step - 1 for index in some) // every
+    low = low if first is None else max(low, -(-first // every))
+    high = high if last is None else min(high, last // every)
+    if high - low >= _MOST:
+        raise ConfigError(
+            f"{high - low + 1} windows, of at most {_MOST}: longer ones, from every= on, or a part, by sel="
+        )
+    if high < low:
+        raise ConfigError("no window begins there")
+    return _windows(indices, np.arange(low, high + 1, dtype=np.int64) * every, length, every)
+
+
+def _windows(indices: Sequence[TimeIndex], starts: IntArray, length: int, every: int) -> Windows:
+    found = [_pieces(table, index, starts, length) for table, index in enumerate(indices) if len(index.bins)]
+    numbers, tables, lows, highs, counts = np.concatenate(found, axis=1)
+    order = np.argsort(numbers, kind="stable")
+    firsts = np.searchsorted(numbers[order], np.arange(len(starts) + 1)).astype(np.int64)
+    rest = (tables[order], lows[order], highs[order], counts[order])
+    of = dict(zip(("tables", "lows", "highs", "counts"), rest, strict=True))
+    return Windows(indices=indices, starts=starts, length=length, every=every, firsts=firsts, **of)
+
+
+def _pieces(table: int, index: TimeIndex, starts: IntArray, length: int) -> IntArray:
+    """Return window, table, low, high and count of each piece in a table, ``(5, num)``."""
+    near = slice(*np.searchsorted(starts, [index.bins[0] * index.step - length, (index.bins[-1] + 1) * index.step]))
+    low, high = (np.searchsorted(index.bins, times // index.step) for times in (starts[near], starts[near] + length))
+    counts = index.kept_rows[high] - index.kept_rows[low]
+    some = np.flatnonzero(counts)
+    numbers = some + near.start
+    own = (numbers, np.full_like(numbers, table), index.rows[low[some]], index.rows[high[some]], counts[some])
+    return np.stack(own).astype(np.int64)

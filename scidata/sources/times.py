@@ -1,0 +1,124 @@
+"""Times that count from a date, as ``datetime64``: decoded by xarray, or, of columns, by the line through two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.checks import optional_module
+from scidata.core.types import AnyArray, ArrayLayout, BoolArray, IntArray
+from scidata.errors import FieldMismatchError, UnsupportedFormatError, visible
+from scidata.sources.cf import decoding_of, is_time
+
+
+def decode_times(
+    path: str, name: str, attributes: Mapping[str, Any], values: npt.NDArray[Any], remedy: str
+) -> npt.NDArray[Any]:
+    """Return numbers that count since a date as ``datetime64``, or objects of cftime in the calendars of models.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Units or a calendar that xarray does not decode; ``remedy`` says what to do without.
+    """
+    xarray = optional_module("xarray", f"{path}: times of {name!r} are decoded by xarray", "xarray")
+    said = {key: str(attributes[key]) for key in ("units", "calendar") if key in attributes}
+    try:
+        decoded = xarray.decode_cf(xarray.Dataset(coords={name: (name, values, said)}))
+        found: npt.NDArray[Any] = np.asarray(decoded[name].values)
+    except (ValueError, OverflowError, ImportError) as e:
+        raise UnsupportedFormatError(f"{path}: {_not_decoded(name, said, str(e.__cause__ or e))}; {remedy}") from e
+    return found
+
+
+def _not_decoded(name: str, said: Mapping[str, str], why: str) -> str:
+    """Name the times that cannot be decoded, and the reason."""
+    units, calendar = said.get("units", ""), said.get("calendar")
+    if re.match(r"\s*(months?|years?)\b", units, re.IGNORECASE):
+        reason = "whose length is not the same everywhere in this calendar"
+    elif re.search(r"since\s+0+-", units):
+        reason = "and there is no year 0 in this calendar"
+    else:
+        reason = f"which xarray and cftime do not decode ({visible(' '.join(why.split())[:120])})"
+    named = "" if calendar is None else f" in calendar {calendar!r}"
+    return visible(f"times of {name!r} count {units!r}{named}, {reason}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TimeColumn:
+    """A column of times as int64: nanoseconds since 1970, or, where they are integers without units, these.
+
+    Attributes
+    ----------
+    layout
+        As stored: ``(N,)``, or ``(N, 1)``.
+    origin, step
+        Of stored value 0, and from one to the next.
+    is_time
+        Whether these are nanoseconds.
+    missing
+        Stored values that mean no time.
+    """
+
+    layout: ArrayLayout
+    origin: int = 0
+    step: int = 1
+    is_time: bool = True
+    missing: tuple[Any, ...] = ()
+
+    def counts(self, values: AnyArray) -> tuple[IntArray, BoolArray]:
+        """Return stored values as counts, and which of them are times; others are 0."""
+        if values.dtype.kind == "M":
+            coarse = values.astype("M8[s]").astype(np.int64)
+            far = np.iinfo(np.int64).max // 10**9
+            valid = (-far < coarse) & (coarse < far)  # which leaves out NaT
+            return np.where(valid, values, np.datetime64(0, "s")).astype("M8[ns]").astype(np.int64), valid
+        limit = (np.iinfo(np.int64).max - abs(self.origin)) / self.step
+        valid = np.isfinite(values) & (np.abs(values.astype(np.float64)) < limit) & ~np.isin(values, self.missing)
+        sound = np.where(valid, values, values.dtype.type(0))
+        whole = np.floor(sound).astype(np.int64)  # apart, since the sum has more digits than a float
+        parts = (
+            np.rint((sound - whole).astype(np.float64) * self.step).astype(np.int64) if sound.dtype.kind == "f" else 0
+        )
+        return np.where(valid, self.origin + whole * self.step + parts, 0), valid
+
+    def label(self, count: int) -> str:
+        """Return a count as text."""
+        return str(np.datetime64(count, "ns")).removesuffix(".000000000") if self.is_time else str(count)
+
+
+def time_column(layout: ArrayLayout) -> TimeColumn:
+    """Describe a column of times by its metadata.
+
+    Raises
+    ------
+    FieldMismatchError, UnsupportedFormatError
+        It is none: of another shape or dtype, without units, or in a calendar that ``datetime64`` does not have.
+    """
+    where = f"{layout.store}: time {layout.name!r}"
+    if layout.shape[1:] not in ((), (1,)) or not layout.shape:
+        raise FieldMismatchError(f"{where} has shape {layout.shape}; one time of each row was expected")
+    if layout.dtype.kind == "M":
+        return TimeColumn(layout=layout)
+    decoding = None if layout.dtype.kind not in "iuf" else decoding_of(layout)
+    packed = decoding is not None and (decoding.scale is not None or decoding.offset is not None)
+    if layout.dtype.kind not in "iuf" or packed or (layout.dtype.kind == "f" and not is_time(layout.attributes)):
+        raise FieldMismatchError(
+            f"{where} of dtype {layout.dtype} and units {layout.attributes.get('units', '')!r} tells no times: "
+            "expected datetime64, numbers with units such as 'seconds since 1970-01-01', or integers"
+        )
+    missing = () if decoding is None else decoding.fill_values
+    if not is_time(layout.attributes):
+        return TimeColumn(layout=layout, is_time=False, missing=missing)
+    remedy = "write datetime64, or mend the attributes of a copy"
+    ends = decode_times(layout.store, layout.name, layout.attributes, np.array([0, 1]), remedy)
+    if ends.dtype.kind != "M":
+        calendar = layout.attributes.get("calendar")
+        raise UnsupportedFormatError(f"{where}: calendar {calendar!r} has days that datetime64 lacks; {remedy}")
+    origin, one = ends.astype("M8[ns]").astype(np.int64).tolist()
+    return TimeColumn(layout=layout, origin=origin, step=one - origin, missing=missing)

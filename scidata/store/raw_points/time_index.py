@@ -1,0 +1,336 @@
+"""Indexes of the times of tables: made by reading the column of times once, and kept beside the data or in a cache.
+
+The hourly index that WeatherGenerator's tables have, ``idx_<begin>_<hours>``, is used as it is where it counts the rows
+before each hour. In some it counts those of the full hour, too, so that it does not tell where that hour begins: then
+an index is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scidata.core.own_files import make_own_folder, open_own, write_whole
+from scidata.core.types import AnyArray, BoolArray, IntArray, Source
+from scidata.core.urls import is_url
+from scidata.errors import ConfigError, CorruptDataError, RefusedError
+from scidata.meshes.formats.columns import ColumnsSource
+from scidata.plan.windows import TimeIndex
+from scidata.read.arrays import array_of, read_array
+from scidata.sources.access.validators import Validators
+from scidata.sources.cf import decoding_of
+from scidata.sources.times import TimeColumn, time_column
+
+HOUR = 3600 * 10**9  # nanoseconds
+_BLOCK_BYTES = 32 << 20  # of a column, read at once
+_LISTED = re.compile(r"(?:.*/)?idx_(\d{12})_(\d+)")
+_PROBES = 16  # hours of an index in the file that are looked at
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """The columns of a file that say which rows are in a window.
+
+    Attributes
+    ----------
+    where
+        Rows that are kept, by column: a value, several, or a slice that holds both ends.
+    """
+
+    source: Source
+    time: TimeColumn
+    where: Mapping[str, Any]
+    allow_missing: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return self.time.layout.shape[0]
+
+    def column(self, name: str, start: int, stop: int) -> AnyArray:
+        """Read rows of a column, decoded."""
+        layout = array_of(self.source, name)
+        decoding = decoding_of(layout)
+        rows = (slice(start, stop),)
+        return read_array(self.source, layout, rows, decoding=decoding, allow_missing=self.allow_missing)
+
+    def times(self, start: int, stop: int) -> IntArray:
+        """Read rows of the column of times.
+
+        Raises
+        ------
+        CorruptDataError
+            A row has none.
+        """
+        layout = self.time.layout
+        rows = (slice(start, stop), *[slice(None)] * (len(layout.shape) - 1))
+        values = read_array(self.source, layout, rows, allow_missing=self.allow_missing).reshape(-1)
+        counts, valid = self.time.counts(values)
+        if not valid.all():
+            row = int(np.argmin(valid))
+            raise CorruptDataError(
+                f"{self.source.path}: row {start + row} has no time: {layout.name!r} is {values[row]} there; leave "
+                "such rows out of a copy"
+            )
+        return counts
+
+    def kept(self, start: int, stop: int) -> BoolArray:
+        """Say which of some rows are kept."""
+        found = np.ones(stop - start, np.bool_)
+        for name, wanted in self.where.items():
+            found &= _among(self.column(name, start, stop), wanted)
+        return found
+
+
+def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
+    """Describe a table, from metadata alone.
+
+    Raises
+    ------
+    UnknownNameError, FieldMismatchError, UnsupportedFormatError
+        No such column, or one that tells no times, or has not one value of each row.
+    """
+    column = time_column(array_of(source, time))
+    for name, wanted in (where or {}).items():
+        layout = array_of(source, name)
+        if layout.shape != column.layout.shape[:1] or layout.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"{source.path}: where: {name!r} has shape {layout.shape} and dtype {layout.dtype}; one number of each "
+                f"of the {column.layout.shape[0]} rows was expected"
+            )
+        _check_wanted(name, wanted)
+    return Table(source=source, time=column, where=where or {}, allow_missing=allow_missing)
+
+
+def _check_wanted(name: str, wanted: Any) -> None:
+    ends = [wanted.start, wanted.stop] if isinstance(wanted, slice) else np.ravel(wanted).tolist()
+    numbers = [end for end in ends if end is not None]
+    strided = isinstance(wanted, slice) and wanted.step is not None
+    if strided or not all(isinstance(each, bool | int | float) for each in numbers):
+        raise ConfigError(
+            f"where of {name!r}: {wanted!r}: expected a number, several of them, or a slice without a step"
+        )
+
+
+def _among(values: AnyArray, wanted: Any) -> BoolArray:
+    if not isinstance(wanted, slice):
+        return np.isin(values, np.ravel(wanted))
+    found: BoolArray = values == values  # no value is missing
+    found &= True if wanted.start is None else values >= wanted.start
+    found &= True if wanted.stop is None else values <= wanted.stop
+    return found
+
+
+# -- making --------------------------------------------------------------------------------------------------------
+
+
+def index_table(table: Table, step: int) -> TimeIndex:
+    """Read a table's times, and the columns that decide which rows are kept, once.
+
+    Raises
+    ------
+    ConfigError
+        Rows are not sorted by time.
+    """
+    if (found := _listed(table, step)) is not None:
+        return found
+    bins, rows, kept_rows, kept = [_NONE], [_NONE], [_NONE], []
+    last, num_kept = None, 0
+    for start, stop in _blocks(table):
+        times = table.times(start, stop)
+        _check_sorted(table, start, times, last)
+        numbers = times // step
+        begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1 if last is None else last // step))
+        last = int(times[-1])
+        bins.append(numbers[begins])
+        rows.append(start + begins)
+        before = begins
+        if table.where:
+            found_kept = table.kept(start, stop)
+            kept.append(np.packbits(found_kept, bitorder="little"))
+            before = np.concatenate([[0], np.cumsum(found_kept)])[[*begins, stop - start]]
+            before, num_new = before[:-1], int(before[-1])
+        else:
+            num_new = stop - start
+        kept_rows.append(num_kept + before)
+        num_kept += num_new
+    ends = np.array([[table.num_rows], [num_kept]], np.int64)
+    return TimeIndex(
+        step=step,
+        bins=np.concatenate(bins),
+        rows=np.concatenate([*rows, ends[0]]),
+        kept_rows=np.concatenate([*kept_rows, ends[1]]),
+        kept=np.concatenate(kept) if kept else None,
+    )
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _blocks(table: Table) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows that are read at once: whole chunks of times, and whole bytes of bits."""
+    layout = table.time.layout
+    chunk = max(1, layout.chunks[0])
+    size = max(1, _BLOCK_BYTES // layout.dtype.itemsize // chunk) * chunk
+    size = min(-(-size // 8) * 8, 4 * _BLOCK_BYTES)
+    for start in range(0, table.num_rows, size):
+        yield start, min(start + size, table.num_rows)
+
+
+def _check_sorted(table: Table, start: int, times: IntArray, last: int | None) -> None:
+    steps = np.diff(times, prepend=times[0] if last is None else last)
+    if (steps >= 0).all():
+        return
+    row = int(np.argmax(steps < 0))
+    late, before = (table.time.label(int(times[row] - back)) for back in (0, steps[row]))
+    raise ConfigError(
+        f"{table.source.path}: row {start + row} is late: {table.time.layout.name!r} is {late} there, after {before} "
+        f"in row {start + row - 1}; sort the rows by time once"
+    )
+
+
+def _listed(table: Table, step: int) -> TimeIndex | None:
+    """Return the index that the file has, where it is one of the rows before each of its times."""
+    if table.where or not table.time.is_time:
+        return None
+    for name, layout in table.source.arrays.items():
+        match = _LISTED.fullmatch(name)
+        if match is None or len(layout.shape) != 1 or layout.dtype.kind not in "iu" or not layout.shape[0]:
+            continue
+        digits = match[1]
+        date = f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{digits[8:10]}:{digits[10:]}"
+        try:
+            begin = int(np.datetime64(date, "ns").astype(np.int64))
+        except ValueError:
+            continue
+        width = int(match[2]) * HOUR
+        if not width or step % width or begin % width:
+            continue
+        counts = read_array(table.source, layout).astype(np.int64)
+        edges = np.append(counts, table.num_rows)
+        if counts[0] == 0 and (np.diff(edges) >= 0).all() and _counts_before(table, counts, begin, width):
+            some = np.flatnonzero(np.diff(edges))
+            rows = np.append(counts[some], table.num_rows)
+            return TimeIndex(step=width, bins=some + begin // width, rows=rows, kept_rows=rows)
+    return None
+
+
+def _counts_before(table: Table, counts: IntArray, begin: int, width: int) -> bool:
+    """Say whether an index counts the rows before its times, by the rows on either side of some of them."""
+    inner = np.flatnonzero((counts > 0) & (counts < table.num_rows) & (np.diff(counts, prepend=0) > 0))
+    if not len(inner):
+        return False
+    for number in inner[np.unique(np.linspace(0, len(inner) - 1, _PROBES).astype(int))].tolist():
+        row = int(counts[number])
+        before, after = table.times(row - 1, row + 1).tolist()
+        if not before < begin + number * width <= after:
+            return False
+    last = int(table.times(table.num_rows - 1, table.num_rows)[0])
+    return last < begin + len(counts) * width  # later rows would count as those of the last hour
+
+
+# -- keeping -------------------------------------------------------------------------------------------------------
+
+
+def index_tables(tables: Sequence[Table], step: int, cache_dir: str | os.PathLike[str] | None) -> list[TimeIndex]:
+    """Return the index of each table: kept ones of files that are as they were, and others made and kept."""
+    place = _place(tables, step, cache_dir)
+    known = {} if place is None else _load(place, step)
+    keys = [_key(table) for table in tables]
+    found = [known.get(key) if key else None for key in keys]
+    made = [index_table(table, step) if index is None else index for table, index in zip(tables, found, strict=True)]
+    new = {key: index for key, index in zip(keys, made, strict=True) if key}
+    if place is not None and new.keys() - known.keys():
+        _keep(place, new)
+    return made
+
+
+def _place(tables: Sequence[Table], step: int, cache_dir: str | os.PathLike[str] | None) -> str | None:
+    """Return the file of an index; None where there is no folder for it: behind a URL."""
+    first = tables[0]
+    if cache_dir is None and is_url(first.source.path):
+        return None
+    path = first.source.path if is_url(first.source.path) else os.path.abspath(first.source.path)
+    said = json.dumps([path, len(tables) > 1, first.time.layout.name, step, repr(sorted(first.where.items()))])
+    name = hashlib.sha256(said.encode()).hexdigest()[:32]
+    if cache_dir is None:
+        return os.path.join(os.path.dirname(path.rstrip("/")), f".scidata-times-{name[:12]}")
+    return os.path.join(os.path.abspath(os.path.expanduser(os.fspath(cache_dir))), "scidata-index", f"{name}.times")
+
+
+def _key(table: Table) -> str:
+    """Return a digest of the files that the columns lie in; empty where it is not known, or they are just written."""
+    source = table.source
+    texts = []
+    for name in (table.time.layout.name, *table.where):
+        layout = source.arrays[name]
+        if isinstance(source, ColumnsSource) and source.place(name) is not None:
+            layout = source.table
+        chunks = np.stack(np.meshgrid(*map(np.arange, layout.num_chunks), indexing="ij"), axis=-1)
+        try:
+            named = source.files_of(layout, chunks.reshape(-1, len(layout.shape)).astype(np.int64))
+            if named is None:
+                return ""
+            validator = Validators(source.path).of(named.paths, named.places)
+        except OSError:
+            return ""
+        if not validator.digest or validator.settles_in:
+            return ""
+        texts.append(f"{name} {layout.shape} {layout.dtype} {sorted(map(str, layout.attributes.items()))}")
+        texts.append(validator.digest.hex())
+    return hashlib.sha256("\n".join([source.path, *texts]).encode()).hexdigest()
+
+
+def _load(place: str, step: int) -> dict[str, TimeIndex]:
+    """Read kept indexes by the keys of their tables; none where there is no file, or it is damaged, which is said."""
+    try:
+        with open(open_own(place, os.O_RDONLY), "rb") as file:
+            data = np.load(io.BytesIO(file.read()), allow_pickle=False)
+        head = json.loads(data["head"].tobytes())
+        keys = head["keys"] if head["format"] == _FORMAT else []
+        return {key: _checked(data, number, step) for number, key in enumerate(keys)}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, RefusedError, ValueError, LookupError, TypeError, MemoryError, zipfile.BadZipFile) as e:
+        warnings.warn(f"{place}: the index of times is not used, and made again: {e}", stacklevel=2)
+        return {}
+
+
+def _checked(data: Any, number: int, step: int) -> TimeIndex:
+    bins, rows, kept_rows = (data[f"{name}{number}"] for name in ("bins", "rows", "kept_rows"))
+    kept = data.get(f"kept{number}")
+    sound = len(rows) == len(kept_rows) == len(bins) + 1 and bins.dtype == rows.dtype == kept_rows.dtype == np.int64
+    if not sound or (kept is not None and len(kept) != -(-int(rows[-1]) // 8)):
+        raise ValueError("its tables do not fit together")
+    return TimeIndex(step=step, bins=bins, rows=rows, kept_rows=kept_rows, kept=kept)
+
+
+def _keep(place: str, indices: Mapping[str, TimeIndex]) -> None:
+    head = json.dumps({"format": _FORMAT, "keys": list(indices)}).encode()
+    arrays: dict[str, Any] = {"head": np.frombuffer(head, np.uint8)}
+    for number, index in enumerate(indices.values()):
+        own = {"bins": index.bins, "rows": index.rows, "kept_rows": index.kept_rows, "kept": index.kept}
+        arrays |= {f"{name}{number}": each for name, each in own.items() if each is not None}
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)
+    try:
+        if not os.path.isdir(folder := os.path.dirname(place)):
+            make_own_folder(folder)
+        write_whole(place, packed.getvalue())
+    except (OSError, RefusedError) as e:
+        warnings.warn(
+            f"{place}: the index of times cannot be kept ({e}), and is made by each process; name a folder with "
+            "cache_dir=",
+            stacklevel=2,
+        )

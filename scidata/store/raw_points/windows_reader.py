@@ -1,0 +1,405 @@
+"""Reads any rank's part of windows of a table: its share of the rows in ``[t, t + window)``, and no others. No torch.
+
+Rows are found by an index of times (:mod:`~scidata.store.raw_points.time_index`). A sample's rows are numbered from 0
+on, as they follow each other in the table, or in several; a *piece* is those that lie in one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.bounds import bounds_of, segments_of_slice
+from scidata.core.cache import Cache
+from scidata.core.checks import check_int, refuse
+from scidata.core.durations import nanoseconds
+from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
+from scidata.core.sample_source import SampleSource
+from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray, Source
+from scidata.core.urls import Url
+from scidata.errors import ConfigError, CorruptDataError, check_known
+from scidata.meshes.formats.columns import ColumnsSource
+from scidata.meshes.samples import RawSamples
+from scidata.plan.array import ArrayPlan, exact_plan
+from scidata.plan.totals import ReadPlan
+from scidata.plan.windows import Piece, Windows, cut_windows, index_step
+from scidata.read import Job
+from scidata.sources.times import TimeColumn
+from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
+from scidata.store.raw_points.reader import PointsFiles, PointsPass, PointsReader, check_no_ghosts
+from scidata.store.raw_points.time_index import HOUR, Table, index_tables, open_table
+from scidata.store.reading.part import LocalTopology
+from scidata.store.reading.rows import Others, RowAccess
+
+_TIME = "\0time"  # paths of arrays that are no field's own
+_TABLE = "\0table"
+
+
+#: Rows of a table: a range, or sorted ids.
+_Rows: TypeAlias = range | IntArray
+
+
+class _Files(PointsFiles):
+    """Tables, with their columns of times, and the arrays that have several columns."""
+
+    def array(self, index: int, path: str) -> ArrayLayout:
+        source = self.source(index)
+        if path == _TIME:
+            return source.arrays[str(self._options.time)]
+        if path == _TABLE:
+            assert isinstance(source, ColumnsSource)
+            return source.table
+        return super().array(index, path)
+
+
+class _WindowSamples:
+    """Windows as :class:`~scidata.store.reading.rows.StoredSamples`; their arrays are those of the tables."""
+
+    def __init__(self, files: PointsFiles, windows: Windows, time: str, names: Callable[[int], str]) -> None:
+        self._files, self._windows, self._time, self._names = files, windows, time, names
+        self._num_rows = windows.num_rows
+        self.path = files.path
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading takes requests, which are best made side by side."""
+        return isinstance(self.path, Url)
+
+    def sample(self, index: int) -> SampleInfo:
+        """Describe a window."""
+        table, num = self._files.sample(0), int(self._num_rows[index])
+        dims = {field.path: field.entity_dim for field in table.fields.values()}
+        arrays = {self._time: ArrayInfo(shape=(num,), dtype="", digest="")}
+        for path, info in table.arrays.items():
+            dim = dims.get(path, 0)
+            arrays[path] = replace(info, shape=(*info.shape[:dim], num, *info.shape[dim + 1 :]))
+        counts, name = {"point": num}, self._names(int(self._windows.starts[index]))
+        table = replace(table, index=index, num_samples=len(self._windows), name=name)
+        return replace(table, counts=counts, source_counts=counts, arrays=arrays)
+
+    def source(self, index: int) -> Source:
+        """Return the source of the first table that a window lies in."""
+        pieces = self._windows.pieces(index)
+        return self._files.source(pieces[0].table if pieces else 0)
+
+    def array(self, index: int, path: str) -> ArrayLayout:
+        """Return the layout of an array of that table."""
+        return self._files.array(0, path)
+
+    def job(self, index: int, plan: ArrayPlan) -> Job:
+        """Return a plan of it as work."""
+        return self._files.job(0, plan)
+
+    def check_unchanged(self) -> None:
+        """Do nothing: no manifest describes the tables."""
+
+    def doubt(self, index: int) -> bool:
+        """Return False: nothing of the values is kept on disk."""
+        return False
+
+    def trust(self, index: int) -> None:
+        """Do nothing, either."""
+
+    def close(self) -> None:
+        """Close all files; the next use opens them again."""
+        self._files.close()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Read:
+    """An array that is read, the dim of its rows, and the columns of it that arrays are, by name; None: all of it."""
+
+    path: str
+    dim: int
+    names: dict[str, int | None]
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns that are read, sorted."""
+        return sorted({at for at in self.names.values() if at is not None})
+
+    def plans(self, access: RowAccess, rows: _Rows) -> list[tuple[ArrayPlan, IntArray | None]]:
+        """Plan some rows; with each plan which of the rows that it brings are wanted, None: all."""
+        columns = self.columns
+        others: Others = [(), segments_of_slice(columns, columns[-1] + 1)] if columns else None
+        if not isinstance(rows, range):
+            return list(access.plan_gather(self.path, rows, dim=self.dim, others=others))
+        ends = np.array([rows.start]), np.array([rows.stop])
+        return [(access.plan(self.path, *ends, dim=self.dim, others=others), None)]
+
+
+class WindowsReader(PointsReader):
+    """Windows of tables of points that are sorted by time.
+
+    Parameters
+    ----------
+    path
+        A table, or a list or glob of them, which follow each other.
+    options
+        As of :class:`PointsReader`, and ``time``, ``window``, ``every``, ``where``; ``sel`` of the column of times
+        chooses windows by their begin.
+
+    Attributes
+    ----------
+    windows
+        The rows of each sample.
+    """
+
+    windows: Windows
+    _column: TimeColumn
+
+    def _files_of(self, samples: RawSamples, options: ReadOptions) -> PointsFiles:
+        return _Files(samples, options)
+
+    def _check(self, options: ReadOptions, shown: str) -> None:
+        assert options.time is not None
+        self.time = options.time
+        none = "means nothing for windows of a table"
+        options.refuse(*(name for name in (*ONLY_GRIDS, *SAMPLES) if name != "sel"), why=none)
+        refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
+        check_known("sel: windows are chosen by", options.sel or (), [self.time])
+        check_no_ghosts(options, shown)
+
+    def _all_fields(self) -> Mapping[str, FieldInfo]:
+        """Return the fields of the tables, and the time: since the window's begin, in seconds."""
+        self._column = self._table(0).time
+        pos, dtype = self.files.infos["pos"], np.dtype(np.float64 if self._dtype is None else self._dtype)
+        attributes = {"units": "s"} if self._column.is_time else {}
+        time = FieldInfo(
+            name=self.time, entity="point", dtype=dtype.str, dims=pos.dims[:1], entity_dim=0, attributes=attributes
+        )
+        return {**self.files.infos, self.time: time}
+
+    def _table(self, index: int) -> Table:
+        options = self.options
+        return open_table(self.files.source(index), self.time, options.where, allow_missing=options.allow_missing)
+
+    def _number_samples(self) -> None:
+        options, tables = self.options, [self._table(index) for index in range(len(self.files))]
+        for table in tables:
+            if table.time.is_time != self._column.is_time:
+                raise ConfigError(f"{table.source.path}: {self.time!r} has units, or none, unlike that of {self.path}")
+        length = self._span("window", options.window)
+        every = length if options.every is None else self._span("every", options.every)
+        indices = index_tables(tables, index_step(length, every, HOUR * self._column.is_time), options.cache_dir)
+        try:
+            self._take(cut_windows(indices, length, every, **self._chosen()))
+        except ConfigError as e:
+            raise ConfigError(f"{self.path}: {e}") from None
+
+    def _span(self, name: str, value: object) -> int:
+        found = nanoseconds(name, value) if self._column.is_time else check_int(name, value)
+        if found <= 0:
+            raise ConfigError(f"{name}={value!r}: must be more than 0")
+        return found
+
+    def _chosen(self) -> dict[str, int | None]:
+        """Return the first and the last begin of windows that ``sel`` asks for."""
+        wanted = (self.options.sel or {}).get(self.time, slice(None))
+        if not isinstance(wanted, slice) or wanted.step is not None:
+            raise ConfigError(f"sel of {self.time!r}: expected a slice, such as slice('2019', '2021-06-30')")
+        if not self._column.is_time:
+            return {"first": wanted.start, "last": wanted.stop}
+        found: dict[str, int | None] = {}
+        for name, end in (("first", wanted.start), ("last", wanted.stop)):
+            date = None if end is None else np.datetime64(end)
+            rest = int(name == "last" and isinstance(end, str))  # the text of a day holds all of it, as in xarray
+            found[name] = None if date is None else int((date + rest).astype("M8[ns]").astype(np.int64)) - rest
+        return found
+
+    def _take(self, windows: Windows) -> None:
+        """Have samples be these windows."""
+        self.windows, self._counts = windows, windows.num_rows
+        self._firsts = bounds_of(np.array([index.num_rows for index in windows.indices]))
+        self._partitions = Cache(self._partitions.max_size, "lru")
+        self.topologies = Cache(self.topologies.max_size, "lru")
+        store = _WindowSamples(self.files, windows, self.info(self.time).path, self._column.label)
+        self._number_stored(store, len(windows))
+
+    # -- contents ------------------------------------------------------------------------------------------------
+
+    def counts(self, entity: str) -> IntArray:
+        """Return the rows of each window, ``(num_samples,)`` int64."""
+        self._check_entity(entity)
+        return self._counts
+
+    def sample_keys(self, on: str) -> npt.NDArray[Any]:
+        """Return the begin of each window, ``(num_samples,)``: datetime64, or integers."""
+        check_known(f"{self.path}: no key of samples", [on], [self.time])
+        return self.windows.starts.astype("M8[ns]") if self._column.is_time else self.windows.starts
+
+    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+        """Return the rows of each table that a window lies in; of an empty one none of the first table."""
+        window = self.numbering.locate(index)[0]
+        begin = self.sample_keys(self.time)[window]
+        pieces = self.windows.pieces(window) or [Piece(0, 0, 0, 0)]
+        return tuple(SampleSource(self.paths[each.table], window, begin, (each.low, each.high)) for each in pieces)
+
+    def fingerprint(self) -> str:
+        """Return a digest of windows, rows and fields."""
+        content: dict[str, object] = {
+            "windows": [self.windows.starts.tolist(), self.windows.length, self._counts.tolist()],
+            "where": repr(sorted((self.options.where or {}).items())),
+            "fields": {name: [self.dims(name), str(self.dtype(name))] for name in self.fields},
+            "subsample": None,
+        }
+        return self._digest(content)
+
+    def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> PointsPass:
+        """Return a pass over the rows of a field in some samples, each row once: windows end where the next begins."""
+        reader = copy.copy(self)
+        reader._take(self.windows.disjoint())
+        return PointsPass(reader, self._known(name), samples, self._checked_part(rank))
+
+    # -- cutting and rows ----------------------------------------------------------------------------------------
+
+    def _num_rows(self, stored: int) -> int:
+        return int(self._counts[stored])
+
+    def _chunk_edges(self, stored: int) -> IntArray:
+        found, before = [np.empty(0, np.int64)], 0
+        for table, rows in self._rows(stored, range(self._num_rows(stored))):
+            chunk = self.files.file(table).chunk_rows
+            if chunk:
+                edges = np.arange(rows[0] // chunk * chunk, rows[-1] + 1, chunk)
+                found.append(before + np.searchsorted(np.asarray(rows), edges))
+            before += len(rows)
+        return np.concatenate(found)
+
+    def _costs(self, stored: int) -> FloatArray:
+        num_rows, weights = self._num_rows(stored), self.options.weights
+        rows = self._rows(stored, range(num_rows))
+        if not isinstance(weights, str):
+            return self._checked_costs(np.asarray(weights), int(self._firsts[-1]), self.path)[self._ids(rows)]
+        reader = copy.copy(self)
+        reader.fields = (self._known(weights),)
+        values = reader._values(RowAccess(self.files, 0, self._threads.executor()), stored, rows)[weights]
+        return self._checked_costs(values, num_rows, self.path)
+
+    def _chunk_rows(self, stored: int) -> int:
+        return self.files.file(0).chunk_rows or super()._chunk_rows(0)
+
+    def _rows(self, window: int, wanted: _Rows) -> list[tuple[int, _Rows]]:
+        """Return where some rows of a window lie: tables, and rows of each."""
+        found: list[tuple[int, _Rows]] = []
+        before = 0
+        for table, low, high, num in self.windows.pieces(window):
+            ids = self.windows.indices[table].kept_ids(low, high) if num < high - low else range(low, high)
+            picked: _Rows
+            if isinstance(wanted, range):
+                picked = ids[max(wanted.start - before, 0) : max(wanted.stop - before, 0)]
+            else:
+                own = wanted[slice(*np.searchsorted(wanted, [before, before + num]))] - before
+                picked = low + own if isinstance(ids, range) else ids[own]
+            before += num
+            if len(picked):
+                found.append((table, picked))
+        return found
+
+    def _ids(self, rows: Sequence[tuple[int, _Rows]]) -> IntArray:
+        """Return rows as those of all tables, one after another."""
+        return np.concatenate([np.empty(0, np.int64), *(self._firsts[table] + np.asarray(own) for table, own in rows)])
+
+    def _rows_of(self, window: int, topology: LocalTopology) -> list[tuple[int, _Rows]]:
+        drawn = topology.rows
+        return self._rows(window, range(*topology.index_maps["point"].owned) if drawn is None else drawn["point"])
+
+    def original_id(self, index: int, part: int, entity: str, *, rows: IntArray | None = None) -> IntArray:
+        """Return the row in the table, or in all of them, of each row that a part owns, ``(num_owned,)`` int64."""
+        self._check_entity(entity)
+        own = range(*self.partition_of(index).owned(entity, self._checked_part(part))) if rows is None else rows
+        return self._ids(self._rows(self.numbering.locate(index)[0], own))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
+        """Plan one sample for one rank, by the index of times (weights named by a field are read)."""
+        cut, access = self._opened(index)
+        part = self._checked_part(rank)
+        drawn = self.subsample is not None
+        topology = self._drawn(access, cut, index, part, epoch) if drawn else self._topology(access, cut, part)
+        found: dict[str, list[ArrayPlan]] = {name: [] for name in self.fields}
+        for table, rows in self._rows_of(cut.index, topology):
+            own = RowAccess(self.files, table)
+            for read in self._reads_of(table):
+                first = "pos" if next(iter(read.names)).startswith("pos/") else next(iter(read.names))
+                name = self.files.array(table, read.path).name if read.columns else first
+                plans = [exact_plan(plan, self.files.source(table).locate) for plan, _ in read.plans(own, rows)]
+                found[name] = found.get(name, []) + plans
+        return ReadPlan(index=cut.index, rank=rank, fields={name: tuple(plans) for name, plans in found.items()})
+
+    def _reads_of(self, table: int) -> list[_Read]:
+        """Return the arrays of a table that the fields are read from, an array of several columns once."""
+        source, file = self.files.source(table), self.files.file(table)
+        found: dict[str, _Read] = {}
+        for array in (each for name in self.fields for each in (file.positions if name == "pos" else (name,))):
+            info = file.info.fields.get(array)
+            path, dim = (f"point/{array}", 0) if info is None else (info.path, info.entity_dim)
+            path = _TIME if array == self.time else path
+            at = source.place(self.files.array(table, path).name) if isinstance(source, ColumnsSource) else None
+            path = path if at is None else _TABLE
+            found.setdefault(path, _Read(path=path, dim=dim, names={})).names[array] = at
+        return list(found.values())
+
+    def _read_fields(self, access: RowAccess, index: int, topology: LocalTopology, stored: int) -> Mapping[str, Array]:
+        return self._values(access, stored, self._rows_of(stored, topology))
+
+    def _values(self, access: RowAccess, window: int, rows: Sequence[tuple[int, _Rows]]) -> dict[str, Array]:
+        """Read rows of all fields, all requests at once."""
+        jobs: list[tuple[Job, npt.DTypeLike | None]] = []
+        reads: list[tuple[_Read, IntArray | None]] = []
+        for table, own in rows:
+            source = self.files.source(table)
+            for read in self._reads_of(table):
+                for plan, pick in read.plans(RowAccess(self.files, table), own):
+                    job = self.files.job(table, plan, as_stored=read.path == _TABLE)
+                    if read.path == _TIME:
+                        job = Job(plan, source, allow_missing=self.options.allow_missing)
+                    jobs.append((job, None))
+                    reads.append((read, pick))
+        parts: dict[str, list[Array]] = {}
+        for (read, pick), values in zip(reads, access.run_each(jobs), strict=True):
+            taken = values if pick is None else values.take(pick, axis=read.dim)
+            columns = read.columns
+            for array, at in read.names.items():
+                parts.setdefault(array, []).append(taken if at is None else taken[:, columns.index(at)])
+        return {name: self._field(access, name, window, parts) for name in self.fields}
+
+    def _field(self, access: RowAccess, name: str, window: int, parts: Mapping[str, list[Array]]) -> Array:
+        """Put the parts of a field together, in memory of a batch."""
+        dim, dtype = self.entity_dim(name), self.dtype(name)
+        if name == "pos":
+            file = self.files.file(0)
+            found = [
+                file.joined(columns, dtype)
+                for columns in zip(*(parts.get(array, []) for array in file.positions), strict=True)
+            ]
+        else:
+            found = parts.get(name, [])
+        if name == self.time:
+            found = [self._since_begin(values, window) for values in found]
+        if len(found) == 1 and found[0].dtype == dtype and found[0].flags.c_contiguous:
+            return found[0]
+        num = sum(values.shape[dim] for values in found)
+        shape = list(self.global_shape(name, window))
+        shape[dim] = num
+        out = access.empty(tuple(shape), dtype)
+        return np.concatenate(found, axis=dim, out=out, casting="same_kind") if found else out
+
+    def _since_begin(self, values: Array, window: int) -> FloatArray:
+        begin = int(self.windows.starts[window])
+        counts, valid = self._column.counts(values.reshape(-1))
+        after = counts - begin
+        if not (valid & (after >= 0) & (after < self.windows.length)).all():
+            label = self._column.label
+            raise CorruptDataError(
+                f"{self.path}: window {window} from {label(begin)} on: rows of other times were found, such as "
+                f"{label(int(counts[np.argmax(~valid | (after < 0) | (after >= self.windows.length))]))}; its index of "
+                "times is of other rows: remove it, and open the table again"
+            )
+        return after / (1e9 if self._column.is_time else 1.0)

@@ -1,0 +1,1 @@
+"""Windows of random tables held against pandas: ``python -m tests.windows``."""

@@ -1,0 +1,118 @@
+"""Random tables of observations in the layouts that windows are read from, and as pandas has them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import zarr
+
+UNITS = (
+    "datetime64[ns]",
+    "datetime64[s]",
+    "seconds since 1970-01-01",
+    "hours since 1900-01-01",
+    "nanoseconds since 2000-01-01T06:00:00",
+)
+LAYOUTS = ("zarr3", "zarr2", "table")
+
+
+@dataclass
+class Case:
+    """A table, the arguments that open windows of it, and the spans and rows that pandas takes."""
+
+    paths: list
+    frame: pd.DataFrame
+    options: dict
+    window: pd.Timedelta
+    every: pd.Timedelta
+    firsts: list = field(default_factory=list)
+
+
+def random_times(rng, num, begin):
+    """Draw sorted times of four days: with duplicates, gaps, full hours, and none at all."""
+    seconds = rng.integers(0, 4 * 86400, num)
+    if rng.random() < 0.5:
+        seconds = seconds // 900 * 900
+    if rng.random() < 0.5:
+        seconds = seconds[(seconds < 86400) | (seconds > 3 * 86400)]
+    return np.sort(begin + seconds * 10**9)
+
+
+def encoded(times, units):
+    """Return times as a layout stores them, and their attributes."""
+    if units.startswith("datetime64"):
+        return times.astype("M8[ns]").astype(units), {}
+    unit, _, date = units.partition(" since ")
+    step = {"seconds": 10**9, "hours": 3600 * 10**9, "nanoseconds": 1}[unit]
+    since = times - pd.Timestamp(date).as_unit("ns").value
+    return (since / step if unit == "hours" else since // step), {"units": units}
+
+
+def write_table(path, layout, columns, times, units, chunk):
+    """Write a Zarr store: an array a column, or one of all."""
+    group = zarr.open_group(str(path), mode="w", zarr_format=3 if layout == "zarr3" else 2)
+    values, attributes = encoded(times, units)
+
+    def add(name, array, **attributes):
+        dims = {"dimension_names": ["obs"]} if layout == "zarr3" else {}
+        chunks = tuple(max(1, min(chunk, n) if i == 0 else n) for i, n in enumerate(array.shape))
+        made = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=chunks, **dims)
+        made[...] = array
+        made.attrs.update(attributes)
+
+    if layout == "table":
+        add("data", np.stack([column.astype("f4") for column in columns.values()], axis=1), colnames=list(columns))
+        add("dates", values[:, None], **attributes)
+        return
+    add("dates", values, **attributes)
+    for name, column in columns.items():
+        add(name, column, **{"lat": {"units": "degrees_north"}, "lon": {"units": "degrees_east"}}.get(name, {}))
+
+
+def make_case(rng, folder: Path) -> Case:
+    """Write a random table, in one to three files, and choose windows of it."""
+    layout, chunk = rng.choice(LAYOUTS), int(rng.choice([7, 64, 1000]))
+    units = rng.choice(UNITS if layout != "zarr3" else UNITS[2:])
+    begin = pd.Timestamp(rng.choice(["2020-02-28", "1999-12-31T21", "1969-12-30", "2100-02-27"])).as_unit("ns").value
+    frames, paths, firsts = [], [], [0]
+    for number in range(rng.integers(1, 4)):
+        times = random_times(rng, rng.integers(1, 400), begin)
+        if units.startswith("hours"):  # of which a float has quarters exactly
+            times = times // (900 * 10**9) * (900 * 10**9)
+        num = len(times)
+        if not num:
+            continue
+        columns = {
+            "lat": rng.uniform(-90, 90, num).astype("f4"),
+            "lon": rng.uniform(0, 360, num).astype("f4"),
+            "bt": np.where(rng.random(num) < 0.2, np.nan, rng.normal(250, 20, num)).astype("f4"),
+            "qc": rng.integers(0, 4, num).astype("i1"),
+        }
+        path = folder / f"{number}.zarr"
+        write_table(path, layout, columns, times, units, chunk)
+        paths.append(str(path))
+        frames.append(pd.DataFrame({"dates": times.astype("M8[ns]"), **columns}))
+        firsts.append(firsts[-1] + num)
+    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    window, every = (pd.Timedelta(rng.choice(["1h", "6h", "90min", "1D", "7h"])) for _ in range(2))
+    options = {"time": "dates", "window": window.to_pytimedelta(), "every": every.to_pytimedelta()}
+    options["where"] = [None, {"qc": (0, 1)}, {"qc": 2, "bt": slice(None)}, {"bt": slice(240, None)}][rng.integers(4)]
+    if rng.random() < 0.3:
+        options["bounds"] = "chunk"
+    return Case(paths, frame, options, window, every, firsts)
+
+
+def kept(frame, where):
+    """Return which rows of a frame pass the filter."""
+    found = np.ones(len(frame), bool)
+    for name, wanted in (where or {}).items():
+        column = frame[name]
+        if isinstance(wanted, slice):
+            low, high = wanted.start, wanted.stop
+            found &= (
+                column.notna() & (True if low is None else column >= low) & (True if high is None else column <= high)
+            )
+        else:
+            found &= column.isin(np.ravel(wanted))
+    return found

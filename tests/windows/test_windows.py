@@ -1,0 +1,226 @@
+"""Windows of tables: a share of the random trials, and everything of data sets on windows."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zarr
+
+import scidata
+from scidata.core.options import ReadOptions
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError
+from scidata.store.raw_points import time_index
+from scidata.store.raw_points.windows_reader import WindowsReader
+from scidata.testing import run_ranks
+from tests.windows.oracle import check_case
+from tests.windows.tables import make_case, write_table
+
+HOUR = 3600 * 10**9
+BEGIN = pd.Timestamp("2020-02-28").as_unit("ns").value
+OPTIONS = {"kind": "points", "time": "dates", "window": "6h", "positions": ("lat", "lon")}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_tables_are_as_pandas_has_them(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    check_case(rng, make_case(rng, tmp_path))
+
+
+def table(path, times, layout="zarr2", units="datetime64[ns]", chunk=64, old=True):
+    """Write a table of given times, of which ``bt`` numbers the rows."""
+    num = len(times)
+    columns = {
+        "lat": np.linspace(-90, 90, num),
+        "lon": np.linspace(0, 359, num),
+        "bt": np.arange(num),
+        "qc": np.arange(num) % 4,
+    }
+    write_table(path, layout, {k: v.astype("f4") for k, v in columns.items()}, np.asarray(times), units, chunk)
+    if old:  # an index is kept of files that no clock can take for others
+        for root, _, names in os.walk(path):
+            for name in names:
+                os.utime(os.path.join(root, name), (10**9, 10**9))
+    return str(path)
+
+
+@pytest.fixture
+def gappy(tmp_path):
+    """Two rows an hour for two days, but for the second night: 8 windows, of which one is empty."""
+    times = BEGIN + np.arange(96) * HOUR // 2
+    return table(tmp_path / "obs.zarr", times[(times < BEGIN + 30 * HOUR) | (times >= BEGIN + 36 * HOUR)])
+
+
+def test_windows_are_samples(gappy):
+    ds = scidata.open_dataset(gappy, **OPTIONS)
+    assert len(ds) == 8
+    assert ds.fields == ("pos", "bt", "qc", "dates")
+    assert ds.counts().tolist() == [12, 12, 12, 12, 12, 0, 12, 12]
+    sample = ds[6]
+    assert sample["bt"].tolist() == list(range(60, 72))
+    assert sample["dates"].tolist() == [1800.0 * i for i in range(12)]
+    assert sample["dates"].dtype == torch.float64
+    assert ds.sample_keys("dates")[6] == np.datetime64("2020-02-29T12")  # a leap day
+    assert sample.source[0].rows == (60, 72)
+    assert sample.source[0].time == np.datetime64("2020-02-29T12")
+    assert sample.original_id("point").tolist() == list(range(60, 72))
+    empty = ds[5]
+    assert empty["pos"].shape == (0, 2)
+    assert empty["dates"].shape == (0,)
+    assert empty.source[0].rows == (0, 0)
+    with pytest.raises(UnknownNameError, match="dates"):
+        ds.sample_keys("time")
+
+
+def test_windows_overlap_and_are_chosen_by_their_begin(gappy):
+    ds = scidata.open_dataset(
+        gappy, **OPTIONS | {"window": "12h"}, every="6h", sel={"dates": slice("2020-02-29", None)}
+    )
+    assert ds.sample_keys("dates")[0] == np.datetime64("2020-02-29")
+    assert ds.counts().tolist() == [12, 12, 24, 12]
+    days = scidata.open_dataset(gappy, **OPTIONS, sel={"dates": slice("2020-02", "2020-02-28")})
+    assert len(days) == 4  # the text of a day holds all of it
+    with pytest.raises(ConfigError, match="no window begins there"):
+        scidata.open_dataset(gappy, **OPTIONS, sel={"dates": slice("2021", None)})
+
+
+def test_a_window_costs_its_rows_and_not_the_column(gappy, monkeypatch):
+    first = scidata.open_dataset(gappy, **OPTIONS)
+    assert [name for name in os.listdir(Path(gappy).parent) if name.startswith(".scidata-times-")]
+    read = []
+    monkeypatch.setattr(time_index, "read_array", lambda *args, **kwargs: read.append(args))
+    ds = scidata.open_dataset(gappy, **OPTIONS)  # by the index, which is kept
+    assert not read
+    assert (ds.counts() == first.counts()).all()
+    plan, stats = ds.plan(0), ds.read_local(0).stats
+    assert plan.exact
+    assert plan.bytes_wanted == 12 * (4 * 4 + 8)
+    assert plan.num_reads == 5
+    assert (plan.bytes_fetched, plan.num_reads) == (stats.bytes_fetched, stats.num_reads)
+    assert plan.bytes_fetched < 5 * 64 * 8  # of a chunk of each column
+    assert ds.plan(5).bytes_fetched == 0
+
+
+def test_an_index_is_made_again_where_it_does_not_fit(gappy, tmp_path, recwarn):
+    scidata.open_dataset(gappy, **OPTIONS)
+    (kept,) = tmp_path.glob(".scidata-times-*")
+    kept.write_bytes(kept.read_bytes()[:-40])
+    assert len(scidata.open_dataset(gappy, **OPTIONS)) == 8
+    assert "made again" in str(recwarn.pop(UserWarning).message)
+    table(gappy, BEGIN + np.arange(4) * HOUR)  # another table at the same place
+    assert scidata.open_dataset(gappy, **OPTIONS).counts().tolist() == [4]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_hourly_index_of_weather_generator(tmp_path, side, monkeypatch):
+    times = BEGIN + np.arange(0, 48 * 60, 20) * 60 * 10**9
+    path = table(tmp_path / "obs.zarr", times, layout="table")
+    hours = np.arange(BEGIN // HOUR + 72) * HOUR
+    index = np.searchsorted(times, hours, side=side)
+    made = zarr.open_group(path).create_array("idx_197001010000_1", shape=index.shape, dtype="i8", chunks=index.shape)
+    made[:] = index
+    blocks = []
+    monkeypatch.setattr(time_index, "_blocks", lambda table: blocks.append(table) or [(0, table.num_rows)])
+    ds = scidata.open_dataset(path, **OPTIONS)
+    assert ds.counts().tolist() == [18] * 8
+    assert ds[1]["dates"][0] == 0
+    assert bool(blocks) == (side == "right")  # which counts the rows of a full hour before it: one is made
+
+
+def test_faults_are_named_with_the_row(tmp_path):
+    late = table(tmp_path / "late.zarr", BEGIN + np.array([0, 1, 2, 1, 3, 0]) * HOUR)
+    with pytest.raises(
+        ConfigError, match=r"row 3 is late: 'dates' is 2020-02-28T01:00:00 there, after .*T02:00:00 in row 2"
+    ):
+        scidata.open_dataset(late, **OPTIONS)
+    path = table(tmp_path / "nat.zarr", BEGIN + np.arange(5) * HOUR)
+    zarr.open_group(path)["dates"][3] = np.datetime64("NaT")
+    with pytest.raises(CorruptDataError, match="row 3 has no time"):
+        scidata.open_dataset(path, **OPTIONS)
+    with pytest.raises(UnknownNameError, match=r"no field 'date'.*dates"):
+        scidata.open_dataset(late, **OPTIONS | {"time": "date"})
+    with pytest.raises(FieldMismatchError, match="tells no times"):
+        scidata.open_dataset(late, **OPTIONS | {"time": "bt"})
+    with pytest.raises(UnknownNameError, match="no field 'quality'"):
+        scidata.open_dataset(late, **OPTIONS, where={"quality": 1})
+    with pytest.raises(ConfigError, match=r"window=6: expected a span of time"):
+        scidata.open_dataset(late, **OPTIONS | {"window": 6})
+    with pytest.raises(ConfigError, match="say how long a window"):
+        scidata.open_dataset(late, kind="points", time="dates")
+    with pytest.raises(ConfigError, match="means nothing without time="):
+        scidata.open_dataset(late, kind="points", where={"qc": 1})
+
+
+def test_rows_of_other_times_are_found_out(tmp_path):
+    times = BEGIN + np.arange(60) * HOUR
+    path = table(tmp_path / "obs.zarr", times)
+    index = np.searchsorted(times, np.arange(BEGIN // HOUR + 61) * HOUR)
+    index[BEGIN // HOUR + 6] += 1  # which is none of those that are looked at
+    zarr.open_group(path).create_array("idx_197001010000_1", shape=index.shape, dtype="i8", chunks=index.shape)[:] = (
+        index
+    )
+    ds = scidata.open_dataset(path, **OPTIONS)
+    assert ds[2]["bt"].tolist() == list(range(12, 18))
+    with pytest.raises(CorruptDataError, match="index of times is of other rows"):
+        ds[0]
+
+
+def test_parts_by_weights_and_chunks(gappy):
+    by_rows = scidata.open_dataset(gappy, **OPTIONS, weights=np.arange(84.0), fields=["bt"]).reader
+    reader = WindowsReader(gappy, ReadOptions(**OPTIONS, weights="qc"), num_parts=2)
+    assert reader.partition_of(0).bounds["point"].tolist() == [0, 7, 12]  # costs 0 1 2 3 over and over
+    assert by_rows.partition_of(0).bounds["point"].tolist() == [0, 12]
+    whole = WindowsReader(gappy, ReadOptions(**OPTIONS | {"window": "2d"}, bounds="chunk"), num_parts=2)
+    assert whole.partition_of(0).bounds["point"].tolist() in ([0, 42, 84], [0, 64, 84])
+    given = WindowsReader(gappy, ReadOptions(**OPTIONS, bounds={0: [0, 2, 12]}), num_parts=2)
+    assert given.read(0, 0).fields["bt"].tolist() == [0, 1]
+
+
+def test_everything_of_data_sets(gappy):
+    ds = scidata.open_dataset(gappy, **OPTIONS, where={"qc": (0, 1, 2)})
+    again = pickle.loads(pickle.dumps(ds))
+    assert again[2]["bt"].tolist() == ds[2]["bt"].tolist()
+    stats = scidata.statistics(ds, fields=["bt"])
+    rows = np.arange(84)[np.arange(84) % 4 < 3]
+    assert np.isclose(stats["bt"].mean, rows.mean())
+    assert stats["bt"].count == len(rows)
+    twice = scidata.open_dataset(gappy, **OPTIONS | {"window": "12h"}, every="6h", where={"qc": (0, 1, 2)})
+    assert np.isclose(scidata.statistics(twice, fields=["bt"])["bt"].mean, rows.mean())  # each row once
+    normal = ds.normalise(stats, fields=["bt"])
+    loader = scidata.DataLoader(normal, batch_size=3, shuffle=True)
+    seen = list(loader)
+    total = torch.cat([batch["bt"] for batch in seen])
+    assert len(total) == len(rows)
+    assert abs(float(total.mean())) < 1e-5
+    assert sorted(i for batch in seen for i in batch.index) == list(range(8))
+    some = scidata.subset(ds, [5, 6])  # the first is empty
+    (batch,) = scidata.DataLoader(some, batch_size=2)
+    assert batch["bt"].tolist() == ds[6]["bt"].tolist()
+    assert set(batch["batch"].tolist()) == {1}
+    assert ds.fingerprint != twice.fingerprint
+    assert repr(ds)
+    assert ds._repr_html_()
+
+
+def _on_ranks(rank, num_ranks, path):
+    mesh = scidata.init_mesh(domain=num_ranks)
+    ds = scidata.open_dataset(path, mesh, **OPTIONS, where={"qc": (0, 1)})
+    found = []
+    for sample in scidata.DataLoader(ds, batch_size=None, sampler=scidata.DistributedSampler(ds, mesh, shuffle=True)):
+        own = sample["bt"].to_local().tolist()
+        found.append((sample.index, sample["bt"].full_tensor().tolist(), own))
+    return found
+
+
+def test_each_rank_reads_its_share(gappy):
+    alone = scidata.open_dataset(gappy, **OPTIONS, where={"qc": (0, 1)})
+    ranks = run_ranks(_on_ranks, 3, gappy)
+    for found in zip(*ranks, strict=True):
+        index = found[0][0]
+        wanted = alone[index]["bt"].tolist()
+        assert all(each[:2] == (index, wanted) for each in found)
+        assert [row for each in found for row in each[2]] == wanted
+        assert len({len(each[2]) for each in found}) == 1

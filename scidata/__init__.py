@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scidata import errors as errors
     from scidata.core.index_map import IndexMap as IndexMap
+    from scidata.core.patches import Patches as Patches
     from scidata.core.sample_source import SampleSource as SampleSource
     from scidata.core.trace import merge_traces as merge_traces
     from scidata.core.trace import trace as trace
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from scidata.data.open_dataset import open_dataset as open_dataset
     from scidata.data.output.create import create as create
     from scidata.data.output.writer import Writer as Writer
+    from scidata.data.patch_dataset import PatchDataset as PatchDataset
     from scidata.data.sample import Sample as Sample
     from scidata.data.shard_dataset import shard_dataset as shard_dataset
     from scidata.data.statistics import statistics as statistics
@@ -73,6 +75,7 @@ __version__ = "0.1.0"
 #: Where names are defined.
 _NAMES = {
     "scidata.core.index_map": ("IndexMap",),
+    "scidata.core.patches": ("Patches",),
     "scidata.core.sample_source": ("SampleSource",),
     "scidata.core.trace": ("merge_traces", "trace"),
     "scidata.data.channels": ("Channels",),
@@ -90,6 +93,7 @@ _NAMES = {
     "scidata.data.open_dataset": ("open_dataset",),
     "scidata.data.output.create": ("create",),
     "scidata.data.output.writer": ("Writer",),
+    "scidata.data.patch_dataset": ("PatchDataset",),
     "scidata.data.sample": ("Sample",),
     "scidata.data.shard_dataset": ("shard_dataset",),
     "scidata.data.statistics": ("statistics",),

@@ -127,10 +127,13 @@ def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_
     return array.astype(np.int64)
 
 
-def halo_widths(bounds: npt.ArrayLike, part: int, *, lo: int, hi: int, periodic: bool) -> tuple[int, int]:
+def halo_widths(
+    bounds: npt.ArrayLike, part: int, *, lo: int, hi: int, periodic: bool, before: int = 0, after: int = 0
+) -> tuple[int, int]:
     """Return the rows below and above that ``part`` really has: clipped at a non-periodic edge.
 
-    An empty part has no halo: there is nothing that it could be the halo of.
+    ``before`` and ``after``: rows that there are beyond the edges, of a patch of a larger grid. An empty part has no
+    halo: there is nothing that it could be the halo of.
     """
     if lo < 0 or hi < 0:
         raise ConfigError(f"halo widths must not be negative: ({lo}, {hi})")
@@ -140,21 +143,29 @@ def halo_widths(bounds: npt.ArrayLike, part: int, *, lo: int, hi: int, periodic:
         return 0, 0
     if periodic:
         return lo, hi
-    return min(lo, start), min(hi, num_global - stop)
+    return min(lo, start + before), min(hi, num_global - stop + after)
 
 
 def window(
-    bounds: npt.ArrayLike, part: int, *, lo: int = 0, hi: int = 0, periodic: bool = False
-) -> tuple[Segment, ...]:
+    bounds: npt.ArrayLike, part: int, *, lo: int = 0, hi: int = 0, periodic: bool = False, before: int = 0,
+    after: int = 0,
+) -> tuple[Segment, ...]:  # fmt: skip
     """Return the rows of ``part`` with its halo as segments of ``[0, num_global)``.
 
-    A periodic halo wraps, also several times where it is wider than the whole dimension.
+    A periodic halo wraps, also several times where it is wider than the whole dimension. Rows ``before`` the first one
+    have negative numbers, those ``after`` the last go on from it.
     """
     array = np.asarray(bounds)
-    num_global = int(array[-1])
-    below, above = halo_widths(array, part, lo=lo, hi=hi, periodic=periodic)
-    position, remaining, offset = int(array[part]) - below, 0, 0
-    remaining = int(array[part + 1]) + above - position
+    below, above = halo_widths(array, part, lo=lo, hi=hi, periodic=periodic, before=before, after=after)
+    start, stop = int(array[part]) - below, int(array[part + 1]) + above
+    if not periodic:
+        return (Segment(start=start, count=stop - start),) if stop > start else ()
+    return wrapped(start, stop, int(array[-1]))
+
+
+def wrapped(first: int, stop: int, num_global: int) -> tuple[Segment, ...]:
+    """Return rows from ``first`` to ``stop``, which may lie beyond the edges, as segments of ``[0, num_global)``."""
+    position, remaining, offset = first, stop - first, 0
     segments = []
     while remaining > 0:
         start = position % num_global

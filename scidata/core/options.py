@@ -18,6 +18,7 @@ from scidata.core.checks import (
     refuse,
 )
 from scidata.core.durations import Duration
+from scidata.core.patches import Patches
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
 
@@ -54,7 +55,7 @@ Align: TypeAlias = int | Mapping[str, int] | Mapping[str | int, int]
 Where: TypeAlias = Mapping[str, Any]
 
 #: Options that mean something for grids alone.
-ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps")
+ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps", "patch")
 #: Options of raw points alone: where they lie, and the rows of a table that are samples.
 ONLY_POINTS = ("positions", "time", "window", "every", "where")
 #: Options that say which rows along a dimension are samples.
@@ -80,6 +81,7 @@ class ReadOptions:
     gaps: str = "skip"
     isel: Crop | None = None
     sel: Crop | None = None
+    patch: Mapping[str, int] | Patches | None = None
     decode: bool | str = True
     dtype: npt.DTypeLike | None = None
     coords: bool = False
@@ -112,6 +114,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         check_mapping("isel", self.isel, "{'level': 3}")
         check_mapping("sel", self.sel, "{'level': 500}")
+        if self.patch is not None:
+            object.__setattr__(self, "patch", Patches.of(self.patch))
         check_mapping("shard", self.shard, "{'latitude': 'domain'}")
         for name in ("coords", "destagger", "allow_missing", "allow_external"):
             check_flag(name, getattr(self, name))

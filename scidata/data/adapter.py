@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -110,6 +111,12 @@ class DatasetAdapter:
         if "epoch_reader" in self._abilities:
             return self.dataset.epoch_reader(epoch, empty=empty)
         return self.dataset.read_local
+
+    def filler(self, epoch: object = None) -> Callable[[int, Mapping[str, Array]], object]:
+        """Return a function that reads a sample into buffers, in ``epoch``, default the present one; it stays in it."""
+        if "epoch_reader" not in self._abilities:
+            return self.dataset.read_into
+        return partial(self.dataset.read_into, epoch=self.epoch if epoch is None else epoch)
 
     def shared_reads(self, index: int) -> Sequence[BlockRead]:
         """Return the blocks that a sample shares with others."""

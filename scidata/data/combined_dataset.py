@@ -420,10 +420,10 @@ class BufferedCombined(CombinedDataset[SampleT]):
         """Return shape and dtype of this rank's part of each field."""
         return dict(self.datasets[0].buffer_specs())
 
-    def read_into(self, index: int, out: Mapping[str, AnyArray]) -> object:
+    def read_into(self, index: int, out: Mapping[str, AnyArray], *, epoch: tuple[object, ...] | None = None) -> object:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         part, own = self.locate(index)
-        return self.datasets[part].read_into(own, out)
+        return self._sources[part].filler(None if epoch is None else epoch[part])(own, out)
 
 
 def combined_dataset(

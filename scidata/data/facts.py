@@ -76,7 +76,7 @@ def _arguments(dataset: DomainDataset[Any, Any]) -> dict[str, object]:
 
 
 def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, object]:
-    reader, cut, dim = dataset.reader, dataset.reader.partition, dataset.reader.sample_dim
+    reader, cut, dim = dataset.reader, dataset.reader.cut, dataset.reader.sample_dim
     rows = {d: rows_of(s) for d, s in cut.selected.items() if d not in reader.sample_dims}
     # far files, and many, would take a while to be asked for it; the fingerprint has it, and is compared later
     is_near = len(reader.paths) <= _FILES and not is_url(reader.paths[0])
@@ -92,6 +92,7 @@ def _facts_of_grid(dataset: ShardedDataset[Any]) -> dict[str, object]:
         "halo": dict(cut.halo),
         "periodic": sorted(cut.periodic),
         "isel": {d: f"{len(own)} from {own[0]} to {own[-1]}, {_digest(own)}" for d, own in rows.items() if len(own)},
+        "patch": getattr(getattr(reader, "patches", None), "recipe", None),
         "bounds": {d: cut.bounds[d].tolist() for d in cut.axis_of_dim},
         "the number of samples": len(dataset),
         f"the coordinate {dim}": ends,

@@ -135,7 +135,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return f"ShardedDataset({self._path!r}, {len(self)} samples, {shapes})"
 
     def _described(self) -> tuple[str, Mapping[str, object], Sequence[str], Sequence[Sequence[object]]]:
-        reader, partition, specs = self.reader, self.reader.partition, self._specs
+        reader, partition, specs = self.reader, self.reader.cut, self._specs
         cut = "; ".join(
             f"{dim} over {axis}: {list(map(int, np.diff(partition.bounds[dim])))[:16]}"
             for dim, axis in partition.axis_of_dim.items()
@@ -202,16 +202,22 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         """Return the coordinates that all samples have, by dim: see :attr:`Sample.coords`."""
         reader, found = self.reader, dict[str, Coordinate]()
         for dim in dict.fromkeys(dim for name in self.fields for dim in reader.dims(name)):
-            values = None if dim == reader.sample_dim else reader.labels.local(dim, self._coordinate)
+            is_own = dim in self._own_dims
+            values = None if is_own else reader.labels.local(dim, reader.cut.segments(dim, self._coordinate))
             if values is None:
                 continue
             if values.dtype.kind not in "iuf":
                 found[dim] = values
                 continue
             tensor = torch.from_numpy(np.array(values, values.dtype.newbyteorder("="))).to(device)
-            is_split = dim in reader.partition.axis_of_dim
-            found[dim] = self._sharded(tensor, (dim,), (reader.partition.sizes[dim],)) if is_split else tensor
+            is_split = dim in reader.cut.axis_of_dim
+            found[dim] = self._sharded(tensor, (dim,), (reader.cut.sizes[dim],)) if is_split else tensor
         return found
+
+    @property
+    def _own_dims(self) -> set[str | None]:
+        """Dims along which samples have labels of their own."""
+        return {self.reader.sample_dim}
 
     def own_coords(self, index: int, step: int | None = None) -> dict[str, Array]:
         """Return those of one sample, or of one of its steps, by dim."""
@@ -263,9 +269,9 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in super().__getstate__().items() if name != "_static"}
 
-    def read_into(self, index: int, out: Mapping[str, Array]) -> ReadStats:
+    def read_into(self, index: int, out: Mapping[str, Array], *, epoch: int = 0) -> ReadStats:
         """Read this rank's part into buffers shaped as ``buffer_specs()`` says. Thread-safe, no collectives."""
-        stats = self.reader.read_into(index, out, self._coordinate)
+        stats = self.reader.read_into(index, out, self._coordinate, epoch=epoch)
         if self._static.specs and get_worker_info() is None:  # its parent adds static fields
             stats += self._static.read()
         if self._local_scales:
@@ -275,9 +281,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return stats
 
     def _local_rows(self, name: str) -> dict[str, IntArray]:
-        return {
-            dim: self.reader.partition.local_rows(dim, self._coordinate) for dim in self.reader.partition.axis_of_dim
-        }
+        return {dim: self.reader.cut.local_rows(dim, self._coordinate) for dim in self.reader.cut.axis_of_dim}
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
         """Read this rank's part, halo included, as plain tensors; of static fields, those that all samples share.
@@ -304,7 +308,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
     def _of_worker(self, local: Any, index: int) -> Any:
         if get_worker_info() is None:  # a copy that was pickled for something else
             return local
-        return LocalFields.of(local, index, is_whole=self.reader.partition.num_parts == 1)
+        return LocalFields.of(local, index, is_whole=self.reader.cut.num_parts == 1)
 
     def assemble(
         self,
@@ -391,7 +395,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return {}
 
     def _cut(self, dims: tuple[str, ...], lead: int) -> _Cut:
-        partition = self.reader.partition
+        partition = self.reader.cut
         placements: list[Placement] = []
         sizes: list[tuple[int, ...] | None] = []
         for axis in partition.axis_sizes:

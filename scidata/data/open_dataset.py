@@ -24,6 +24,7 @@ from scidata.core.options import (
     Weights,
     Where,
 )
+from scidata.core.patches import Patches
 from scidata.core.urls import url_of
 from scidata.data.local_fields import LocalTransform
 from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
@@ -66,6 +67,7 @@ class Options(TypedDict, total=False):
     gaps: Literal["skip", "error", "allow"]
     isel: Crop | None
     sel: Crop | None
+    patch: Mapping[str, int] | Patches | None
     bounds: Bounds
     weights: Weights
     align: Align
@@ -166,6 +168,7 @@ def open_dataset(
     shard: Mapping[str | int, str] | None = None,
     isel: Crop | None = None,
     sel: Crop | None = None,
+    patch: Mapping[str, int] | Patches | None = None,
     bounds: Bounds = "even",
     weights: Weights = None,
     align: Align = 1,
@@ -243,6 +246,11 @@ def open_dataset(
     sel : Mapping[str, value or slice or list] or None, optional
         The same by the values of coordinates, of grids: ``{"level": [500, 850], "time": slice("1990", "2015")}``, as
         xarray takes them: slices hold both ends, and go the way that the coordinate goes.
+    patch : Mapping[str, int] or Patches or None, optional
+        Grids: samples are patches, ``{"lat": 128, "lon": 128}`` rows of each global sample, at places that are drawn
+        anew in each epoch (``DataLoader.set_epoch``), the same on all ranks; several of each, tiles, or places by
+        weights or at edges of chunks: :class:`scidata.Patches`. ``bounds``, ``align`` and ``weights`` are those of a
+        patch; its halo has rows of the grid beyond its edges, too.
     bounds : str or Sequence[int], or a mapping by dim, default "even"
         ``"even"``, ``"chunk"`` (chunk edges, unless that unbalances the ranks by more than a quarter) or explicit
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
@@ -373,8 +381,8 @@ def open_dataset(
     wrapping: Wrapping = {"dtype": dtype, "transform": transform, "local_transform": local_transform}
     check_wrapping(wrapping)
     options = ReadOptions(
-        kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, gaps=gaps, isel=isel, sel=sel, decode=decode,
-        dtype=numpy_dtype(dtype), coords=coords, destagger=destagger,
+        kind=kind, fields=fields, sample_dim=sample_dim, steps=steps, gaps=gaps, isel=isel, sel=sel, patch=patch,
+        decode=decode, dtype=numpy_dtype(dtype), coords=coords, destagger=destagger,
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
         positions=positions, time=time, window=window, every=every, where=where,
         shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic,

@@ -110,7 +110,13 @@ def open_grid(
     from scidata.grids.reader import GridReader
 
     dp_axis, axes = _axes(mesh, dp, options.shard)
-    reader = GridReader(
+    make, dataset = GridReader, ShardedDataset
+    if options.patch is not None:
+        from scidata.data.patch_dataset import PatchDataset
+        from scidata.grids.patch_reader import PatchReader
+
+        make, dataset = PatchReader, PatchDataset
+    reader = make(
         path,
         options if mesh is not None else replace(options, shard={}),
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
@@ -120,14 +126,14 @@ def open_grid(
     )
     for text in _remarks(reader, has_mesh=mesh is not None):
         warnings.warn(text, stacklevel=4)
-    return ShardedDataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=options.coords, **wrapping)
+    return dataset(reader, mesh, axes, dp_axis=dp_axis, has_coords=options.coords, **wrapping)
 
 
 def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
     """Warn of things that a user may not expect: fields that are left out, a wrap without halo, gaps in time."""
     from scidata.grids.choices import left_out_text
 
-    choice, partition, where = reader.choice, reader.partition, reader.paths[0]
+    choice, partition, where = reader.choice, reader.cut, reader.paths[0]
     if several := [name for name in choice.left_out if len(reader.sources[0].arrays[name].shape) > 1]:
         yield f"{where}: {left_out_text(several, choice.reference.name)}"
     if choice.taken_text:

@@ -204,6 +204,9 @@ class Sample(Mapping[str, TensorT]):
         for dim in dims:
             values = np.stack([each[dim] for each in own]) if isinstance(self.index, list) else own[0][dim]
             found[dim] = torch.from_numpy(values).to(device) if values.dtype.kind in "iuf" else values
+        placed = getattr(self.members[0][0], "placed_coords", None)  # of patches
+        if placed is not None:
+            found |= placed(device, [origin for origin, *_ in self.members], batched=isinstance(self.index, list))
         return found
 
     def channels(

@@ -14,9 +14,9 @@ from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.options import Crop
 from scidata.core.sample_source import SampleSource
-from scidata.core.types import ArrayLayout, IntArray, Source
+from scidata.core.types import ArrayLayout, IntArray, Segments, Source
 from scidata.errors import ConfigError, UnknownNameError, near_matches, visible
-from scidata.grids.partition import GridPartition, per_dim, resolve_dim, selected_rows
+from scidata.grids.partition import per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.read.arrays import read_array
@@ -30,19 +30,19 @@ _TIME_AS_TEXT = re.compile(r"\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d$")  # 2015-01-01_06:
 
 
 class Labels:
-    """Labels of the rows of a cut grid, times decoded; None along dims that nothing labels."""
+    """Labels of the rows of a grid, times decoded; None along dims that nothing labels."""
 
-    def __init__(self, series: Series, partition: GridPartition) -> None:
-        self._series, self._partition = series, partition
+    def __init__(self, series: Series) -> None:
+        self._series = series
         self._known: Cache[tuple[npt.NDArray[Any] | None]] = Cache(1 << 10)
 
     def _of(self, dim: str) -> npt.NDArray[Any] | None:
         return self._known.get_or_make(dim, lambda: (labels_of(self._series, dim),))[0]
 
-    def local(self, dim: str, coordinate: Mapping[str, int]) -> npt.NDArray[Any] | None:
-        """Return those of the rows of one rank along a dimension, halo included."""
+    def local(self, dim: str, rows: Segments) -> npt.NDArray[Any] | None:
+        """Return those of some of the source's rows along a dimension."""
         values = self._of(dim)
-        return None if values is None else values[rows_of(self._partition.segments(dim, coordinate))]
+        return None if values is None else values[rows_of(rows)]
 
     def of_sample(self, rows: Sequence[int], steps: FieldSteps) -> dict[str, npt.NDArray[Any]]:
         """Return those of a sample's rows by dimension: ``()`` of a single step, ``(steps,)`` of several.

@@ -90,11 +90,14 @@ class Planner:
         position = tuple(map(coordinate.__getitem__, self._partition.axis_sizes))
         part = self._parts.get(position)
         if part is None:  # setdefault is atomic, so that all threads have the same
-            numbers = {self._series.sample_dim, *self._series.outer}
-            dims = [d for d in self._partition.sizes if d not in numbers]
-            rows = {d: self._partition.segments(d, coordinate) for d in dims}
-            part = self._parts.setdefault(position, self.make_part(position, rows))
+            part = self._parts.setdefault(position, self.part_of_cut(self._partition, coordinate))
         return part
+
+    def part_of_cut(self, cut: GridPartition, coordinate: Mapping[str, int]) -> Part:
+        """Return the part that the rank at ``coordinate`` has of another cut."""
+        numbers = {self._series.sample_dim, *self._series.outer}
+        rows = {dim: cut.segments(dim, coordinate) for dim in cut.sizes if dim not in numbers}
+        return self.make_part(tuple(map(coordinate.__getitem__, cut.axis_sizes)), rows)
 
     def make_part(self, position: tuple[int, ...], segments: Mapping[str, Segments]) -> Part:
         """Return the part that has these rows of each dimension but those of samples."""

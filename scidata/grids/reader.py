@@ -31,7 +31,7 @@ from scidata.grids.choices import choose, choose_split, largest_chunks, row_weig
 from scidata.grids.gaps import rows_of_samples, without_missing
 from scidata.grids.labels import Labels, chosen_rows
 from scidata.grids.partition import GridPartition, make_partition, resolve_dim
-from scidata.grids.parts import Field, Part
+from scidata.grids.parts import Field, Jobs, Part
 from scidata.grids.passes import GridPass
 from scidata.grids.planner import Planner
 from scidata.grids.series import Series
@@ -72,6 +72,8 @@ class GridReader:
     ----------
     series
         The stores, seen as one.
+    partition, cut
+        How the grid is cut over the ranks, and how a sample is: the same, unless samples are patches.
 
     Raises
     ------
@@ -103,18 +105,20 @@ class GridReader:
         sizes = sizes_of(layouts.values())
         crop = chosen_rows(self.series, options.isel or {}, options.sel or {}, sizes)
         crop, missing = without_missing(self.series, crop, sizes, options.gaps)
+        options = self._resolved(options, sizes, crop)
         self.field_steps = checked_steps(options.steps, self.sample_dim, {name: x.dims for name, x in layouts.items()})
-        self.partition = self._cut(files[0], sizes, crop, axis_sizes or {}, largest_chunks(layouts.values()))
+        self.chunks = largest_chunks(layouts.values())
+        self.partition, self.cut = self._cuts(files[0], options, sizes, crop, axis_sizes or {})
         self.sample_rows, gaps = rows_of_samples(self.series, self.partition.selected, self.field_steps, options.gaps)
         self.num_samples = self.sample_rows.num  # for which every step exists
         self.gap_texts = tuple(filter(None, (missing, gaps)))
-        self.labels = Labels(self.series, self.partition)
+        self.labels = Labels(self.series)
         single = {dim for dim, rows in crop.items() if isinstance(rows, int | np.integer)}
         self._dropped = single.union(self.sample_dims[:-1])
         self._threads = ReaderThreads(options.num_threads)
         self._fields = {name: self._field(name) for name in self.fields}
         self.planner = Planner(
-            self.series, self._fields, partition=self.partition, steps=self.field_steps, sample_rows=self.sample_rows,
+            self.series, self._fields, partition=self._kept_cut(), steps=self.field_steps, sample_rows=self.sample_rows,
             allow_missing=options.allow_missing,
         )  # fmt: skip
         self.chain = BlockChain(
@@ -124,25 +128,36 @@ class GridReader:
         )  # fmt: skip
         self.pool = self.chain.pool
 
-    def _cut(
-        self, head: Source, sizes: Mapping[str, int], crop: Mapping[str, Any], axis_sizes: Mapping[str, int],
-        chunks: Mapping[str, int],
-    ) -> GridPartition:  # fmt: skip
-        """Cut the rows that ``crop`` leaves; ``sizes`` and ``chunks`` are those of each dimension in the source."""
-        options, weights = self.options, self.options.weights
+    def _resolved(self, options: ReadOptions, sizes: Mapping[str, int], crop: Mapping[str, Any]) -> ReadOptions:
+        """Return options that the grid's dims complete."""
+        return options
+
+    def _kept_cut(self) -> GridPartition:
+        """Return the cut whose rows, of one rank, are kept for other samples."""
+        return self.partition
+
+    def _cuts(
+        self, head: Source, options: ReadOptions, sizes: Mapping[str, int], crop: Mapping[str, Any],
+        axis_sizes: Mapping[str, int],
+    ) -> tuple[GridPartition, GridPartition]:  # fmt: skip
+        """Cut the rows that ``crop`` leaves of the grid, and a sample; ``sizes`` are of dims in the source."""
+        weights = options.weights
         split = choose_split(head, self.choice, options.shard, sizes=sizes, crop=crop, axis_sizes=axis_sizes)
         costs = row_weights(head, weights, split, crop) if isinstance(weights, str) else weights
         made = replace(options, isel=crop, shard=dict[str | int, str](split.items()), weights=costs)
-        partition = make_partition(sizes, made, axis_sizes=axis_sizes, chunks=chunks)
+        partition = make_partition(sizes, made, axis_sizes=axis_sizes, chunks=self.chunks)
+        self._check_halos(partition)
+        return partition, partition
+
+    def _check_halos(self, cut: GridPartition) -> None:
         for dim in self.sample_dims:
-            if dim in partition.halo:
+            if dim in cut.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
-        partition.check_halos()
-        return partition
+        cut.check_halos()
 
     def node_shares(self, node: NodeRanks) -> NodeShares:
         """Return which chunks several ranks of a node share."""
-        return NodeShares(self.partition, self.sample_dim, node)
+        return NodeShares(self._kept_cut(), self.sample_dim, node)
 
     # -- the data set --------------------------------------------------------------------------------------------
 
@@ -161,7 +176,7 @@ class GridReader:
 
     def global_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a field of one whole sample."""
-        dims, sizes, num = self.dims(name), self.partition.sizes, self.field_steps.num(name)
+        dims, sizes, num = self.dims(name), self.cut.sizes, self.field_steps.num(name)
         return tuple(num if dim == self.sample_dim else sizes[dim] for dim in dims)
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -248,8 +263,12 @@ class GridReader:
     @functools.cached_property
     def static_fields(self) -> tuple[str, ...]:
         """The fields that are the same in all samples: those without any of the dimensions that number them."""
-        numbers = set(self.sample_dims)
-        return tuple(name for name in self.fields if numbers and not numbers & set(self._fields[name].source_dims))
+        moving = self._moving_dims()
+        return tuple(name for name in self.fields if moving and not moving & set(self._fields[name].source_dims))
+
+    def _moving_dims(self) -> set[str]:
+        """Return the dims of which samples have different rows."""
+        return set(self.sample_dims)
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
         """Return shape and dtype of each field's local part with halo, for the rank at ``coordinate``."""
@@ -289,20 +308,25 @@ class GridReader:
         planner = self.planner
         return planner.selections(name, planner.places_of(index), planner.part_of(coordinate))
 
-    def plan(self, index: int, rank: int = 0) -> ReadPlan:
+    def plan(self, index: int, rank: int = 0, *, epoch: int = 0) -> ReadPlan:
         """Plan one sample for the ``rank``-th rank of the domain (see :meth:`GridPartition.coordinate`)."""
-        jobs = self.planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
+        jobs = self._jobs_of(index, rank, epoch)
         fields = {name: tuple([job.exact_plan() for job in each]) for name, each in jobs.items()}
         return ReadPlan(index=index, rank=rank, fields=fields)
+
+    def _jobs_of(self, index: int, rank: int, epoch: int) -> Jobs:
+        return self.planner.jobs_of(index, self.part_of(self.partition.coordinate(rank)), self.fields)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_into(
-        self, index: int, out: Mapping[str, AnyArray], coordinate: Mapping[str, int], *, once: bool = False
-    ) -> ReadStats:
+        self, index: int, out: Mapping[str, AnyArray], coordinate: Mapping[str, int], *, once: bool = False,
+        epoch: int = 0,
+    ) -> ReadStats:  # fmt: skip
         """Read one rank's part of a sample into buffers as :meth:`buffer_specs`, or some of them. Thread-safe.
 
         ``once``: fields that are the same in other samples are not kept in memory for them; the caller keeps them.
+        ``epoch`` matters where places are drawn.
         """
         part = self.planner.part_of(coordinate)
         return self.pool.read_into(SampleRead(part, index, out, once), [name for name in self.fields if name in out])

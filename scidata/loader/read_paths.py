@@ -52,7 +52,7 @@ class ReadPaths:
         if self._source.has_buffers:
             specs = dict(self._source.dataset.buffer_specs())
             ring = buffer_ring(specs, limit, self.memory, pin_memory=loader.pin_memory and accelerator() is not None)
-            fill = fill or self._source.dataset.read_into
+            fill = fill or self._source.filler()
             nbytes = (loader.batch_size or 1) * sum(spec.nbytes for spec in specs.values())
         else:
             ring = Ring(partial(SlotSet, pin=loader.pin_memory and device is not None), limit, self.memory)

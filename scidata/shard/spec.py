@@ -63,11 +63,16 @@ def row_major(shape: Sequence[int]) -> Strides:
 
 @dataclass(frozen=True, kw_only=True)
 class HaloDim:
-    """The halo that was asked for along one tensor dim: widths below and above, wrapping or clipped at the edge."""
+    """The halo that was asked for along one tensor dim: widths below and above, wrapping or clipped at the edge.
+
+    ``before`` and ``after``: of a patch of a larger grid, rows beyond its edges that were read, too.
+    """
 
     lo: int
     hi: int
     periodic: bool = False
+    before: int = 0
+    after: int = 0
 
     def __post_init__(self) -> None:
         if self.lo < 0 or self.hi < 0:

@@ -50,7 +50,8 @@ class SourceBlocks:
         """Read some fields of a sample into its buffers, all in one go."""
         if not names:
             return NO_READ
-        jobs, shapes = self._planner.jobs_of(sample.number, sample.part, tuple(names)), sample.part.shapes
+        find = self._planner.jobs_of if sample.keep else self._planner.plan_fields
+        jobs, shapes = find(sample.number, sample.part, tuple(names)), sample.part.shapes
         reads = []
         for name in names:
             values = sample.out[name]

@@ -80,6 +80,8 @@ class SampleRead(NamedTuple):
         Whether the caller keeps the fields that are the same in other samples, so that no stage needs to.
     wanted
         The blocks of each field that is cut into blocks; the first stage finds them.
+    keep
+        Whether other epochs read the same, so that plans of it are kept.
     """
 
     part: Part
@@ -87,6 +89,7 @@ class SampleRead(NamedTuple):
     out: Mapping[str, Rows]
     once: bool
     wanted: Mapping[str, Sequence[Wanted]] = MappingProxyType({})
+    keep: bool = True
 
 
 class BusyError(Exception):

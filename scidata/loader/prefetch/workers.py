@@ -228,7 +228,7 @@ def _main(
 def _read(source: DatasetAdapter, index: int, epoch: object) -> tuple[Any, object]:
     if source.has_buffers:
         part = {name: _shared(spec) for name, spec in source.dataset.buffer_specs().items()}
-        stats = source.dataset.read_into(index, {name: tensor.numpy() for name, tensor in part.items()})
+        stats = source.filler(epoch)(index, {name: tensor.numpy() for name, tensor in part.items()})
         return part, stats
     part = source.reader(epoch)(index)
     stats = getattr(part, "stats", None)

@@ -220,7 +220,8 @@ def _held(operands: Sequence[Tensor]) -> list[Tensor] | None:
         ):
             return None
         else:
-            padded = _window_of(x, spec, halo)
+            beyond = any(widths.before or widths.after for widths in halo.values())  # of a patch: x has no such rows
+            padded = None if beyond else _window_of(x, spec, halo)
         if padded is None:
             return None
         result.append(padded)

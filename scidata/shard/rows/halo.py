@@ -18,10 +18,12 @@ from scidata.shard.sizes import facts_of
 from scidata.shard.spec import HaloDim, ShardSpec
 
 
-def halo_runs(sizes: tuple[int, ...], lo: int, hi: int, periodic: bool) -> tuple[Runs, ...]:
+def halo_runs(
+    sizes: tuple[int, ...], lo: int, hi: int, periodic: bool, before: int = 0, after: int = 0
+) -> tuple[Runs, ...]:
     """Return the global rows of each rank's part together with its halo."""
-    bounds = bounds_of(sizes)
-    windows = (window(bounds, part, lo=lo, hi=hi, periodic=periodic) for part in range(len(sizes)))
+    bounds, widths = bounds_of(sizes), HaloDim(lo=lo, hi=hi, periodic=periodic, before=before, after=after)
+    windows = (window(bounds, part, **vars(widths)) for part in range(len(sizes)))
     return tuple(tuple((segment.start, segment.count) for segment in segments) for segments in windows)
 
 
@@ -74,6 +76,12 @@ def owned_of(padded: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Te
 def exchange_halo(local: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tensor:
     """Return the owned rows with their halo along each dim. Collective, differentiable."""
     for dim, widths in halo.items():
+        if widths.before or widths.after:
+            raise ShardLayoutError(
+                "this tensor's halo reaches beyond the edges of a patch, into rows that no rank owns, and was not "
+                "kept: take local_with_halo() before the operation that dropped it, or give widths of rows inside the "
+                "patch, local_with_halo({dim: 1})"
+            )
         sizes, _, group = spec.parts(dim)
         local = halo_exchange_dim(local, sizes, dim, widths.lo, widths.hi, widths.periodic, group)
     return local

@@ -30,6 +30,10 @@ _NAMES: dict[str, str] = {
     **dict.fromkeys(("lat", "latitude", "latitudes", "y", "yc", "nav_lat", "rlat"), "Y"),
     **dict.fromkeys(("lon", "long", "longitude", "longitudes", "x", "xc", "nav_lon", "rlon"), "X"),
 }
+#: Attributes of longitudes and latitudes that only their names tell, of tables.
+NAMED_ANGLES: Mapping[str, Mapping[str, str]] = {
+    name: {"standard_name": full} for full in ("latitude", "longitude") for name in (full, full[:3])
+}
 _TIMES = frozenset(("time_step", "timestep", "time_counter", "nt", "ntime", "ntimes"))
 _NORTH = re.compile(r"degrees?_?(north|n)$", re.IGNORECASE)
 _EAST = re.compile(r"degrees?_?(east|e)$", re.IGNORECASE)

@@ -15,14 +15,17 @@ from scidata.sources.pointers import check_pointer
 from scidata.sources.torch_files import OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_CLASSIC__TABLES = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 ZARR_NAMES = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
+_TABLES = {b"PAR1": "parquet", b"ARRO": "arrow"}
 _NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
-_FILE_SUFFIXES = (*_NETCDF_SUFFIXES, ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json")
+_TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
+_FILE_SUFFIXES = (*_NETCDF_SUFFIXES, *_TABLE_SUFFIXES, ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json")
 _FORMATS = (
     "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
-    "repositories, reference sets of kerchunk and VirtualiZarr, NumPy's .npy and .npz, and files of torch.save"
+    "repositories, reference sets of kerchunk and VirtualiZarr, tables as Parquet and Arrow, NumPy's .npy and .npz, "
+    "and files of torch.save"
 )
 
 
@@ -46,7 +49,7 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         files().size(path)  # raises where it is a folder
         raise
     head = begin[:8]
-    if head[:4] in _CLASSIC_MAGICS:
+    if head[:4] in _CLASSIC__TABLES:
         from scidata.sources.netcdf import NetCDF3Source
 
         return NetCDF3Source(path)
@@ -66,6 +69,10 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         return NumpySource(path)
     if head[:8] == OLD_TORCH or (not is_url(path) and any(name.endswith("/data.pkl") for name in names)):
         return TorchSource(path)
+    if (kind := _TABLES.get(head[:4])) is not None:
+        from scidata.sources.tables import TableSource
+
+        return TableSource(path, kind)
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*ZARR_NAMES, STORE_MARK):
         return reference_source(path, "kerchunk", allow_external)

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xarray as xr
 import zarr
 
 UNITS = (
@@ -14,7 +18,7 @@ UNITS = (
     "hours since 1900-01-01",
     "nanoseconds since 2000-01-01T06:00:00",
 )
-LAYOUTS = ("zarr3", "zarr2", "table")
+LAYOUTS = ("zarr3", "zarr2", "table", "hdf5", "netcdf", "parquet", "arrow")
 
 
 @dataclass
@@ -50,7 +54,11 @@ def encoded(times, units):
 
 
 def write_table(path, layout, columns, times, units, chunk):
-    """Write a Zarr store: an array a column, or one of all."""
+    """Write a Zarr store, an array a column or one of all; or a file."""
+    if layout in WRITERS:
+        values, attributes = encoded(times, units)
+        WRITERS[layout](path, {"dates": values, **columns}, attributes, chunk)
+        return
     group = zarr.open_group(str(path), mode="w", zarr_format=3 if layout == "zarr3" else 2)
     values, attributes = encoded(times, units)
 
@@ -70,10 +78,45 @@ def write_table(path, layout, columns, times, units, chunk):
         add(name, column, **{"lat": {"units": "degrees_north"}, "lon": {"units": "degrees_east"}}.get(name, {}))
 
 
+def write_hdf5(path, columns, attributes, chunk):
+    """Write an HDF5 file."""
+    with h5py.File(path, "w") as file:
+        for name, column in columns.items():
+            made = file.create_dataset(name, data=column, chunks=(min(chunk, len(column)),), compression="gzip")
+            made.attrs.update(attributes if name == "dates" else {})
+
+
+def write_netcdf(path, columns, attributes, chunk):
+    """Write a NetCDF file."""
+    said = {"dates": attributes, "lat": {"units": "degrees_north"}, "lon": {"units": "degrees_east"}}
+    found = {name: ("obs", column, said.get(name, {})) for name, column in columns.items()}
+    xr.Dataset(found).to_netcdf(path, encoding={name: {"_FillValue": None} for name in found})
+
+
+def write_parquet(path, columns, attributes, chunk):
+    """Write a Parquet file of several row groups, in which NaN is missing."""
+    frame = pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False)
+    index = frame.schema.get_field_index("dates")
+    frame = frame.set_column(index, pa.field("dates", frame.schema[index].type, metadata=attributes), frame["dates"])
+    pq.write_table(frame, path, row_group_size=chunk)
+
+
+def write_arrow(path, columns, attributes, chunk):
+    """Write an Arrow file of several batches."""
+    table = pa.table({name: pa.array(column) for name, column in columns.items()})
+    index = table.schema.get_field_index("dates")
+    table = table.set_column(index, pa.field("dates", table.schema[index].type, metadata=attributes), table["dates"])
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(table, max_chunksize=chunk)
+
+
+WRITERS = {"hdf5": write_hdf5, "netcdf": write_netcdf, "parquet": write_parquet, "arrow": write_arrow}
+
+
 def make_case(rng, folder: Path) -> Case:
     """Write a random table, in one to three files, and choose windows of it."""
-    layout, chunk = rng.choice(LAYOUTS), int(rng.choice([7, 64, 1000]))
-    units = rng.choice(UNITS if layout != "zarr3" else UNITS[2:])
+    layout, chunk = str(rng.choice(LAYOUTS)), int(rng.choice([7, 64, 1000]))
+    units = str(rng.choice(UNITS[2:] if layout in ("zarr3", "hdf5", "netcdf") else UNITS))
     begin = pd.Timestamp(rng.choice(["2020-02-28", "1999-12-31T21", "1969-12-30", "2100-02-27"])).as_unit("ns").value
     frames, paths, firsts = [], [], [0]
     for number in range(rng.integers(1, 4)):
@@ -89,7 +132,7 @@ def make_case(rng, folder: Path) -> Case:
             "bt": np.where(rng.random(num) < 0.2, np.nan, rng.normal(250, 20, num)).astype("f4"),
             "qc": rng.integers(0, 4, num).astype("i1"),
         }
-        path = folder / f"{number}.zarr"
+        path = folder / f"{number}.{layout}"
         write_table(path, layout, columns, times, units, chunk)
         paths.append(str(path))
         frames.append(pd.DataFrame({"dates": times.astype("M8[ns]"), **columns}))

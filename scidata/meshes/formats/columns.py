@@ -13,8 +13,8 @@ import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, IntArray, Source
 from scidata.read.arrays import read_array
+from scidata.sources.cf import NAMED_ANGLES
 
-_ANGLES = {"lat": "latitude", "latitude": "latitude", "lon": "longitude", "longitude": "longitude"}
 _VALUES = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 
 
@@ -81,8 +81,7 @@ def with_columns(source: Source) -> Source:
 
 def _column(table: ArrayLayout, name: str) -> ArrayLayout:
     attributes = {key: table.attributes[key] for key in _VALUES if key in table.attributes}
-    if name in _ANGLES:
-        attributes["standard_name"] = _ANGLES[name]
+    attributes |= NAMED_ANGLES.get(name.lower(), {})
     return ArrayLayout(
         store=table.store, name=name, shape=table.shape[:1], dims=table.dims[:1], dtype=table.dtype,
         chunks=table.chunks[:1], axis_order=(0,), fill_value=table.fill_value, attributes=attributes, fallback=True,

@@ -69,7 +69,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     ) -> None:
         super().__init__(datasets)
         self._parts, self.keys, self._said, self.own_transform = dict(datasets), match.keys, said, transform
-        self._texts = match.texts
+        self._texts, self._normalised = match.texts, frozenset[str]()
         self._lacks: dict[str, BoolArray] = {name: rows < 0 for name, rows in match.rows.items() if (rows < 0).any()}
 
     # -- samples and fields --------------------------------------------------------------------------------------
@@ -211,13 +211,21 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     # -- normalising ---------------------------------------------------------------------------------------------
 
     @checked_keywords
-    def normalise(self, stats: Mapping[str, Statistics], *, method: str = "mean_std") -> JoinedDataset:
+    def normalise(
+        self,
+        stats: Mapping[str, Statistics],
+        *,
+        fields: Mapping[str, str | Sequence[str]] | None = None,
+        method: str = "mean_std",
+    ) -> JoinedDataset:
         """Return these samples, the parts that ``stats`` names normalised as their data sets' own ``normalise`` does.
 
         Parameters
         ----------
         stats : Mapping[str, Statistics]
             By part; of the samples that are in the join: ``scidata.statistics`` of its :attr:`parts`.
+        fields : Mapping[str, str or Sequence[str]] or None, optional
+            By part: fields to normalise; default all floating ones.
         method : str, default "mean_std"
             As of ``normalise`` of other data sets.
 
@@ -232,13 +240,15 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         >>> abs(pairs.normalise(stats)[0]["next"]["u"].mean()) < 1
         tensor(True)
         """
-        check_known("normalise: no part", list(stats), self._parts)
+        chosen = {} if fields is None else fields
+        check_known("normalise: no part", [*stats, *chosen], self._parts)
         made: JoinedDataset = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._parts = {
-            name: part.normalise(stats[name], method=method) if name in stats else part
+            name: part.normalise(stats[name], fields=chosen.get(name), method=method) if name in stats else part
             for name, part in self._parts.items()
         }
+        made._normalised = frozenset(stats)
         made._sources = tuple(map(DatasetAdapter, made._parts.values()))
         return made
 
@@ -248,12 +258,12 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         Parameters
         ----------
         sample : Any
-            A :class:`JoinedSample`, or ``{part: {field: tensor}}`` of parts that are normalised.
+            A :class:`JoinedSample`, or ``{part: {field: tensor}}``; parts that are not normalised stay as they are.
 
         Raises
         ------
         ConfigError
-            A part is not normalised.
+            No part is normalised.
 
         Examples
         --------
@@ -261,7 +271,12 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         >>> bool(torch.allclose(normal.denormalise(normal[0])["now"]["u"], pairs[0]["now"]["u"], rtol=1e-5))
         True
         """
-        parts = {name: self._parts[name].denormalise(part) for name, part in sample.items()}
+        if not self._normalised:
+            raise ConfigError("denormalise: this join is not normalised; ask the one that normalise() returned")
+        parts = {
+            name: self._parts[name].denormalise(part) if name in self._normalised else part
+            for name, part in sample.items()
+        }
         return sample.replace(parts) if isinstance(sample, JoinedSample) else parts
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -423,6 +438,7 @@ def _reader(source: DatasetAdapter, epoch: object, empty: Empty) -> Callable[[in
 
     def part_and_stats(index: int) -> tuple[Any, ReadStats]:
         part = read(index)
-        return part, getattr(part, "stats", NO_READ)
+        stats = getattr(part, "stats", None)
+        return part, stats if isinstance(stats, ReadStats) else NO_READ
 
     return part_and_stats

@@ -131,20 +131,21 @@ class JoinedPart:
 
     def arrays(self) -> dict[str, AnyArray]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""
-        return flat(
-            {
-                name: {key: np.asarray(values, order="C") for key, values in part.items()}
-                if isinstance(part, Mapping)
-                else part.arrays()
-                for name, part in self.parts.items()
-            }
-        )
+        return flat({name: _arrays_of(part) for name, part in self.parts.items()})
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> JoinedPart:
         """Return the same part with others, tensors say, in the places of :meth:`arrays`."""
-        own = by_part(arrays, list(self.parts))
-        parts = {
-            name: own[name] if isinstance(part, Mapping) else part.with_arrays(own[name])
-            for name, part in self.parts.items()
-        }
+        own, parts = by_part(arrays, list(self.parts)), dict(self.parts)
+        for name, part in self.parts.items():
+            if isinstance(part, Mapping):
+                parts[name] = own[name]
+            elif hasattr(part, "with_arrays"):
+                parts[name] = part.with_arrays(own[name])
         return replace(self, parts=parts)
+
+
+def _arrays_of(part: Any) -> Mapping[str, AnyArray]:
+    if isinstance(part, Mapping):
+        return {key: np.asarray(values, order="C") for key, values in part.items()}
+    found: Mapping[str, AnyArray] = part.arrays() if hasattr(part, "arrays") else {}
+    return found

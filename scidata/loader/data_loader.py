@@ -18,7 +18,8 @@ from scidata.core.keywords import checked_keywords
 from scidata.data.adapter import DatasetAdapter, Readable
 from scidata.data.collate import collate
 from scidata.data.combine import as_combined
-from scidata.data.combined_dataset import CombinedDataset
+from scidata.data.composed import ComposedDataset
+from scidata.data.joined_sample import JoinedSample
 from scidata.data.sample import Sample
 from scidata.data.side_stream import SideStream
 from scidata.errors import ConfigError
@@ -45,11 +46,11 @@ from scidata.loader.prefetch.own_reads import OwnReads
 from scidata.loader.read_paths import ReadPaths
 from scidata.loader.sampler import DistributedSampler, check_state, fingerprint_of
 from scidata.loader.stats import LoaderStats, PrefetchStats
-from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_room, warn_of_shared_blocks
+from scidata.loader.waiting import WaitWatch, warn_of_copies, warn_of_pairs, warn_of_room, warn_of_shared_blocks
 
 _VERSION = 1  # of the state
 
-_Sample = TypeVar("_Sample", bound=Sample[Any])
+_Sample = TypeVar("_Sample", bound=Sample[Any] | JoinedSample)
 _Collated = TypeVar("_Collated")
 
 
@@ -176,7 +177,7 @@ class DataLoader(BaseLoader[BatchT]):
 
     @overload
     def __init__(
-        self: DataLoader[_Collated], dataset: Readable[Sample[Any]], batch_size: int | None = 1,
+        self: DataLoader[_Collated], dataset: Readable[Sample[Any] | JoinedSample], batch_size: int | None = 1,
         shuffle: bool | str | None = None, *, collate_fn: Callable[[Any], _Collated], **options: Unpack[Options],
     ) -> None: ...
     # fmt: on
@@ -291,6 +292,8 @@ class DataLoader(BaseLoader[BatchT]):
             self, items, self._prefetch, device, stats=self._stats, peers=session, ballot=self._ballot(session),
             ahead=ahead, own_reads=self._own_reads if self._may_read(device) else None,
         )  # fmt: skip
+        waiting = WaitWatch(self.num_workers, self.prefetch_factor or 0, self._source.dataset)
+        warn_of_pairs(waiting, self.index_source)
         return Batches(
             prefetcher=prefetcher,
             position=position,
@@ -299,7 +302,7 @@ class DataLoader(BaseLoader[BatchT]):
             collate_fn=self.collate_fn,
             batched=self._auto_collation,
             device=device,
-            waiting=WaitWatch(self.num_workers, self.prefetch_factor or 0),
+            waiting=waiting,
             draws=self._draws(),
             stream=SideStream(device) if self.transform_stream and device is not None else None,
             agreement=agreement,
@@ -318,7 +321,7 @@ class DataLoader(BaseLoader[BatchT]):
         sampler = self.index_source
         if isinstance(sampler, DistributedSampler):
             warn_of_shared_blocks(sampler)
-            if not isinstance(source.dataset, CombinedDataset):
+            if not isinstance(source.dataset, ComposedDataset):
                 pool, part = reads[0].pool, reads[0].key.part
                 warn_of_room(sampler, pool.sizes.of(part).bytes_of_block, pool.max_bytes(part))
         return ReadAhead(items, source.shared_reads, self._prefetch + 1)

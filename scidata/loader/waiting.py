@@ -1,9 +1,12 @@
-"""Warnings, once: of a loop that waits for its data, of an order without room, of ranks that all read the same."""
+"""Warnings, once: of a loop that waits for its data, of an order without room, of ranks that all read the same, of
+shuffled loaders side by side.
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from dataclasses import replace
 from statistics import median
 
@@ -19,6 +22,27 @@ _WINDOW = 20  # steps that are judged together
 _SHARE = 0.1  # of the time, from which on waiting is worth a warning
 _MIN_WAIT = 1_000_000  # ns a step; less is not worth anybody's time
 _MIN_WORK = 200_000  # ns a step; a loop that does less with its batches is there to try the loader
+
+_begun: list[weakref.ref[WaitWatch]] = []  # the shuffled epoch that was begun last
+
+
+def warn_of_pairs(epoch: WaitWatch, sampler: object) -> None:
+    """Warn where the shuffled epochs of two data sets are begun before either is asked for a batch, as ``zip`` does.
+
+    A loader that is begun later, in the midst of the other's epoch, is not noticed: validation does that, too.
+    """
+    if not getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)):
+        return
+    other = _begun[0]() if _begun else None
+    if other is not None and not other.is_asked and other.dataset is not epoch.dataset:
+        warnings.warn(
+            "scidata.DataLoader: two loaders that shuffle are begun side by side, as zip() does. Each has an order of "
+            "its own, so samples that come together need not belong together; scidata.join({'a': a, 'b': b}, "
+            "on='time') reads those of the same time as one data set",
+            UserWarning,
+            stacklevel=4,  # the line of the loop
+        )
+    _begun[:] = [weakref.ref(epoch)]
 
 
 def warn_of_room(sampler: DistributedSampler, block_bytes: int, room: int) -> None:
@@ -77,11 +101,16 @@ class WaitWatch:
     less the step that waited longest: a pause is no pattern.
     """
 
-    def __init__(self, num_workers: int, prefetch: int) -> None:
-        self._num_workers, self._prefetch = num_workers, prefetch
+    def __init__(self, num_workers: int, prefetch: int, dataset: object = None) -> None:
+        self.dataset, self._num_workers, self._prefetch = dataset, num_workers, prefetch
         self._num_steps = self._returned = 0
         self._before: PrefetchStats | None = None  # the steps that are judged now
         self._steps: list[tuple[int, int]] = []  # ns of each: of the wait, and of the loop's work before it
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the loop has had a batch."""
+        return self._num_steps > 0
 
     def step(self, stats: PrefetchStats, called: int, arrived: int, returned: int) -> None:
         """Count one step: when ``next`` was called, when its data was there, and when it returned (ns)."""

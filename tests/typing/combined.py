@@ -29,6 +29,10 @@ for batch in scidata.DataLoader(Subset(era5, [1, 2])):
 joined: ConcatDataset[Sample[ShardTensor]] = ConcatDataset([era5, cmip])  # torch does not infer of what
 for batch in scidata.DataLoader(joined):
     assert_type(batch, Sample[ShardTensor])
+pairs = scidata.join({"era5": era5, "flow": flow}, on={"era5": "time", "flow": "name"}, at={"flow": "-6h"})
+for pair in scidata.DataLoader(pairs, batch_size=2, shuffle="blocks"):
+    assert_type(pair, scidata.JoinedSample)
+assert_type(scidata.subset(pairs, [0])[0], scidata.JoinedSample)
 
 
 @scidata.register_op(torch.special.i0)

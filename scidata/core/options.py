@@ -18,6 +18,7 @@ from scidata.core.checks import (
     refuse,
 )
 from scidata.core.durations import Duration
+from scidata.core.grid_cut import GridCut
 from scidata.core.patches import Patches
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError, near_matches
@@ -57,7 +58,7 @@ Where: TypeAlias = Mapping[str, Any]
 #: Options that mean something for grids alone.
 ONLY_GRIDS = ("shard", "align", "periodic", "sel", "coords", "destagger", "gaps", "patch")
 #: Options of raw points alone: where they lie, and the rows of a table that are samples.
-ONLY_POINTS = ("positions", "time", "window", "every", "where")
+ONLY_POINTS = ("positions", "time", "window", "every", "where", "cut_like")
 #: Options that say which rows along a dimension are samples.
 SAMPLES = ("sample_dim", "steps", "isel")
 
@@ -99,6 +100,7 @@ class ReadOptions:
     bounds: Bounds = "even"
     weights: Weights = None
     align: Align = 1
+    cut_like: GridCut | None = None
     halo: Halo = 0
     ghosts: str | None = None
     periodic: str | Sequence[str] = ()

@@ -21,7 +21,7 @@ from scidata.data.topology import Cells, Place, Relation, Topology, edge_type, s
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named
 from scidata.plan.totals import ReadPlan
-from scidata.shard.torch_internals import version_of
+from scidata.shard.torch_internals import flatten_mesh, version_of
 from scidata.sources.access.mounts import is_local
 from scidata.store.format.manifest import StoredMoments
 from scidata.store.reading.part import Identity, LocalPart
@@ -58,6 +58,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        if self._domain is not None and self._domain.ndim > 1:  # rows have one axis: that of all its ranks
+            self._domain = flatten_mesh(self._domain)
         # shared with worker processes that live through several epochs, where epochs matter
         self._epoch = torch.zeros((), dtype=torch.int64)
         if self.reader.subsample is not None:

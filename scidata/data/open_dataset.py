@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, overload
 
+import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,7 +28,7 @@ from scidata.core.options import (
 from scidata.core.patches import Patches
 from scidata.core.urls import url_of
 from scidata.data.local_fields import LocalTransform
-from scidata.data.openers import Wrapping, check_wrapping, numpy_dtype, open_grid, open_points, open_store
+from scidata.data.openers import Wrapping, check_wrapping, cut_of, numpy_dtype, open_grid, open_points, open_store
 from scidata.data.raw_kind import kind_of_raw
 from scidata.errors import ConfigError, check_known
 from scidata.interop.xarray import Lazy, is_xarray, lazy_of
@@ -71,6 +72,7 @@ class Options(TypedDict, total=False):
     bounds: Bounds
     weights: Weights
     align: Align
+    cut_like: ShardedDataset[Any] | Mapping[str, npt.ArrayLike] | None
     halo: Halo
     ghosts: str | None
     periodic: str | Sequence[str]
@@ -172,6 +174,7 @@ def open_dataset(
     bounds: Bounds = "even",
     weights: Weights = None,
     align: Align = 1,
+    cut_like: ShardedDataset[Any] | Mapping[str, npt.ArrayLike] | None = None,
     halo: Halo = 0,
     ghosts: str | None = None,
     periodic: str | Sequence[str] = (),
@@ -259,6 +262,12 @@ def open_dataset(
         the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
     align : int or Mapping[str, int], default 1
         Bounds fall on multiples of it, such as a ViT's patch size.
+    cut_like : ShardedDataset or Mapping[str, Sequence[float]] or None, optional
+        Raw points and windows: a data set of a grid, opened with the same mesh. Each rank gets the points in its part
+        of the grid, whose values :func:`scidata.interpolate` finds without exchange where the grid has a halo of one
+        row above (``halo={"latitude": (0, 1)}``). Or the ends of all parts along a coordinate, in the order of the
+        ranks: ``{"latitude": [90, 30, -30, -90]}``. Each rank reads the positions of all points, and its own rows of
+        other fields.
     halo : int or float, a mapping, or a list of relations, default 0
         Grids: ``{dim: width}`` or ``{dim: (below, above)}``; a number means every sharded dimension. Meshes and graphs:
         hops along edges. Points: a radius, to the nearest images where the domain wraps. Stores only
@@ -385,7 +394,8 @@ def open_dataset(
         decode=decode, dtype=numpy_dtype(dtype), coords=coords, destagger=destagger,
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
         positions=positions, time=time, window=window, every=every, where=where,
-        shard=shard, bounds=bounds, weights=weights, align=align, halo=halo, ghosts=ghosts, periodic=periodic,
+        shard=shard, bounds=bounds, weights=weights, align=align,
+        cut_like=cut_of(cut_like), halo=halo, ghosts=ghosts, periodic=periodic,
         allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
         pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,11 +14,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.checks import check_function
+from scidata.core.grid_cut import COLUMNS, GridCut
 from scidata.core.options import ReadOptions
 from scidata.core.types import Source
 from scidata.data.local_fields import LocalTransform
 from scidata.device_mesh import axes_of, axis_size
 from scidata.errors import ConfigError, FieldMismatchError, check_known
+from scidata.sources.cf import role_of_name
 
 if TYPE_CHECKING:
     from scidata.data.grid_dataset import ShardedDataset
@@ -52,6 +55,23 @@ def numpy_dtype(dtype: torch.dtype | None) -> npt.DTypeLike | None:
     return None if dtype is None else _READ_AS[dtype]
 
 
+def cut_of(like: Any) -> GridCut | None:
+    """Return the cut of a grid that points follow: of a data set, or by the ends of parts along coordinates."""
+    if like is None:
+        return None
+    if isinstance(like, Mapping):
+        check_known("cut_like: no coordinate", [name for name in like if role_of_name(name) not in COLUMNS], ["x", "y"])
+        named = {COLUMNS[role_of_name(name)]: ends for name, ends in like.items()}
+        return GridCut.of([(column, ends, np.arange(len(ends)), False) for column, ends in named.items()])
+    make: Callable[[], GridCut] | None = getattr(getattr(like, "reader", None), "grid_cut", None)
+    if make is None:
+        raise ConfigError(
+            f"cut_like is a {type(like).__name__}: expected a data set of a grid, or the ends of parts by coordinate, "
+            "{'latitude': [90, 0, -90]}"
+        )
+    return make()
+
+
 # Each kind is imported where it is met: a script that opens a grid loads no mesh.
 
 
@@ -81,7 +101,7 @@ def open_points(
     from scidata.store.raw_points.windows_reader import WindowsReader
 
     shown = path if isinstance(path, str) else "SOURCE..."
-    dp_axis, axes, num_parts = _one_axis(mesh, dp, shown)
+    dp_axis, axes, num_parts = _one_axis(mesh, dp, shown, several=options.cut_like is not None)
     try:
         of = PointsReader if options.time is None else WindowsReader
         reader = of(path, options, num_parts=num_parts)
@@ -146,15 +166,17 @@ def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
     yield from reader.gap_texts
 
 
-def _one_axis(mesh: DeviceMesh | None, dp: str, shown: str) -> tuple[str | None, tuple[str, ...], int]:
-    """Return the dp axis, the domain's axes, which are one at most, and its ranks."""
+def _one_axis(
+    mesh: DeviceMesh | None, dp: str, shown: str, *, several: bool = False
+) -> tuple[str | None, tuple[str, ...], int]:
+    """Return the dp axis, the domain's axes, which are one at most unless there may be ``several``, and its ranks."""
     dp_axis, domain = _axes(mesh, dp, None)
-    if len(domain) > 1:
+    if len(domain) > 1 and not several:
         raise ConfigError(
             f"{shown}: meshes, points and graphs are cut along one domain axis, and the mesh has {', '.join(domain)}; "
             "make it with init_mesh(domain=N)"
         )
-    return dp_axis, domain, axis_size(mesh, domain[0] if domain else None)
+    return dp_axis, domain, math.prod(axis_size(mesh, axis) for axis in domain)
 
 
 def _axes(

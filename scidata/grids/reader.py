@@ -18,6 +18,7 @@ import numpy as np
 
 from scidata.core.apart import check_apart
 from scidata.core.bounds import rows_of
+from scidata.core.grid_cut import COLUMNS, GridCut
 from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray, ArrayLayout, BufferSpec, IntArray, Selection, Source
@@ -45,6 +46,7 @@ from scidata.read.threads import ReaderThreads
 from scidata.sources import open_source
 from scidata.sources.cf import decoding_of
 from scidata.sources.indexed import IndexedFiles
+from scidata.sources.kinds import dim_roles
 from scidata.sources.paths import expand_paths
 from scidata.sources.unfinished import check_finished
 
@@ -190,6 +192,19 @@ class GridReader:
         if values is None:
             return None
         return values[rows_of(self.partition.selected[dim])]
+
+    def grid_cut(self) -> GridCut:
+        """Return the cut of longitudes and latitudes, or x and y; raises ConfigError where other dims are split."""
+        split = {axis: dim for dim, axis in self.partition.axis_of_dim.items()}
+        roles, dims = dim_roles(self.sources[0], list(split.values())), []
+        for dim in map(split.__getitem__, self.partition.axis_sizes):
+            values, column = self.coordinate(dim), COLUMNS.get(roles.get(dim))
+            if values is None or column is None:
+                raise ConfigError(f"cut_like: {self.paths[0]} is split along {dim!r}, which has no coordinate x or y")
+            steps = np.abs(np.diff(values))
+            wraps = column == 0 and steps.sum() + 1.5 * steps.max(initial=0) >= 360
+            dims.append((column, values, self.partition.bounds[dim], bool(wraps)))
+        return GridCut.of(dims)
 
     def sample_labels(self, index: int, step: int | None = None) -> dict[str, AnyArray]:
         """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else.

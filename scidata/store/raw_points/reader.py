@@ -9,12 +9,15 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.bounds import chunk_bounds, explicit_bounds
+from scidata.core.bounds import bounds_of, chunk_bounds, explicit_bounds
+from scidata.core.cache import Cache
 from scidata.core.checks import names_of, refuse
+from scidata.core.index_map import IndexMap
 from scidata.core.options import DEFAULTS, ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.passes import FieldPass
 from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray, Source
@@ -256,6 +259,13 @@ class PointsReader(PartReader):
         if draw is not None and (entity := draw.only_one(str(self.path))) != "point":
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {entity!r}")
         check_cut(options.bounds, options.weights, what="points are", known=("even", "chunk"))
+        if options.cut_like is not None:
+            options.refuse("bounds", "weights", "subsample", why="means nothing where points follow a grid (cut_like)")
+            if options.cut_like.num_parts != num_parts:
+                raise ConfigError(
+                    f"cut_like: a grid in {options.cut_like.num_parts} parts, for a domain of {num_parts} ranks; open "
+                    "it with the same mesh"
+                )
         self._number_samples()
 
     def _files_of(self, samples: RawSamples, options: ReadOptions) -> PointsFiles:
@@ -312,7 +322,35 @@ class PointsReader(PartReader):
         return self._digest(content)
 
     def _cut(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
-        return SamplePart(index=stored, entity="point", bounds={"point": self._bounds(stored)}), {}
+        cut, rows = self.options.cut_like, None
+        if cut is None:
+            bounds = self._bounds(stored)
+        else:
+            points = self._whole().read(stored, 0).fields["pos"]
+            owners = cut.owners(points, on_sphere=self.files.sample(0).on_sphere)
+            bounds = bounds_of(np.bincount(owners, minlength=self.num_parts))
+            rows = np.argsort(owners, kind="stable")
+        return SamplePart(index=stored, entity="point", bounds={"point": bounds}, rows=rows), {}
+
+    def _whole(self) -> Self:
+        """Return a reader of the positions alone, whose samples are one part."""
+        reader = copy.copy(self)
+        reader.options, reader.num_parts, reader.fields = replace(self.options, cut_like=None), 1, ("pos",)
+        reader._partitions, reader.topologies = Cache(0), Cache(0)
+        return reader
+
+    def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
+        if cut.rows is None:
+            return super()._topology(access, cut, part)
+        rows = IndexMap(bounds=cut.bounds["point"], part=part, ghosts=np.empty(0, np.int64))
+        return LocalTopology(index_maps={"point": rows}, rows={"point": cut.rows[slice(*rows.owned)]})
+
+    def _planned(self, index: int, rank: int, fields: Mapping[str, Sequence[ArrayPlan]]) -> ReadPlan:
+        """Return the plan of a sample, with the positions of all points where these follow a grid."""
+        found = {name: tuple(plans) for name, plans in fields.items()}
+        if self.options.cut_like is not None:
+            found["pos"] = (*found.get("pos", ()), *self._whole().plan(index).fields["pos"])
+        return ReadPlan(index=index, rank=rank, fields=found)
 
     def _bounds(self, stored: int) -> IntArray:
         bounds, num_rows, num_parts = (
@@ -363,7 +401,7 @@ class PointsReader(PartReader):
         parts = self.files.file(plan.index).positions
         pos = [each for name in parts for each in plan.fields.get(name, ())]
         fields = {name: tuple(pos) if name == "pos" else plan.fields[name] for name in self.fields}
-        return ReadPlan(index=plan.index, rank=rank, fields=fields)
+        return self._planned(plan.index, rank, fields)
 
     def _arrays(self, stored: int) -> tuple[str, ...]:
         pos = self.files.file(stored).positions

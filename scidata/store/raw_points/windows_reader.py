@@ -331,7 +331,7 @@ class WindowsReader(PointsReader):
                 name = self.files.array(table, read.path).name if read.columns else first
                 plans = [exact_plan(plan, self.files.source(table).locate) for plan, _ in read.plans(own, rows)]
                 found[name] = found.get(name, []) + plans
-        return ReadPlan(index=cut.index, rank=rank, fields={name: tuple(plans) for name, plans in found.items()})
+        return self._planned(cut.index, rank, found)
 
     def _reads_of(self, table: int) -> list[_Read]:
         """Return the arrays of a table that the fields are read from, an array of several columns once."""

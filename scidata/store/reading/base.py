@@ -243,7 +243,11 @@ class PartReader:
 
     def _partition(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:
         """Return how a stored sample is cut, and the plans of the reads that this took."""
-        size = lambda made: _PLANS_BYTES + sum(bounds.nbytes for bounds in made[0].bounds.values())  # noqa: E731
+
+        def size(made: tuple[SamplePart, object]) -> int:
+            rows = [] if made[0].rows is None else [made[0].rows]
+            return _PLANS_BYTES + sum(each.nbytes for each in (*made[0].bounds.values(), *rows))
+
         return self._partitions.get_or_make(stored, lambda: self._cut(stored), size, once=True)
 
     def _cut(self, stored: int) -> tuple[SamplePart, dict[str, list[ArrayPlan]]]:

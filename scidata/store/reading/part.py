@@ -27,11 +27,17 @@ class SamplePart:
     bounds
         ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
         lowest-numbered of their nodes.
+    rows
+        Where the parts are no ranges of rows: the row of each of their rows, one part's after the other's.
     """
 
     index: int
     entity: str
     bounds: Mapping[str, IntArray]
+    rows: IntArray | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"rows": None}  # all of a sample's, which a worker need not send
 
     @property
     def num_parts(self) -> int:

@@ -17,7 +17,7 @@ from scidata.data.combined_dataset import combined_dataset
 from scidata.data.joined_dataset import BufferedJoined, JoinedDataset, leaf_of
 from scidata.data.joined_sample import JoinedSample
 from scidata.data.keys import Keys, as_keys, match_keys
-from scidata.errors import ConfigError, check_known, near_matches
+from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches
 from scidata.grids.labels import label_text
 
 #: What gives the keys of a data set's samples: a name, a function of the data set, or the keys.
@@ -138,7 +138,7 @@ def _keys_of(name: str, dataset: Any, on: KeysOf) -> Keys:
             )
         try:
             return as_keys(dataset.sample_keys(on))
-        except ConfigError as e:
+        except (ConfigError, UnknownNameError) as e:
             raise ConfigError(f"join: {e}; where names differ, give one for each: on={{{name!r}: …}}") from None
     keys = as_keys(on(dataset) if callable(on) else on)
     if keys.shape != (len(dataset),):

@@ -399,11 +399,12 @@ class BufferedJoined(JoinedDataset):
         """Return shape and dtype of this rank's part of each field."""
         return flat({name: source.dataset.buffer_specs() for name, source in self._named()})
 
-    def read_into(self, index: int, out: Mapping[str, Array]) -> ReadStats:
+    def read_into(self, index: int, out: Mapping[str, Array], *, epoch: tuple[object, ...] | None = None) -> ReadStats:
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         buffers, stats = by_part(out, list(self._parts)), NO_READ
-        for name, source in self._named():
-            stats += source.dataset.read_into(index, buffers[name])
+        epochs = [None] * len(buffers) if epoch is None else epoch
+        for (name, source), own in zip(self._named(), epochs, strict=True):
+            stats += _counts_of(source.filler(own)(index, buffers[name]))
         return stats
 
     def read_local(self, index: int) -> dict[str, torch.Tensor]:
@@ -427,18 +428,22 @@ def leaf_of(dataset: Any) -> Any:
 def _reader(source: DatasetAdapter, epoch: object, empty: Empty) -> Callable[[int], tuple[Any, ReadStats]]:
     """Return a function that reads this rank's part of a sample, into arrays that ``empty`` makes."""
     if source.has_buffers:
-        specs = source.dataset.buffer_specs()
+        specs, into = source.dataset.buffer_specs(), source.filler(epoch)
 
         def fill(index: int) -> tuple[Any, ReadStats]:
             arrays = {name: empty(spec.shape, spec.dtype) for name, spec in specs.items()}
-            return arrays, source.dataset.read_into(index, arrays)
+            return arrays, _counts_of(into(index, arrays))
 
         return fill
     read = source.reader(epoch, empty=empty)
 
     def part_and_stats(index: int) -> tuple[Any, ReadStats]:
         part = read(index)
-        stats = getattr(part, "stats", None)
-        return part, stats if isinstance(stats, ReadStats) else NO_READ
+        return part, _counts_of(getattr(part, "stats", None))
 
     return part_and_stats
+
+
+def _counts_of(stats: object) -> ReadStats:
+    """Return what a read says of itself, where it is one of ours."""
+    return stats if isinstance(stats, ReadStats) else NO_READ

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from scidata.shard.compile import compile as compile
     from scidata.shard.explain import explain as explain
     from scidata.shard.gathering import gather as gather
-    from scidata.shard.graphs.at_points import interpolate as interpolate
     from scidata.shard.graphs.ghosts import halo_exchange as halo_exchange
     from scidata.shard.graphs.routed import start_exchange as start_exchange
+    from scidata.shard.ops.at_points import interpolate as interpolate
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
     from scidata.shard.parallel.sync import sync_module_over_mesh as sync_module_over_mesh
@@ -110,7 +110,7 @@ _NAMES = {
     "scidata.shard.compile": ("compile",),
     "scidata.shard.explain": ("explain",),
     "scidata.shard.gathering": ("gather",),
-    "scidata.shard.graphs.at_points": ("interpolate",),
+    "scidata.shard.ops.at_points": ("interpolate",),
     "scidata.shard.graphs.ghosts": ("halo_exchange",),
     "scidata.shard.graphs.routed": ("start_exchange",),
     "scidata.shard.parallel": ("no_sync", "parallelize"),

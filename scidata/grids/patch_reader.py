@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scidata.core.bounds import num_rows_of
+from scidata.core.grid_cut import GridCut
 from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.patches import Patches
 from scidata.core.types import AnyArray, BufferSpec, IntArray, Source
@@ -92,6 +93,10 @@ class PatchReader(GridReader):
         return replace(whole, axis_of_dim={}, axis_sizes={}, bounds=bounds)
 
     # -- the data set --------------------------------------------------------------------------------------------
+
+    def grid_cut(self) -> GridCut:
+        """Refuse: patches lie elsewhere in each sample."""
+        raise ConfigError(f"cut_like: samples of {self.paths[0]} are patches, which points cannot follow")
 
     def fingerprint(self) -> str:
         """Return a digest of all that :meth:`GridReader.fingerprint` has, and of where patches lie."""

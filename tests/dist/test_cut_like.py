@@ -116,8 +116,17 @@ def by_coordinate(rank, num_ranks, folder):
     ]:
         with pytest.raises(SciDataError, match=message):
             scidata.open_dataset(f"{folder}/cloud.h5", mesh, **how, **options)
+    patches = scidata.open_dataset(
+        f"{folder}/grid.zarr", mesh, kind="grid", shard={"latitude": "domain"}, patch={"latitude": 4, "longitude": 4}
+    )
+    with pytest.raises(SciDataError, match="are patches"):
+        scidata.open_dataset(f"{folder}/cloud.h5", mesh, **how, cut_like=patches)
     with pytest.raises(SciDataError, match="means nothing for a grid"):
         scidata.open_dataset(f"{folder}/grid.zarr", mesh, cut_like={"lat": [90, 0, -90]})
+    assert scidata.statistics(cloud)["value"].mean == pytest.approx((NUM - 1) / 2)
+    grid, windows, _ = opened(folder, mesh, {"latitude": "domain"}, {"latitude": (0, 1)})
+    both = scidata.join({"grid": grid, "obs": windows}, on={"grid": "time", "obs": "dates"})
+    assert [len(sample["obs"]["value"]) for sample in both] == [len(windows[i]["value"]) for i in range(2)]
     loader = scidata.DataLoader(cloud, num_workers=1)
     for batch in loader:
         assert sorted(batch["value"].full_tensor().tolist()) == list(range(NUM))

@@ -9,7 +9,7 @@ import torch
 from scidata.core.bounds import owners_of
 from scidata.core.grid_cut import GridCut
 from scidata.errors import ConfigError
-from scidata.shard.graphs.rectilinear import grid_of
+from scidata.shard.ops.rectilinear import grid_of
 
 BOUNDS = [(0, 9), (0, 4, 9), (0, 0, 5, 9), (0, 8, 9), (0, 1, 9, 9), (0, 3, 3, 9)]
 

@@ -8,14 +8,13 @@ in the halo that was read. Each point's arithmetic is that of one process, and s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate
 
 from scidata.core.bounds import bounds_of, even_sizes, rows_of, window
 from scidata.core.index_map import IndexMap
@@ -26,7 +25,8 @@ from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import SUM_IN, Group, device_of, gather_rows, group_rank, group_size
 from scidata.shard.graphs.ghosts import GhostExchange, ghost_exchange
-from scidata.shard.graphs.rectilinear import Found, Grid, grid_of
+from scidata.shard.ops.moving import whole_along
+from scidata.shard.ops.rectilinear import Found, Grid, grid_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import flatten_mesh
@@ -40,6 +40,10 @@ class _Shares(NamedTuple):
     split: Group = None
     alike: Group = None
     sums: Sequence[Group] = ()
+
+
+def _spec_of(x: Tensor) -> ShardSpec | None:
+    return x.spec if isinstance(x, ShardTensor) else None
 
 
 def _shares(field: ShardSpec | None, points: ShardSpec | None) -> _Shares:
@@ -123,41 +127,37 @@ def _places(x: Tensor, spec: ShardSpec | None, field: Tensor, num_dims: int) -> 
     return found
 
 
-def _plan(
-    grid: Grid, found: Found, positions: Tensor, x: Tensor, field: Tensor, shares: _Shares, agree_on: Group
-) -> _Plan:
+def _plan(grid: Grid, found: Found, points: Tensor, x: Tensor, field: Tensor, shares: _Shares) -> _Plan:
     """Find the cells under this rank's points. Collective where the ranks have to agree."""
-    spec, num_dims = field.spec if isinstance(field, ShardTensor) else None, len(grid.axes)
-    places = _places(x, spec, field, num_dims)
+    spec, num_dims, num_corners = _spec_of(field), len(grid.axes), len(found.corners)
     rows = [torch.cat([corner.rows[d] for corner in found.corners]) for d in range(num_dims)]
-    held = [place[row] for place, row in zip(places, rows, strict=True)]
-    shape = x.shape[x.ndim - num_dims :]
-    ids = torch.zeros_like(rows[0])
+    held = [place[row] for place, row in zip(_places(x, spec, field, num_dims), rows, strict=True)]
+    shape, ids = x.shape[x.ndim - num_dims :], torch.zeros_like(rows[0])
     for at, extent in zip(held, shape, strict=True):
         ids = ids * extent + at
-    outside = ~found.inside.repeat(len(found.corners))  # of these, whatever is held
-    here = (torch.stack(held).amin(0) >= 0) | outside
+    outside = ~found.inside.repeat(num_corners)  # of these, whatever is held
     ids[outside] = 0
-    missing, bounds = ids[:0], None
-    if spec is not None and shares.split is not None:
+    lacks = (torch.stack(held).amin(0) < 0) & ~outside
+    missing, bounds = ids[:0], np.zeros(0, np.int64)
+    if shares.split is not None and spec is not None:
         bounds = _cell_bounds(spec, num_dims)
-        first = torch.from_numpy(bounds).to(ids.device)
-        numbers = _numbers([row[~here] for row in rows], spec, first)
+        numbers = _numbers([row[lacks] for row in rows], spec, torch.from_numpy(bounds).to(ids.device))
         missing, inverse = torch.unique(numbers, return_inverse=True)
-        ids[~here] = max(shape.numel(), 1) + inverse
+        ids[lacks] = max(shape.numel(), 1) + inverse
     exchange = None
-    if _any_missing(grid, found, positions, len(missing), agree_on) and bounds is not None:
-        rows_held = IndexMap(bounds=bounds, part=group_rank(shares.split), ghosts=missing.cpu().numpy())
-        exchange = ghost_exchange(rows_held, shares.split)
-    return _Plan(list(ids.view(len(found.corners), len(positions)).unbind()), exchange)
+    if _any_missing(grid, found, points, len(missing), shares):
+        cells = IndexMap(bounds=bounds, part=group_rank(shares.split), ghosts=missing.cpu().numpy())
+        exchange = ghost_exchange(cells, shares.split)
+    return _Plan(list(ids.view(num_corners, len(points)).unbind()), exchange)
 
 
-def _any_missing(grid: Grid, found: Found, positions: Tensor, num_missing: int, group: Group) -> bool:
+def _any_missing(grid: Grid, found: Found, points: Tensor, num_missing: int, shares: _Shares) -> bool:
     """Whether any rank lacks a cell; raise on all where one has a point outside that is an error. Collective."""
-    fault, where = 0, [0.0] * len(grid.axes)
-    if grid.refuses and found.refused.any():
-        fault = int(found.refused.nonzero()[0]) + 1
-        where = positions[fault - 1].tolist()
+    fault, where, group = 0, [0.0] * len(grid.axes), shares.split
+    if grid.refuses:
+        group = group if group is not None or not shares.sums else shares.sums[0]
+        fault = int(found.refused.nonzero()[0]) + 1 if found.refused.any() else 0
+        where = points[fault - 1].tolist() if fault else where
     row = torch.tensor([num_missing, fault, *where], dtype=torch.float64, device=device_of(group))
     table = gather_rows(row, group).tolist()
     for rank, (_, number, *place) in enumerate(table):
@@ -169,34 +169,18 @@ def _any_missing(grid: Grid, found: Found, positions: Tensor, num_missing: int, 
     return any(missing for missing, *_ in table)
 
 
-def _kept_plan(
-    grid: Grid, found: Found, positions: Tensor, local: Tensor, x: Tensor, field: Tensor, shares: _Shares
-) -> _Plan:
-    """Return the plan that was made for these points and a field split alike, else make it. Collective then."""
-    agree_on, points = shares.split, positions.spec if isinstance(positions, ShardTensor) else None
-    if agree_on is None and points is not None and points.shard_groups and grid.refuses:
-        agree_on = points.shard_groups[0]
-    if is_capturing():
-        raise UnsupportedShardOp("interpolate: the cells under points are found by the points' values, in each step")
+def _kept(positions: Tensor, key: tuple[object, ...], make: Callable[[], _Plan]) -> _Plan:
+    """Return the plan that a ShardTensor of positions keeps, while it is good, else make it."""
     if not isinstance(positions, ShardTensor):
-        return _plan(grid, found, local, x, field, shares, agree_on)
-    layout = (field.spec, tuple(field.halo.items())) if isinstance(field, ShardTensor) else field.shape
-    key = positions.version(), grid.key, layout, isinstance(field, ShardTensor) and x is field.padded
+        return make()
+    now = positions.version(), *key
     kept: tuple[object, _Plan] | None = positions.__dict__.get("_interpolated")
-    if kept is None or kept[0] != key:
-        kept = positions.__dict__["_interpolated"] = key, _plan(grid, found, local, x, field, shares, agree_on)
+    if kept is None or kept[0] != now:
+        kept = positions.__dict__["_interpolated"] = now, make()
     return kept[1]
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
-
-
-def _whole(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Gather dims that are neither the grid's nor of points, where they are split. Collective then."""
-    axes = {x.spec.sharded[d] for d in dims if d in x.spec.sharded} if isinstance(x, ShardTensor) else set()
-    if not isinstance(x, ShardTensor) or not axes:
-        return x
-    return x.redistribute(placements=[Replicate() if a in axes else p for a, p in enumerate(x.placements)])
 
 
 def _summed(values: Tensor, ids: Sequence[Tensor], found: Found) -> Tensor:
@@ -296,8 +280,10 @@ def interpolate(
     if method == "bilinear" and not is_inexact:
         raise ConfigError(f"interpolate: a field of {field.dtype}; convert it to a floating dtype, or say 'nearest'")
     grid = grid_of(extents, coords, method, period, outside, has_nan=is_inexact)
-    field, positions = _whole(field, range(len(lead))), _whole(positions, [1])
-    spec, points = (x.spec if isinstance(x, ShardTensor) else None for x in (field, positions))
+    positions = whole_along(positions, 1)
+    for dim in range(len(lead)):
+        field = whole_along(field, dim)
+    spec, points = _spec_of(field), _spec_of(positions)
     shares = _shares(spec, points)
     local = positions.to_local() if isinstance(positions, ShardTensor) else positions
     parts = even_sizes(len(local), group_size(shares.alike))
@@ -305,7 +291,11 @@ def interpolate(
     found = grid.find(local)
     owned, held = (field.to_local(), field.held_halo()) if isinstance(field, ShardTensor) else (field, None)
     x = owned if held is None else held
-    plan = _kept_plan(grid, found, positions, local.detach(), x, field, shares)
+    if is_capturing():
+        raise UnsupportedShardOp("interpolate: the cells under points are found by the points' values, in each step")
+    halo = tuple(field.halo.items()) if isinstance(field, ShardTensor) and held is not None else None
+    key = grid.key, spec or tuple(field.shape), halo
+    plan = _kept(positions, key, lambda: _plan(grid, found, local.detach(), x, field, shares))
 
     def cells(part: Tensor) -> Tensor:
         return replicate_to_shards(part, shares.sums).reshape(math.prod(lead), part.shape[len(lead) :].numel())

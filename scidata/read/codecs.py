@@ -22,7 +22,7 @@ from numcodecs.fletcher32 import Fletcher32
 from scidata.core.cache import Cache
 from scidata.core.checks import allocate, largest_encoded
 from scidata.core.memory import ArrayPool
-from scidata.core.types import Codec
+from scidata.core.types import AnyArray, BoolArray, Codec
 from scidata.errors import ChecksumError, CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.read import blosc, inflate, zstd
 from scidata.read.blosc import Bytes
@@ -231,6 +231,67 @@ class _Fletcher32(_CRC32C):
         return data[:-_CHECKSUM_NBYTES]
 
 
+class _Values(_Step):
+    """A codec that changes values: ``config`` has the dtypes before and after it is undone."""
+
+    def __init__(self, codec: Codec, size: int | None, limit: int, buffer: str) -> None:
+        super().__init__(codec, size, limit, buffer)
+        self.stored, self.wanted = np.dtype(self.config["stored"]), np.dtype(self.config["wanted"])
+
+    def encoded_size(self) -> int | None:
+        return None if self.size is None else self.size // self.wanted.itemsize * self.stored.itemsize
+
+    def undo(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
+        if data.size % self.stored.itemsize:
+            raise CorruptDataError(f"{data.size} bytes are no whole number of {self.stored} values")
+        values = data.view(self.stored)
+        dest = self.room(values.size * self.wanted.itemsize, dest, scratch)
+        with np.errstate(all="ignore"):
+            self._into(values, dest.view(self.wanted))
+        return dest
+
+    def _into(self, values: AnyArray, out: AnyArray) -> None:
+        raise NotImplementedError
+
+    def _fill(self, out: AnyArray, values: AnyArray, free: BoolArray | bool = False) -> None:
+        """Convert values, to the nearest integers where ``out`` has some; those that are ``free`` need not fit."""
+        if out.dtype.kind not in "iu" or np.can_cast(values.dtype, out.dtype):
+            np.copyto(out, values, casting="unsafe")
+            return
+        info, is_float = np.iinfo(out.dtype), values.dtype.kind == "f"
+        values = np.rint(values) if is_float else values
+        fits = (values >= info.min) & (values < float(info.max) + 1 if is_float else values <= info.max)
+        if not (fits | free).all():
+            raise CorruptDataError(f"{self.name} gives values that {out.dtype} does not hold")
+        np.copyto(out, values, where=fits, casting="unsafe")
+
+
+class _CastValue(_Values):
+    """Values that were stored as another dtype; single ones as others (``map``)."""
+
+    def _into(self, values: AnyArray, out: AnyArray) -> None:
+        pairs = self.config["map"]
+        chosen = [values != values if key != key else values == key for key, _ in pairs]
+        self._fill(out, values, np.logical_or.reduce(chosen) if chosen else False)
+        for at, (_, value) in zip(chosen, pairs, strict=True):
+            out[at] = value
+
+
+class _ScaleOffset(_Values):
+    """Values that were stored as ``(x - offset) * scale``, in the array's own arithmetic."""
+
+    def _into(self, values: AnyArray, out: AnyArray) -> None:
+        offset, scale = self.config["offset"], self.config["scale"]
+        if out.dtype.kind == "f":
+            np.divide(values, out.dtype.type(scale), out=out)
+            np.add(out, out.dtype.type(offset), out=out)
+            return
+        wide = values.astype(np.int64)
+        if (wide % scale).any():
+            raise CorruptDataError(f"scale_offset: some values are no multiples of the scale, {scale}")
+        self._fill(out, wide // scale + offset)
+
+
 class _Own(_Step):
     """A codec of a format from outside, whose own function decodes."""
 
@@ -260,6 +321,8 @@ _STEPS: dict[str, type[_Step]] = {
     "shuffle": _Shuffle,
     "fletcher32": _Fletcher32,
     "crc32c": _CRC32C,
+    "cast_value": _CastValue,
+    "scale_offset": _ScaleOffset,
 }
 
 

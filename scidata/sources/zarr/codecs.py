@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from scidata.core.types import Codec
 from scidata.errors import RefusedError, UnsupportedFormatError
-from scidata.sources.zarr.values import check_named
+from scidata.sources.zarr.values import check_named, dtype_v3, fill_value_of
 
 _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
     "blosc": ("cname", "clevel", "shuffle", "blocksize"),
@@ -21,6 +24,7 @@ _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, whi
     "fletcher32": (),
     "crc32c": (),
 }
+_SWAPPED = ">" if sys.byteorder == "little" else "<"
 _BLOSC_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 
 
@@ -93,9 +97,44 @@ def _transposed(axes: tuple[int, ...], order: object, where: str) -> tuple[int, 
     return tuple(axes[i] for i in order)
 
 
-def chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) -> Chain:
-    """Read array-to-array codecs, then ``bytes``, then bytes-to-bytes codecs; anything else is odd."""
-    axes, endian, codecs, odd = tuple(range(ndim)), "", [], []
+def _number(value: object, dtype: np.dtype[np.generic], where: str) -> float:
+    found = fill_value_of(value, dtype, where)
+    if found is None:
+        raise UnsupportedFormatError(f"{where}: a codec lacks a number of dtype {dtype}")
+    number: float = found.item()
+    return number
+
+
+def _value_codec(
+    name: str, config: Mapping[str, object], dtype: np.dtype[np.generic], where: str
+) -> tuple[dict[str, object], np.dtype[np.generic]] | None:
+    """Return what undoes an array-to-array codec of values, and the dtype that it stores; None where it is odd."""
+    if dtype.kind not in "iuf":
+        return None
+    if name == "scale_offset":
+        offset, scale = (_number(config.get(key, n), dtype, where) for key, n in (("offset", 0), ("scale", 1)))
+        undone = dtype.kind == "f" or (dtype.itemsize < 8 and scale != 0)
+        return ({"offset": offset, "scale": scale}, dtype) if undone else None
+    stored, given = dtype_v3(config.get("data_type"), where), config.get("scalar_map") or {}
+    usual = config.get("rounding", "nearest-even") == "nearest-even" and config.get("out_of_range") is None
+    pairs = given.get("decode") or [] if isinstance(given, dict) else None
+    known = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    if stored.kind not in "iuf" or not known or not (usual or np.can_cast(stored, dtype)):
+        return None
+    assert isinstance(pairs, list)
+    return {"map": [[_number(key, stored, where), _number(value, dtype, where)] for key, value in pairs]}, stored
+
+
+def chain_v3(
+    entries: Sequence[object], ndim: int, itemsize: int, where: str, dtype: np.dtype[np.generic] | None = None
+) -> Chain:
+    """Read array-to-array codecs, then ``bytes``, then bytes-to-bytes codecs; anything else is odd.
+
+    ``dtype``: the array's, where codecs may change its values; chunks then decode to it in this machine's byte order.
+    """
+    axes, endian, codecs, odd = tuple(range(ndim)), "", list[Codec](), list[str]()
+    own = None if dtype is None else dtype.newbyteorder("=")
+    values: dict[str, object] | None = None
     for entry in entries:
         full_name, config = check_named(entry, "codec", where)
         name = full_name.removeprefix("numcodecs.")
@@ -104,10 +143,22 @@ def chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) ->
             if spelled not in ("big", "little"):
                 raise UnsupportedFormatError(f"{where}: bytes codec with endian {spelled!r}")
             endian = ">" if spelled == "big" else "<"
+            if values is not None and own is not None:  # the last of them stands before the bytes
+                codecs[-1] = Codec(
+                    name=codecs[-1].name,
+                    config=values | {"stored": own.newbyteorder("S" if endian == _SWAPPED else "=").str},
+                )
             continue
         if not endian and name == "transpose":
             axes = _transposed(axes, config.get("order"), where)
             continue
+        if not endian and name in ("scale_offset", "cast_value") and own is not None and not odd:
+            found = _value_codec(name, config, own, where)
+            if found is not None:
+                wanted, own = own.str, found[1].newbyteorder("=")
+                values, itemsize = {**found[0], "wanted": wanted, "stored": own.str}, own.itemsize
+                codecs.append(Codec(name=name, config=values))
+                continue
         if not endian and name == "bitround":  # lossy when written, nothing to undo
             continue
         codec = _byte_codec(name, config, itemsize) if endian else None
@@ -116,4 +167,6 @@ def chain_v3(entries: Sequence[object], ndim: int, itemsize: int, where: str) ->
             odd.append(full_name)
     if not endian and not odd:
         odd.append("(no bytes codec)")
-    return Chain(codecs=tuple(codecs), axis_order=axes, endian=endian or "=", odd=tuple(odd))
+    return Chain(
+        codecs=tuple(codecs), axis_order=axes, endian=endian if values is None and endian else "=", odd=tuple(odd)
+    )

@@ -256,7 +256,7 @@ def _sharded(
     if not isinstance(inside, list):
         raise UnsupportedFormatError(f"{where}: sharding codec without codecs")
     index = _shard_index(config, tuple(n // c for n, c in zip(outer, inner, strict=True)), where)
-    chain = chain_v3(inside, len(outer), dtype.itemsize, where)
+    chain = chain_v3(inside, len(outer), dtype.itemsize, where, dtype)
     odd = chain.odd
     if len(names) > 1 or index is None:
         odd += (*(n for n in names if n != "sharding_indexed"), "sharding_indexed")
@@ -282,6 +282,24 @@ def _key_encoding(meta: Mapping[str, object], where: str) -> tuple[str, str]:
     return separator, "c" if name == "default" else ""
 
 
+def _regular(config: Mapping[str, object], shape: tuple[int, ...]) -> list[object] | None:
+    """Return the chunk shape of a rectilinear grid whose chunks are all alike; None where they differ."""
+    given, found = config.get("chunk_shapes"), list[object]()
+    if not isinstance(given, list) or len(given) != len(shape):
+        return None
+    for each, size in zip(given, shape, strict=True):
+        runs = (
+            [run if isinstance(run, list) and len(run) == 2 else [run, 1] for run in each]
+            if isinstance(each, list)
+            else []
+        )
+        alike = len({str(run[0]) for run in runs}) == 1 and all(isinstance(n, int) for run in runs for n in run)
+        if isinstance(each, list) and not (alike and sum(run[0] * run[1] for run in runs) == size):
+            return None
+        found.append(runs[0][0] if runs else each)
+    return found
+
+
 def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) -> ArrayRecord:
     """Describe an array from its ``zarr.json``; ``fallback`` and errors as for :func:`parse_v2`."""
     where = f"{store}: array {name!r}"
@@ -293,9 +311,13 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
     dtype = dtype_v3(meta.get("data_type"), where)
     shape = _sizes(meta.get("shape"), "shape", where, least=0)
     grid, config = check_named(meta.get("chunk_grid"), "chunk_grid", where)
-    if grid != "regular":
-        raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is not regular")
-    outer = _sizes(config.get("chunk_shape"), "chunk_shape", where, least=1, ndim=len(shape))
+    given = _regular(config, shape) if grid == "rectilinear" else config.get("chunk_shape")
+    if grid not in ("regular", "rectilinear") or given is None:
+        hint = (
+            "; its chunks differ in size, which is not read: write it with chunks of one size" if given is None else ""
+        )
+        raise UnsupportedFormatError(f"{where}: chunk grid {grid!r} is not regular{hint}")
+    outer = _sizes(given, "chunk_shape", where, least=1, ndim=len(shape))
     entries = meta.get("codecs")
     if not isinstance(entries, list) or not entries:
         raise UnsupportedFormatError(f"{where}: codecs must be a list with at least one entry, not {entries!r}")
@@ -303,7 +325,7 @@ def parse_v3(meta: Mapping[str, object], *, store: str, name: str, prefix: str) 
     if "sharding_indexed" in [check_named(e, "codec", where)[0] for e in entries]:
         chain, chunks, index = _sharded(entries, outer, dtype, where)
     else:
-        chain, chunks = chain_v3(entries, len(shape), dtype.itemsize, where), outer
+        chain, chunks = chain_v3(entries, len(shape), dtype.itemsize, where, dtype), outer
     if chain.odd:  # the plan then names boxes, and locate() whole files
         chain, chunks, index = replace(chain, axis_order=tuple(range(len(shape)))), outer, None
     _check_chunk(chunks, dtype, where)

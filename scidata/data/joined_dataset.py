@@ -90,7 +90,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         3 samples joined on 'time', how='inner', at={'next': '6h'}
         'now': 3 of 4 samples; 1 left out, the first 2020-01-01T18:00:00
         'next': 3 of 4 samples; 1 left out, the first 2020-01-01T00:00:00
-        no sample of 'next' for 1 keys, the first 2020-01-01T18:00:00
+        no sample of 'next' for the key 2020-01-01T18:00:00
         """
         return "\n".join([f"{len(self)} samples {self._said}", *self._texts])
 

@@ -246,4 +246,5 @@ def _left_out(name: str, keys: Keys, known: BoolArray, rows: IntArray) -> str:
 def _lacking(name: str, keys: Keys, lacks: BoolArray) -> str:
     """Say how many keys of the first data set another lacks, and the first of them."""
     num = int(lacks.sum())
-    return f"no sample of {name!r} for {num} keys, the first {label_text(keys[lacks][0])}" if num else ""
+    some = "the key" if num == 1 else f"{num} keys, the first"
+    return f"no sample of {name!r} for {some} {label_text(keys[lacks][0])}" if num else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -254,6 +255,29 @@ def test_irregular_samples_are_copied_ahead_and_whole(cloud: str, pin: bool, num
             extremes.append((sample.index, sample["u"].amin(), sample["u"].amax()))
             del sample
     assert [(int(low), int(high)) for _, low, high in extremes] == [(i, i) for i, _, _ in extremes]
+
+
+@pytest.mark.parametrize("names", [("fine", "cloud"), ("fine", "coarse")])
+@pytest.mark.parametrize("pin", [True, False])
+def test_parts_of_joins_are_copied_ahead_and_whole(
+    cloud: str, tmp_path: Path, names: tuple[str, ...], pin: bool
+) -> None:
+    opened = {"cloud": scidata.open_dataset(cloud, kind="points")}
+    for name, size in (("fine", 1 << 18), ("coarse", 1 << 10)):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["u"] = np.repeat(np.arange(len(opened["cloud"]), dtype=np.float32)[:, None], size, axis=1)
+        opened[name] = scidata.open_dataset(tmp_path / f"{name}.h5")
+    keys = range(len(opened["cloud"]))
+    ds = scidata.join({name: opened[name] for name in names}, on=dict.fromkeys(names, keys))
+    extremes = []
+    for sample in scidata.DataLoader(ds, None, device=KIND, pin_memory=pin):
+        busy(0.001)  # the computation lags behind the copies
+        assert {part["u"].device for part in sample.values()} == {DEVICE}
+        extremes.append((sample.index, [(part["u"].amin(), part["u"].amax()) for part in sample.values()]))
+        del sample
+    assert [i for i, _ in extremes] == list(keys)
+    for i, ends in extremes:
+        assert {int(end) for pair in ends for end in pair} == {i}
 
 
 def test_page_locked_parts_are_not_overwritten_amid_their_copy() -> None:

@@ -204,7 +204,7 @@ def test_refusals(opened: dict[str, object], tmp_path: Path) -> None:
         ((pair, {"fine": "time"}), {}, "no entry for 'coarse'"),
         ((pair, {"fine": [1, 2], "coarse": "time"}), {}, r"'fine' have the shape \(2,\), for 6"),
         ((pair, "time"), {"how": "lefft"}, "did you mean 'left'"),
-        ((pair, "time"), {"how": "left"}, "no sample of 'coarse' for 1 keys, the first 2020-02-28T18:00:00; only"),
+        ((pair, "time"), {"how": "left"}, "no sample of 'coarse' for the key 2020-02-28T18:00:00; only"),
         ((pair, "time"), {"tolerance": 3}, "expected a span of time"),
         ((pair, "time"), {"tolerance": "-1h"}, "must not be negative"),
         (({"fine": fine, "c": cloud}, {"fine": "time", "c": "name"}), {}, "'fine' are times, and .* 'c' are texts"),

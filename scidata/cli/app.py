@@ -68,6 +68,11 @@ def plan(
     sample: opt.Sample = 0,
     dtype: opt.Dtype = None,
     kind: opt.Kind = None,
+    positions: opt.Positions = None,
+    time: opt.Time = None,
+    window: opt.Window = None,
+    every: opt.Every = None,
+    where: opt.Where = None,
     ghosts: opt.Ghosts = None,
     plot: opt.Plot = None,
     overwrite: opt.OverwritePicture = False,
@@ -81,6 +86,7 @@ def plan(
     scidata plan era5.zarr --domain 8 --halo latitude=2
     scidata plan era5.zarr --domain 2x4 --shard latitude --shard longitude --bounds chunk
     scidata plan train.store --domain 64 --halo 2 --plot parts.png
+    scidata plan obs.zarr --domain 8 --time dates --window 6h --where qc=0,1
     """
     from scidata.cli import arguments as parse
     from scidata.cli.commands.plan import PlanOutput, run_plan
@@ -93,6 +99,7 @@ def plan(
         axis_sizes, of_store=parse.names_store(path), shard=shard, halo=halo, periodic=periodic, bounds=bounds,
         align=align, weights=weights, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, steps=steps,
         dtype=dtype, ghosts=ghosts, kind=kind, num_threads=1,
+        positions=positions, time=time, window=window, every=every, where=where,
     )  # fmt: skip
     output = PlanOutput(sample=sample, dp=dp, plot=plot, overwrite=overwrite, every_rank=every_rank, as_json=as_json)
     run_plan(path, axis_sizes, options, output)
@@ -108,6 +115,11 @@ def stats(
     sample_dim: opt.SampleDim = None,
     dtype: opt.Dtype = None,
     kind: opt.Kind = None,
+    positions: opt.Positions = None,
+    time: opt.Time = None,
+    window: opt.Window = None,
+    every: opt.Every = None,
+    where: opt.Where = None,
     no_differences: opt.NoDifferences = False,
     stored: opt.Stored = False,
     allow_missing: opt.AllowMissing = False,
@@ -131,7 +143,7 @@ def stats(
         raise parse.usage_error("--overwrite", "is for the file of --out; leave it out.")
     options = parse.read_options(
         {"domain": 1}, of_store=False, fields=fields, isel=isel, sel=sel, sample_dim=sample_dim, dtype=dtype, kind=kind,
-        allow_missing=allow_missing,
+        allow_missing=allow_missing, positions=positions, time=time, window=window, every=every, where=where,
     )  # fmt: skip
     dims = parse.parse_names(by or ())
     from scidata.cli.commands.stats import run_stats

@@ -264,6 +264,24 @@ def parse_sel(values: Sequence[str], option: str = "--sel") -> Crop:
     return {dim: _labels(dim, text, accepted) for dim, text in _pairs(option, values, accepted, needs_equals=False)}
 
 
+def parse_where(values: Sequence[str], option: str = "--where") -> dict[str, object]:
+    """``qc=0,1`` or ``bt=150:350``: numbers, or both ends of a range, of which either may be left out."""
+    accepted = "column=value,value,… or column=least:most; as in qc=0,1 or bt=150:350"
+
+    def number(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise usage_error(option, f"{text!r} is not a number; accepted: {accepted}.") from None
+
+    def wanted(text: str) -> object:
+        if ":" not in text:
+            return list(map(number, text.split(",")))
+        return slice(*(number(end) if end.strip() else None for end in text.split(":")))
+
+    return {column: wanted(text) for column, text in _pairs(option, values, accepted, "column")}
+
+
 def _labels(dim: str, text: str, accepted: str) -> object:
     """Return a label, a list or a slice of labels: numbers where they can be, but for dims whose name says time."""
     from scidata.sources.cf import names_time
@@ -379,6 +397,8 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "sel": parse_sel,
     "steps": parse_steps,
     "sample_dim": parse_sample_dim,
+    "positions": parse_names,
+    "where": parse_where,
 }
 
 

@@ -11,6 +11,7 @@ _PRINTED = "What is printed"
 _READ = "What is read"
 _SPLIT = "How a sample is split"
 _STORE = "Partitioned stores"
+_TABLES = "Tables of observations"
 _ROWS = "Rows and edges of the store"
 _FAULTS = "Faulty input"
 _RUN = "How it runs"
@@ -159,6 +160,16 @@ Sample = Annotated[int, _option("N", "The sample to plan.", _READ, parser=_whole
 Dtype = Annotated[str | None, _option("float16|32|64", "Of floating fields in memory; default the file's.", _READ)]
 Kind = Annotated[
     str | None, _option("grid|points", "Take the arrays of a raw file as they lie, as this; default detected.", _READ)
+]
+Positions = Annotated[
+    list[str] | None, _option("NAME,...", "Points: arrays of coordinates; default by their names.", _TABLES)
+]
+Time = Annotated[str | None, _option("NAME", "Samples are windows of a table, by this column of times.", _TABLES)]
+Window = Annotated[str | None, _option("SPAN", "How long a window is: 6h, 30min.", _TABLES)]
+Every = Annotated[str | None, _option("SPAN", "From one window to the next; default --window.", _TABLES)]
+Where = Annotated[
+    list[str] | None,
+    _option("NAME=V,...|A:B", "Rows that are read, by a column: qc=0,1 or bt=150:350. May be repeated.", _TABLES),
 ]
 Ghosts = Annotated[
     str | None,

@@ -97,14 +97,12 @@ def open_points(
 ) -> IrregularDataset[Any]:
     """Open raw point clouds, each file a sample."""
     from scidata.data.irregular_dataset import IrregularDataset
-    from scidata.store.raw_points.reader import PointsReader
-    from scidata.store.raw_points.windows_reader import WindowsReader
+    from scidata.store.raw_points.windows_reader import points_reader
 
     shown = path if isinstance(path, str) else "SOURCE..."
     dp_axis, axes, num_parts = _one_axis(mesh, dp, shown, several=options.cut_like is not None)
     try:
-        of = PointsReader if options.time is None else WindowsReader
-        reader = of(path, options, num_parts=num_parts)
+        reader = points_reader(path, options, num_parts=num_parts)
     except FieldMismatchError as e:
         before, marked, _ = str(e).partition("; name them with points=")
         if not marked:

@@ -15,10 +15,11 @@ from scidata.errors import SciDataError, UnsupportedFormatError
 from scidata.grids.choices import left_out_text
 from scidata.grids.gaps import find_gaps
 from scidata.grids.reader import GridReader
+from scidata.meshes.formats.columns import with_columns
 from scidata.meshes.formats.meshio import open_any
 from scidata.read.inflate import decoder_text
-from scidata.sources.cf import role_of
-from scidata.sources.kinds import ELSEWHERE, data_fields, kind_of
+from scidata.sources.cf import role_of, tells_time
+from scidata.sources.kinds import ELSEWHERE, common_points, data_fields, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
@@ -106,6 +107,8 @@ def inspect_store(path: str | Sequence[str]) -> StoreReport:
             mesh = ", the file with the mesh" if reason.endswith(ELSEWHERE) else ""
             warnings.append(f"kind {kind}: ranks read their parts of it from a store; write it once: {command}{mesh}")
             warnings += _others(source, paths)
+        table = with_columns(source)
+        warnings += _windows(table) if kind == "points" or table is not source else ()
         sample_dim = reader.sample_dim if reader else None
         shard_dim = next(iter(reader.partition.axis_of_dim), None) if reader else None
         if kind == "grid":  # others are written anew before ranks read them
@@ -152,6 +155,15 @@ def _others(first: Source, paths: Sequence[str]) -> Iterator[str]:
             alike += not texts
     left = f"; {len(paths) - shown} more were not looked at" if shown < len(paths) else ""
     yield f"each of the {len(paths)} files is a sample; shown is the first, {alike} have its arrays{left}"
+
+
+def _windows(source: Source) -> Iterator[str]:
+    """Name the columns of times that windows of a table may be of."""
+    rows = common_points(source) or ()
+    size = rows[0].shape[:1] if rows else ()
+    names = [x.name for x in source.arrays.values() if rows and x.shape[:1] == size and tells_time(x)]
+    if names:
+        yield f"{', '.join(names)}: times of rows; windows of them are samples: time={names[0]!r}, window='6h'"
 
 
 def _differences(first: Source, other: Source) -> Iterator[str]:

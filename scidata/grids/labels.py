@@ -20,7 +20,7 @@ from scidata.grids.partition import per_dim, resolve_dim, selected_rows
 from scidata.grids.series import Series
 from scidata.grids.steps import FieldSteps
 from scidata.read.arrays import read_array
-from scidata.sources.cf import decoding_of, is_time
+from scidata.sources.cf import decoding_of, is_time, tells_time
 from scidata.sources.text import read_text_along
 from scidata.sources.times import decode_times
 
@@ -170,7 +170,7 @@ def stored_times(
     if layout is None:
         written = _written_times(source, dim)
         return None if written is None or written.dtype.kind != "M" else (written, "")
-    if not _tells_time(layout):
+    if not tells_time(layout):
         return None
     values = known
     if values is None:
@@ -184,7 +184,7 @@ def _labelling(source: Source, dim: str) -> ArrayLayout | None:
     layout = source.arrays.get(dim)
     if layout is not None and layout.dims == (dim,):
         return layout
-    times = [x for x in source.arrays.values() if x.dims == (dim,) and _tells_time(x)]
+    times = [x for x in source.arrays.values() if x.dims == (dim,) and tells_time(x)]
     return times[0] if len(times) == 1 else None
 
 
@@ -195,10 +195,6 @@ def _labels_in(source: Source, dim: str) -> npt.NDArray[Any] | None:
         return _names_in(source, dim) if written is None else written
     values = read_array(source, layout, decoding=decoding_of(layout, None), allow_missing=True)
     return _decoded(source, dim, layout.attributes, values)
-
-
-def _tells_time(layout: ArrayLayout) -> bool:
-    return layout.dtype.kind == "M" or (layout.dtype.kind in "iuf" and is_time(layout.attributes))
 
 
 def _written_times(source: Source, dim: str) -> npt.NDArray[Any] | None:

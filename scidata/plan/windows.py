@@ -18,7 +18,7 @@ _MOST = 1 << 27  # windows of a data set: 3 GiB of tables
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeIndex:
-    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``.
+    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``, in the order of their times.
 
     Attributes
     ----------
@@ -30,6 +30,8 @@ class TimeIndex:
         ``(num + 1,)`` int64: the first row of each, and the number of rows; of all rows, and of those that are kept.
     kept
         A bit for each row, the lowest first: whether it is kept. None: all are.
+    order
+        ``(num_rows,)`` int64: the table's row of each, where the table is not sorted by time; None where it is.
     """
 
     step: int
@@ -37,6 +39,7 @@ class TimeIndex:
     rows: IntArray
     kept_rows: IntArray
     kept: ByteArray | None = None
+    order: IntArray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -44,12 +47,13 @@ class TimeIndex:
         return int(self.rows[-1])
 
     def kept_ids(self, start: int, stop: int) -> IntArray:
-        """Return those of the rows ``[start, stop)`` that are kept."""
-        if self.kept is None:
-            return np.arange(start, stop, dtype=np.int64)
-        first = start // 8
-        bits = np.unpackbits(self.kept[first : -(-stop // 8)], bitorder="little")
-        return start + np.flatnonzero(bits[start - 8 * first : stop - 8 * first])
+        """Return the table's rows, sorted, of those of the rows ``[start, stop)`` that are kept."""
+        ids = np.arange(start, stop, dtype=np.int64)
+        if self.kept is not None:
+            first = start // 8
+            bits = np.unpackbits(self.kept[first : -(-stop // 8)], bitorder="little")
+            ids = start + np.flatnonzero(bits[start - 8 * first : stop - 8 * first])
+        return ids if self.order is None else np.sort(self.order[ids])
 
 
 class Piece(NamedTuple):

@@ -242,6 +242,11 @@ def is_time(attributes: Mapping[str, object]) -> bool:
     return _SINCE.match(str(attributes.get("units", ""))) is not None
 
 
+def tells_time(layout: ArrayLayout) -> bool:
+    """Whether values are times: ``datetime64``, or numbers that count from a date."""
+    return layout.dtype.kind == "M" or (layout.dtype.kind in "iuf" and is_time(layout.attributes))
+
+
 def role_of_name(name: str) -> str | None:
     """Say which axis an array or dimension describes by its name alone."""
     return _NAMES.get(name.rsplit("/", 1)[-1].lower())

@@ -47,18 +47,15 @@ def check_case(rng, case) -> int:
             plan = reader.plan(index, part)
             if plan.exact:  # tables of pyarrow say no bytes
                 assert plan.bytes_fetched == each.stats.bytes_fetched
-        assert [s.rows for s in reader.sources_of(index) if s.rows != (0, 0)] == _ranges(case, start)
+        assert [s.rows for s in reader.sources_of(index) if s.rows != (0, 0)] == _ranges(case, wanted.row.to_numpy())
     return len(chosen)
 
 
-def _ranges(case, start):
-    """Return the rows of each file from the first of a window to the last, those left out included."""
+def _ranges(case, rows):
+    """Return the first row of a window in each file, and the one after the last."""
     found = []
-    flags = kept(case.frame, case.options["where"])
     for first, stop in zip(case.firsts[:-1], case.firsts[1:], strict=True):
-        dates = case.frame.dates[first:stop]
-        inside = ((dates >= start) & (dates < start + case.window)).to_numpy()
-        if (inside & flags[first:stop]).any():
-            rows = np.flatnonzero(inside)
-            found.append((int(rows[0]), int(rows[-1]) + 1))
+        own = rows[(rows >= first) & (rows < stop)] - first
+        if len(own):
+            found.append((int(own.min()), int(own.max()) + 1))
     return found

@@ -21,6 +21,9 @@ UNITS = (
 LAYOUTS = ("zarr3", "zarr2", "table", "hdf5", "netcdf", "parquet", "arrow")
 
 
+WHOLE = {"write_empty_chunks": True}  # or else chunks of zeros are not there
+
+
 @dataclass
 class Case:
     """A table, the arguments that open windows of it, and the spans and rows that pandas takes."""
@@ -65,7 +68,7 @@ def write_table(path, layout, columns, times, units, chunk):
     def add(name, array, **attributes):
         dims = {"dimension_names": ["obs"]} if layout == "zarr3" else {}
         chunks = tuple(max(1, min(chunk, n) if i == 0 else n) for i, n in enumerate(array.shape))
-        made = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=chunks, **dims)
+        made = group.create_array(name, shape=array.shape, dtype=array.dtype, chunks=chunks, config=WHOLE, **dims)
         made[...] = array
         made.attrs.update(attributes)
 
@@ -126,6 +129,9 @@ def make_case(rng, folder: Path) -> Case:
         num = len(times)
         if not num:
             continue
+        if rng.random() < 0.2:  # late rows, or a table in no order
+            late = rng.permutation(num)[: rng.integers(1, 4) if rng.random() < 0.5 else num]
+            times[late] = times[rng.permutation(late)]
         columns = {
             "lat": rng.uniform(-90, 90, num).astype("f4"),
             "lon": rng.uniform(0, 360, num).astype("f4"),

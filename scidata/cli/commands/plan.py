@@ -23,6 +23,7 @@ from scidata.loader.promise import promise_of
 from scidata.meshes.hetero import rows_named
 from scidata.store.plan import StorePlan, plan_store
 from scidata.store.raw_points.reader import PointsReader
+from scidata.store.raw_points.windows_reader import points_reader
 from scidata.store.reading.reader import StoreReader
 
 MANY_RANKS = 32  # beyond it only the summary and a few ranks are shown
@@ -91,7 +92,7 @@ def _reader_of(
         return GridReader(path, options, axis_sizes=axis_sizes, memory_bytes=memory_share(num_ranks))
     if output.plot is not None:
         raise usage_error("--plot", f"draws grids and stores; write one: scidata partition {path} OUT --kind points.")
-    return PointsReader(path, options, num_parts=math.prod(axis_sizes.values()))
+    return points_reader(path, options, num_parts=math.prod(axis_sizes.values()))
 
 
 def _check_picture(output: PlanOutput) -> None:
@@ -305,7 +306,7 @@ def _sample_text(plan: StorePlan) -> str:
     """Name a sample: by its stored sample, or file, and its rows along the dimension that numbers samples."""
     reader = plan.reader
     if isinstance(reader, PointsReader):
-        return reader.names[plan.sample]
+        return reader.sample_info(plan.sample).name
     name, dim = reader.sample_info(plan.sample).name, reader.numbering.sample_dim
     return name if dim is None else f"{name}, {dim} {','.join(map(str, reader.numbering.rows(plan.sample)))}"
 

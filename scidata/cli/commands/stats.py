@@ -48,6 +48,7 @@ def run_stats(
     dataset = open_dataset(
         named[0] if len(named) == 1 else named, dtype=floating, kind=options.kind, fields=options.fields,
         isel=options.isel, sel=options.sel, sample_dim=options.sample_dim, allow_missing=options.allow_missing,
+        positions=options.positions, time=options.time, window=options.window, every=options.every, where=options.where,
     )  # fmt: skip
     with closing(dataset), cluster(dask, jobs) as client, progress("statistics", 100, " %") as tick:
         found = statistics(

@@ -247,7 +247,7 @@ class PointsReader(PartReader):
         )
         self.files = self._files_of(samples, options)
         super().__init__(self.files, options, num_parts)
-        self.path, self.period = self.files.path, self.files.sample(0).period
+        self.path, self.period = self.files.path, self.files.file(0).info.period
         self.names = samples.names
         self.paths = [path for index in range(len(samples)) for path in samples.inputs(index)]
         self._infos = self._all_fields()

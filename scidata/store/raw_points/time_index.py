@@ -14,14 +14,14 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scidata.core.own_files import make_own_folder, open_own, write_whole
-from scidata.core.types import AnyArray, BoolArray, IntArray, Source
+from scidata.core.types import AnyArray, BoolArray, ByteArray, IntArray, Source
 from scidata.core.urls import is_url
 from scidata.errors import ConfigError, CorruptDataError, RefusedError
 from scidata.meshes.formats.columns import ColumnsSource
@@ -136,67 +136,73 @@ def _among(values: AnyArray, wanted: Any) -> BoolArray:
 
 
 def index_table(table: Table, step: int) -> TimeIndex:
-    """Read a table's times, and the columns that decide which rows are kept, once.
-
-    Raises
-    ------
-    ConfigError
-        Rows are not sorted by time.
-    """
+    """Read a table's times, and the columns that decide which rows are kept, once; warn of rows that are late."""
     if (found := _listed(table, step)) is not None:
         return found
-    bins, rows, kept_rows, kept = [_NONE], [_NONE], [_NONE], []
-    last, num_kept = None, 0
-    for start, stop in _blocks(table):
+    made, size = _Made(step), _block_rows(table)
+    for start in range(0, table.num_rows, size):
+        stop = min(start + size, table.num_rows)
         times = table.times(start, stop)
-        _check_sorted(table, start, times, last)
-        numbers = times // step
-        begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1 if last is None else last // step))
-        last = int(times[-1])
-        bins.append(numbers[begins])
-        rows.append(start + begins)
-        before = begins
-        if table.where:
-            found_kept = table.kept(start, stop)
-            kept.append(np.packbits(found_kept, bitorder="little"))
-            before = np.concatenate([[0], np.cumsum(found_kept)])[[*begins, stop - start]]
-            before, num_new = before[:-1], int(before[-1])
-        else:
-            num_new = stop - start
-        kept_rows.append(num_kept + before)
-        num_kept += num_new
-    ends = np.array([[table.num_rows], [num_kept]], np.int64)
-    return TimeIndex(
-        step=step,
-        bins=np.concatenate(bins),
-        rows=np.concatenate([*rows, ends[0]]),
-        kept_rows=np.concatenate([*kept_rows, ends[1]]),
-        kept=np.concatenate(kept) if kept else None,
-    )
+        if (late := _late_row(times, made.last)) is not None:
+            _warn_late(table, start + late)
+            return _unsorted(table, step)
+        made.add(times, table.kept(start, stop) if table.where else None)
+    return made.index()
 
 
-_NONE = np.empty(0, np.int64)
+class _Made:
+    """An index that is made block by block, of whole bytes of bits."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._num, self._num_kept = step, 0, 0
+        self.last: int | None = None
+        self._columns: list[IntArray] = [np.empty((3, 0), np.int64)]
+        self._kept: list[ByteArray] = []
+
+    def add(self, times: IntArray, kept: BoolArray | None) -> None:
+        """Add rows, sorted by time, and which of them are kept."""
+        bins = times // self._step
+        begins = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1 if self.last is None else self.last // self._step))
+        before = np.arange(len(times) + 1) if kept is None else np.concatenate([[0], np.cumsum(kept)])
+        self._columns.append(np.stack([bins[begins], self._num + begins, self._num_kept + before[begins]]))
+        self.last, self._num, self._num_kept = int(times[-1]), self._num + len(times), self._num_kept + int(before[-1])
+        if kept is not None:
+            self._kept.append(np.packbits(kept, bitorder="little"))
+
+    def index(self, order: IntArray | None = None) -> TimeIndex:
+        """Return the index."""
+        bins, rows, kept_rows = np.concatenate([*self._columns, [[0], [self._num], [self._num_kept]]], axis=1)
+        kept = np.concatenate(self._kept) if self._kept else None
+        return TimeIndex(step=self._step, bins=bins[:-1], rows=rows, kept_rows=kept_rows, kept=kept, order=order)
 
 
-def _blocks(table: Table) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows that are read at once: whole chunks of times, and whole bytes of bits."""
+def _block_rows(table: Table) -> int:
+    """Return how many rows are read at once: whole chunks of times, and whole bytes of bits."""
     layout = table.time.layout
     chunk = max(1, layout.chunks[0])
-    size = max(1, _BLOCK_BYTES // layout.dtype.itemsize // chunk) * chunk
-    size = min(-(-size // 8) * 8, 4 * _BLOCK_BYTES)
-    for start in range(0, table.num_rows, size):
-        yield start, min(start + size, table.num_rows)
+    return -(-max(1, _BLOCK_BYTES // layout.dtype.itemsize // chunk) * chunk // 8) * 8
 
 
-def _check_sorted(table: Table, start: int, times: IntArray, last: int | None) -> None:
-    steps = np.diff(times, prepend=times[0] if last is None else last)
-    if (steps >= 0).all():
-        return
-    row = int(np.argmax(steps < 0))
-    late, before = (table.time.label(int(times[row] - back)) for back in (0, steps[row]))
-    raise ConfigError(
-        f"{table.source.path}: row {start + row} is late: {table.time.layout.name!r} is {late} there, after {before} "
-        f"in row {start + row - 1}; sort the rows by time once"
+def _late_row(times: IntArray, last: int | None) -> int | None:
+    is_late = times < np.concatenate([times[:1] if last is None else [last], times[:-1]])
+    return int(np.argmax(is_late)) if is_late.any() else None
+
+
+def _unsorted(table: Table, step: int) -> TimeIndex:
+    """Index a table with all of its times in memory."""
+    times, made = table.times(0, table.num_rows), _Made(step)
+    order = np.argsort(times, kind="stable")
+    made.add(times[order], table.kept(0, table.num_rows)[order] if table.where else None)
+    return made.index(order)
+
+
+def _warn_late(table: Table, row: int) -> None:
+    before, late = map(table.time.label, table.times(row - 1, row + 1).tolist())
+    warnings.warn(
+        f"{table.source.path}: row {row} is late: {table.time.layout.name!r} is {late} there, after {before} in row "
+        f"{row - 1}; rows of windows are gathered from where they lie, by an index of 8 bytes a row: sort a table once "
+        "of which many rows are late",
+        stacklevel=2,
     )
 
 
@@ -309,19 +315,19 @@ def _load(place: str, step: int) -> dict[str, TimeIndex]:
 
 def _checked(data: Any, number: int, step: int) -> TimeIndex:
     bins, rows, kept_rows = (data[f"{name}{number}"] for name in ("bins", "rows", "kept_rows"))
-    kept = data.get(f"kept{number}")
+    kept, order = (data.get(f"{name}{number}") for name in ("kept", "order"))
     sound = len(rows) == len(kept_rows) == len(bins) + 1 and bins.dtype == rows.dtype == kept_rows.dtype == np.int64
-    if not sound or (kept is not None and len(kept) != -(-int(rows[-1]) // 8)):
+    num = int(rows[-1])
+    if not sound or any(x is not None and len(x) != n for x, n in ((kept, -(-num // 8)), (order, num))):
         raise ValueError("its tables do not fit together")
-    return TimeIndex(step=step, bins=bins, rows=rows, kept_rows=kept_rows, kept=kept)
+    return TimeIndex(step=step, bins=bins, rows=rows, kept_rows=kept_rows, kept=kept, order=order)
 
 
 def _keep(place: str, indices: Mapping[str, TimeIndex]) -> None:
     head = json.dumps({"format": _FORMAT, "keys": list(indices)}).encode()
     arrays: dict[str, Any] = {"head": np.frombuffer(head, np.uint8)}
     for number, index in enumerate(indices.values()):
-        own = {"bins": index.bins, "rows": index.rows, "kept_rows": index.kept_rows, "kept": index.kept}
-        arrays |= {f"{name}{number}": each for name, each in own.items() if each is not None}
+        arrays |= {f"{name}{number}": x for name, x in vars(index).items() if isinstance(x, np.ndarray)}
     packed = io.BytesIO()
     np.savez(packed, **arrays)
     try:

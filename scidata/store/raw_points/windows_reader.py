@@ -7,7 +7,8 @@ on, as they follow each other in the table, or in several; a *piece* is those th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -20,14 +21,13 @@ from scidata.core.checks import check_int, refuse
 from scidata.core.durations import nanoseconds
 from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.sample_source import SampleSource
-from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray, Source
-from scidata.core.urls import Url
+from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray
 from scidata.errors import ConfigError, CorruptDataError, check_known
 from scidata.meshes.formats.columns import ColumnsSource
 from scidata.meshes.samples import RawSamples
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
-from scidata.plan.windows import Piece, Windows, cut_windows, index_step
+from scidata.plan.windows import Windows, cut_windows, index_step
 from scidata.read import Job
 from scidata.sources.times import TimeColumn
 from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
@@ -44,70 +44,33 @@ _TABLE = "\0table"
 _Rows: TypeAlias = range | IntArray
 
 
-class _Files(PointsFiles):
-    """Tables, with their columns of times, and the arrays that have several columns."""
+class _Windows(PointsFiles):
+    """Windows of tables as stored samples; sources, files and arrays are those of the tables, by the table's number."""
+
+    windows: Windows
+    time: TimeColumn
+    num_rows: IntArray
+
+    def sample(self, index: int) -> SampleInfo:
+        """Describe a window."""
+        num, name = int(self.num_rows[index]), self.time.label(int(self.windows.starts[index]))
+        table = replace(self.file(0).info, index=index, num_samples=len(self.windows), name=name)
+        dims = {field.path: field.entity_dim for field in table.fields.values()}
+        arrays = {f"point/{self.time.layout.name}": ArrayInfo(shape=(num,), dtype="", digest="")}
+        for path, info in table.arrays.items():
+            dim = dims.get(path, 0)
+            arrays[path] = replace(info, shape=(*info.shape[:dim], num, *info.shape[dim + 1 :]))
+        return replace(table, counts={"point": num}, source_counts={"point": num}, arrays=arrays)
 
     def array(self, index: int, path: str) -> ArrayLayout:
+        """Return the layout of a table's array: also of its times, and of that which has several columns."""
         source = self.source(index)
         if path == _TIME:
-            return source.arrays[str(self._options.time)]
+            return source.arrays[self.time.layout.name]
         if path == _TABLE:
             assert isinstance(source, ColumnsSource)
             return source.table
         return super().array(index, path)
-
-
-class _WindowSamples:
-    """Windows as :class:`~scidata.store.reading.rows.StoredSamples`; their arrays are those of the tables."""
-
-    def __init__(self, files: PointsFiles, windows: Windows, time: str, names: Callable[[int], str]) -> None:
-        self._files, self._windows, self._time, self._names = files, windows, time, names
-        self._num_rows = windows.num_rows
-        self.path = files.path
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether reading takes requests, which are best made side by side."""
-        return isinstance(self.path, Url)
-
-    def sample(self, index: int) -> SampleInfo:
-        """Describe a window."""
-        table, num = self._files.sample(0), int(self._num_rows[index])
-        dims = {field.path: field.entity_dim for field in table.fields.values()}
-        arrays = {self._time: ArrayInfo(shape=(num,), dtype="", digest="")}
-        for path, info in table.arrays.items():
-            dim = dims.get(path, 0)
-            arrays[path] = replace(info, shape=(*info.shape[:dim], num, *info.shape[dim + 1 :]))
-        counts, name = {"point": num}, self._names(int(self._windows.starts[index]))
-        table = replace(table, index=index, num_samples=len(self._windows), name=name)
-        return replace(table, counts=counts, source_counts=counts, arrays=arrays)
-
-    def source(self, index: int) -> Source:
-        """Return the source of the first table that a window lies in."""
-        pieces = self._windows.pieces(index)
-        return self._files.source(pieces[0].table if pieces else 0)
-
-    def array(self, index: int, path: str) -> ArrayLayout:
-        """Return the layout of an array of that table."""
-        return self._files.array(0, path)
-
-    def job(self, index: int, plan: ArrayPlan) -> Job:
-        """Return a plan of it as work."""
-        return self._files.job(0, plan)
-
-    def check_unchanged(self) -> None:
-        """Do nothing: no manifest describes the tables."""
-
-    def doubt(self, index: int) -> bool:
-        """Return False: nothing of the values is kept on disk."""
-        return False
-
-    def trust(self, index: int) -> None:
-        """Do nothing, either."""
-
-    def close(self) -> None:
-        """Close all files; the next use opens them again."""
-        self._files.close()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,6 +96,13 @@ class _Read:
         return [(access.plan(self.path, *ends, dim=self.dim, others=others), None)]
 
 
+def points_reader(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], options: ReadOptions, *, num_parts: int = 1
+) -> PointsReader:
+    """Return the reader of raw points: of windows of a table, where the options name its times."""
+    return (PointsReader if options.time is None else WindowsReader)(path, options, num_parts=num_parts)
+
+
 class WindowsReader(PointsReader):
     """Windows of tables of points that are sorted by time.
 
@@ -151,10 +121,11 @@ class WindowsReader(PointsReader):
     """
 
     windows: Windows
+    files: _Windows
     _column: TimeColumn
 
     def _files_of(self, samples: RawSamples, options: ReadOptions) -> PointsFiles:
-        return _Files(samples, options)
+        return _Windows(samples, options)
 
     def _check(self, options: ReadOptions, shown: str) -> None:
         assert options.time is not None
@@ -207,8 +178,8 @@ class WindowsReader(PointsReader):
             return {"first": wanted.start, "last": wanted.stop}
         found: dict[str, int | None] = {}
         for name, end in (("first", wanted.start), ("last", wanted.stop)):
-            date = None if end is None else np.datetime64(end)
-            rest = int(name == "last" and isinstance(end, str))  # the text of a day holds all of it, as in xarray
+            date = None if end is None else np.datetime64(str(end) if isinstance(end, int) else end)
+            rest = int(name == "last" and isinstance(end, str | int))  # a day, or a year, holds all of it, as in xarray
             found[name] = None if date is None else int((date + rest).astype("M8[ns]").astype(np.int64)) - rest
         return found
 
@@ -218,8 +189,9 @@ class WindowsReader(PointsReader):
         self._firsts = bounds_of(np.array([index.num_rows for index in windows.indices]))
         self._partitions = Cache(self._partitions.max_size, "lru")
         self.topologies = Cache(self.topologies.max_size, "lru")
-        store = _WindowSamples(self.files, windows, self.info(self.time).path, self._column.label)
-        self._number_stored(store, len(windows))
+        self.files = copy.copy(self.files)
+        self.files.windows, self.files.time, self.files.num_rows = windows, self._column, self._counts
+        self._number_stored(self.files, len(windows))
 
     # -- contents ------------------------------------------------------------------------------------------------
 
@@ -233,12 +205,13 @@ class WindowsReader(PointsReader):
         check_known(f"{self.path}: no key of samples", [on], [self.time])
         return self.windows.starts.astype("M8[ns]") if self._column.is_time else self.windows.starts
 
-    def sources_of(self, index: int) -> tuple[SampleSource, ...]:
+    def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
         """Return the rows of each table that a window lies in; of an empty one none of the first table."""
         window = self.numbering.locate(index)[0]
         begin = self.sample_keys(self.time)[window]
-        pieces = self.windows.pieces(window) or [Piece(0, 0, 0, 0)]
-        return tuple(SampleSource(self.paths[each.table], window, begin, (each.low, each.high)) for each in pieces)
+        rows = self._rows(window, range(self._num_rows(window))) or [(0, range(0))]
+        ends = [(table, (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)) for table, own in rows]
+        return tuple(SampleSource(self.paths[table], window, begin, own) for table, own in ends)
 
     def fingerprint(self) -> str:
         """Return a digest of windows, rows and fields."""
@@ -289,7 +262,8 @@ class WindowsReader(PointsReader):
         found: list[tuple[int, _Rows]] = []
         before = 0
         for table, low, high, num in self.windows.pieces(window):
-            ids = self.windows.indices[table].kept_ids(low, high) if num < high - low else range(low, high)
+            index = self.windows.indices[table]
+            ids = range(low, high) if index.order is None and num == high - low else index.kept_ids(low, high)
             picked: _Rows
             if isinstance(wanted, range):
                 picked = ids[max(wanted.start - before, 0) : max(wanted.stop - before, 0)]

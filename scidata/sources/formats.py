@@ -28,7 +28,10 @@ from scidata.sources.file_source import FileSource
 
 GROUP = "scidata.sources"  # of entry points
 #: Suffixes of files that scidata reads itself: no other format takes them.
-_TAKEN = (".zarr", ".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json", ".vtu", ".vtp")
+_TAKEN = (
+    ".zarr", ".nc", ".nc4", ".cdf", ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json", ".vtu", ".vtp",
+    ".parquet", ".arrow", ".feather",
+)  # fmt: skip
 _MAX_BYTES = 1 << 62
 
 #: Where the bytes of a chunk lie: file or URL, first byte, number of bytes.

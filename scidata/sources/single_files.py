@@ -24,8 +24,8 @@ _TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
 _FILE_SUFFIXES = (*_NETCDF_SUFFIXES, *_TABLE_SUFFIXES, ".h5", ".hdf5", ".hdf", ".he5", ".npy", ".npz", ".json")
 _FORMATS = (
     "Zarr v2 and v3 folders, HDF5, NetCDF-4 and NetCDF-3 (classic, 64-bit offset, 64-bit data) files, Icechunk "
-    "repositories, reference sets of kerchunk and VirtualiZarr, tables as Parquet and Arrow, NumPy's .npy and .npz, "
-    "and files of torch.save"
+    "repositories, reference sets of kerchunk and VirtualiZarr, tables as Parquet and Arrow, GRIB, NumPy's .npy and "
+    ".npz, and files of torch.save"
 )
 
 
@@ -64,6 +64,10 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         from scidata.sources.hdf5.source import HDF5Source
 
         return HDF5Source(path, allow_external=allow_external)
+    if head[:4] == b"GRIB":
+        from scidata.sources.grib import GribSource
+
+        return GribSource(path, allow_external=allow_external)
     names = names_in_archive(path) if head[:2] == b"PK" else []
     if head[:6] == MAGIC or (names and all(name.endswith(".npy") for name in names)):
         return NumpySource(path)

@@ -10,6 +10,7 @@ import numpy as np
 
 from scidata.core.types import Codec
 from scidata.errors import RefusedError, UnsupportedFormatError
+from scidata.sources.grib_messages import codec_of
 from scidata.sources.zarr.values import check_named, dtype_v3, fill_value_of
 
 _BYTE_CODECS: Mapping[str, tuple[str, ...]] = {  # and numcodecs' arguments, which are all that is passed on
@@ -53,6 +54,8 @@ def refuse_pickle(codecs: object, where: str) -> None:
 
 def _byte_codec(name: str, config: Mapping[str, object], itemsize: int) -> Codec | None:
     """Return a bytes-to-bytes codec with numcodecs' arguments, or None where it is not one that scidata undoes."""
+    if name == "grib":  # of a reference set; no name in a file is more than one of these
+        return codec_of(str(config.get("var")), config.get("dtype") or "float64")
     if name not in _BYTE_CODECS or config.get("location", "end") != "end":
         return None
     arguments = {k: config[k] for k in _BYTE_CODECS[name] if k in config}

@@ -628,8 +628,8 @@ def test_over_a_url(tmp_path):
 
 
 def test_unknown_content_is_named(tmp_path):
-    (tmp_path / "a.h5").write_bytes(b"GRIB\0\0\0\2")
-    with pytest.raises(UnsupportedFormatError, match=r"begins with b'GRIB.*Zarr v2 and v3 folders, HDF5, NetCDF-4"):
+    (tmp_path / "a.h5").write_bytes(b"BUFR\0\0\0\2")
+    with pytest.raises(UnsupportedFormatError, match=r"begins with b'BUFR.*Zarr v2 and v3 folders, HDF5, NetCDF-4"):
         open_source(tmp_path / "a.h5")
     (tmp_path / "empty.nc").write_bytes(b"")
     with pytest.raises(UnsupportedFormatError, match="is empty"):

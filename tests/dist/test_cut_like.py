@@ -127,6 +127,18 @@ def by_coordinate(rank, num_ranks, folder):
     grid, windows, _ = opened(folder, mesh, {"latitude": "domain"}, {"latitude": (0, 1)})
     both = scidata.join({"grid": grid, "obs": windows}, on={"grid": "time", "obs": "dates"})
     assert [len(sample["obs"]["value"]) for sample in both] == [len(windows[i]["value"]) for i in range(2)]
+    batch = scidata.collate([both[0], both[1]])
+    coords, fields, points = (
+        (grid.coordinate("latitude"), grid.coordinate("longitude")),
+        batch["grid"]["t"],
+        batch["obs"],
+    )
+    found = scidata.interpolate(fields[:, 0], points["pos"].flip(1), coords, period=(0, 360), outside=("clip", "nan"))
+    found, of = found.gather(0, points["batch"][None])[0].full_tensor(), points["batch"].full_tensor()
+    places = points["pos"].full_tensor().flip(1)
+    for number, whole in enumerate(fields[:, 0].full_tensor()):
+        expected = scidata.interpolate(whole, places[of == number], coords, period=(0, 360), outside=("clip", "nan"))
+        assert torch.equal(found[of == number], expected)
     loader = scidata.DataLoader(cloud, num_workers=1)
     for batch in loader:
         assert sorted(batch["value"].full_tensor().tolist()) == list(range(NUM))

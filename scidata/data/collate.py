@@ -7,9 +7,9 @@ rank, and ghosts, sorted by them, come by owner, then by sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import overload
 
 import numpy as np
@@ -27,6 +27,7 @@ from scidata.data.sample import Sample
 from scidata.data.topology import Cells, Place, Relation, Topology, shard_rows
 from scidata.errors import ConfigError, FieldMismatchError
 from scidata.shard import ShardTensor
+from scidata.store.reading.part import LocalPart
 
 
 class _Rows:
@@ -159,10 +160,6 @@ def _check(samples: Sequence[IrregularSample]) -> None:
 
 def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> Topology:
     first = samples[0].topology
-
-    def read_ids(entity: str) -> IntArray:
-        return np.concatenate([s.topology.read_ids(entity) for s in samples])
-
     return replace(
         first,
         index_maps={entity: space.index_map for entity, space in rows.items()},
@@ -170,8 +167,12 @@ def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> 
             name: _joined([s.topology.relations[name] for s in samples], rows, rows[name]) for name in first.relations
         },
         cells=_cells([s.topology.cells for s in samples if s.topology.cells is not None], rows[first.entity]),
-        read_ids=read_ids,
+        read_ids=partial(_joined_ids, [s.topology.read_ids for s in samples]),
     )
+
+
+def _joined_ids(reads: Sequence[Callable[[str], IntArray]], entity: str) -> IntArray:
+    return np.concatenate([read(entity) for read in reads])
 
 
 def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows) -> Relation:
@@ -216,7 +217,8 @@ def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | Join
     """Stack the fields of several grid samples on a new dim 0; unite meshes, clouds and graphs disjointly.
 
     A union has the rows of all samples, which may differ in number, and a field ``batch`` that says of which sample a
-    row is.
+    row is. One sample alone stays as it is. Also for torch's own loader, as ``collate_fn=scidata.collate``: of items
+    that its worker processes have read ``ds.assemble(item)`` makes samples.
 
     Parameters
     ----------
@@ -237,6 +239,8 @@ def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | Join
     >>> tuple(batch["u"].shape), batch.dims["u"], batch.index
     ((2, 3, 7, 8), ('batch', 'level', 'latitude', 'longitude'), [0, 2])
     """
+    if isinstance(samples, Sample | JoinedSample | LocalFields | LocalPart):
+        return samples  # of torch's loader with batch_size=None
     if samples and all(isinstance(sample, LocalFields) for sample in samples):
         return stacked(samples)  # type: ignore[arg-type, return-value]  # in a worker of torch's loader
     joined = [sample for sample in samples if isinstance(sample, JoinedSample)]

@@ -8,6 +8,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from scidata.data.sample import Sample
 from scidata.data.scaling import numbers_of
 from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError
+from scidata.store.reading.part import LocalPart
 
 
 def _digest(numbers: IntArray) -> str:
@@ -367,7 +369,8 @@ class CombinedDataset(ComposedDataset[SampleT]):
     def assemble(self, local: Any, *, index: int | list[int] | None = None, batched: bool = False) -> SampleT:
         """Wrap local parts as their data set does: of one sample, or of a batch of them.
 
-        ``index`` may be left out of parts of grids that a worker of torch's loader has read, which know it.
+        ``index`` may be left out of parts that a worker of torch's loader has read, which know it. A sample stays as it
+        is.
 
         Parameters
         ----------
@@ -383,9 +386,15 @@ class CombinedDataset(ComposedDataset[SampleT]):
         >>> late.assemble(late.read_local(1), index=1).index
         1
         """
-        if index is None and not isinstance(local, LocalFields):
-            raise ConfigError("assemble: which sample is it? pass index=, or a list of them for a batch")
-        index = local.index if index is None else index
+        if isinstance(local, Sample | JoinedSample):
+            return local  # type: ignore[return-value]  # of the data sets' kind
+        if index is None:
+            index = local.index if isinstance(local, LocalFields) else getattr(local, "number", None)
+        if index is None:
+            raise ConfigError(
+                "assemble: which sample is it? pass index=, or a list of them for a batch, or to torch's loader "
+                "collate_fn=scidata.collate, which keeps them"
+            )
         if isinstance(index, int):
             part, own = self.locate(index)
             return self._renumbered(self._sources[part].assemble(local, index=own), index)
@@ -395,9 +404,8 @@ class CombinedDataset(ComposedDataset[SampleT]):
             return self._renumbered(dataset.assemble(local, index=[own for _, own in places], batched=True), index)
         fields = local.fields() if isinstance(local, LocalFields) else local
         rows = [{name: values[row] for name, values in fields.items()} for row in range(len(index))]
-        return self._renumbered(
-            collate([self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)]), index
-        )
+        samples: list[Any] = [self.assemble(row, index=i) for row, i in zip(rows, index, strict=True)]
+        return self._renumbered(collate(samples), index)
 
     def __getitem__(self, index: int) -> SampleT:
         part, own = self.locate(index)
@@ -405,11 +413,13 @@ class CombinedDataset(ComposedDataset[SampleT]):
 
     @staticmethod
     def _renumbered(sample: Any, index: int | list[int]) -> SampleT:
-        renumbered: SampleT = sample
         if isinstance(sample, Sample | JoinedSample):  # workers have parts, and a transform may return anything
             sample.index = index
         elif isinstance(sample, LocalFields):
             sample.number(index)
+        elif isinstance(sample, LocalPart):
+            sample = replace(sample, number=index)
+        renumbered: SampleT = sample
         return renumbered
 
 

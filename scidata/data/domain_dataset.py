@@ -13,7 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, get_worker_info
 
-from scidata.core.checks import as_index
+from scidata.core.checks import as_index, names_of
 from scidata.core.html import card, sizes
 from scidata.core.keywords import checked_keywords
 from scidata.core.sample_source import SampleSource
@@ -81,6 +81,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         self.has_coords = has_coords
         self._dtype = dtype
         self._scales: Mapping[str, Scale] = {}
+        self._normalised: tuple[Statistics, str | Sequence[str] | None, str] | None = None
         self._local_scales: Mapping[str, Scale] = {}
         self._detached = False
         self._coordinate: dict[str, int] = {}
@@ -357,8 +358,54 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         made.__dict__.update(self.__dict__)
         made._forget()
         found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
+        made._normalised = stats, fields, method
         made._scales, made._local_scales = found, {n: scale.local(self._local_rows(n)) for n, scale in found.items()}
         return made
+
+    @checked_keywords
+    def view(
+        self,
+        *,
+        fields: str | Sequence[str] | None = None,
+        steps: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Return the same files, open once, with other fields or steps: what a forecast starts from, is given, becomes.
+
+        Cut and normalised as this data set is; its transforms are left behind. Nothing is opened, and no metadata read.
+
+        Parameters
+        ----------
+        fields, steps : as of :func:`scidata.open_dataset`
+            Default those of this data set.
+        transform : Callable[[Sample], Any] or None, optional
+            Called with each sample.
+
+        Raises
+        ------
+        ConfigError
+            The samples are not of grids, nor of a store; or fields and steps that do not fit.
+
+        Examples
+        --------
+        >>> pairs = scidata.open_dataset("era5.zarr", fields=["u"], steps=(0, 1))
+        >>> each = pairs.view(steps=(0,))
+        >>> len(pairs), len(each), bool((pairs[2].step(1)["u"] == each[3]["u"]).all())
+        (3, 4, True)
+        """
+        given = {name: value for name, value in (("fields", fields), ("steps", steps)) if value is not None}
+        view: Callable[..., ReaderT] | None = getattr(self.reader, "view", None)
+        if view is None:
+            raise ConfigError("view: raw points are opened anew; of grids and stores alone there are views")
+        made = type(self)(
+            view(**given), self.mesh, self.domain_axes, dp_axis=self.dp_axis, dtype=self._dtype, transform=transform,
+            has_coords=self.has_coords,
+        )  # fmt: skip
+        if self._normalised is None:
+            return made
+        stats, names, method = self._normalised
+        chosen = None if names is None else [name for name in names_of("fields", names) if name in made.fields]
+        return made.normalise(stats, fields=chosen, method=method)
 
     def _forget(self) -> None:
         """Drop values that were kept without normalising."""

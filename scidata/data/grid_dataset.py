@@ -317,7 +317,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         index: int | list[int] | None = None,
         batched: bool | None = None,
     ) -> Sample[TensorT]:
-        """Wrap local parts, halo included, as a sample of ShardTensors.
+        """Wrap local parts, halo included, as a sample of ShardTensors; a sample stays as it is.
 
         Parameters
         ----------
@@ -340,6 +340,8 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         >>> ds.assemble(ds.read_local(2), index=2).index
         2
         """
+        if isinstance(local, Sample):
+            return local
         self._check_attached()
         if isinstance(local, LocalFields):
             index = local.index if index is None else index
@@ -353,13 +355,17 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
                 raise UnknownNameError(f"assemble: no field {name!r}{near_matches(name, self._specs)}")
             num_lead = tensor.ndim - len(place.expected)
             has_batch = num_lead == 1 if batched is None else batched
-            if num_lead != has_batch or tensor.shape[num_lead:] != place.expected:
+            is_whole = isinstance(tensor, ShardTensor)  # that torch's collate function has stacked
+            expected = place.global_shape if is_whole else place.expected
+            if num_lead != has_batch or tensor.shape[num_lead:] != expected:
                 raise ConfigError(
                     f"assemble: field {name!r} has shape {tuple(tensor.shape)}, but this rank's part is "
                     f"{place.expected}{' after the batch dim' if has_batch else ''}"
                 )
             lead = tuple(tensor.shape[:num_lead])
-            tensors[name] = self._sharded(self._cast(tensor), place.dims, lead + place.global_shape)
+            tensors[name] = (
+                tensor if is_whole else self._sharded(self._cast(tensor), place.dims, lead + place.global_shape)
+            )
         lacking = [name for name in self._static.specs if name not in local]
         if lacking and local and all(name in local for name in self._specs if name not in lacking):  # not of a part
             found = self._static.on(next(iter(local.values())).device)

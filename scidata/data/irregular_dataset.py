@@ -256,7 +256,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
 
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
-        """Wrap a part as a sample of ShardTensors. No communication.
+        """Wrap a part as a sample of ShardTensors; a sample stays as it is. No communication.
 
         Parameters
         ----------
@@ -275,6 +275,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         >>> ds.assemble(ds.read_local(0), index=0)["speed"].tolist()
         [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         """
+        if isinstance(local, IrregularSample):
+            return local
+        if not isinstance(local, LocalPart):
+            raise ConfigError(
+                f"assemble: a {type(local).__name__} is no part of a sample; torch's loader leaves that as it is with "
+                "collate_fn=scidata.collate"
+            )
         self._check_attached()
         is_sample = local.index >= 0
         if index is None and is_sample:  # of a worker of torch's loader, say

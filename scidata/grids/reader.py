@@ -67,8 +67,8 @@ class GridReader:
         than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
     node
         The ranks that share the decoding of chunks; None: each decodes its own.
-    first
-        The first file, where it is open already.
+    first, files
+        The first file, or all of them, where they are open already.
 
     Attributes
     ----------
@@ -92,12 +92,15 @@ class GridReader:
         memory_bytes: int = 0,
         node: NodeRanks | None = None,
         first: Source | None = None,
+        files: IndexedFiles | None = None,
     ) -> None:
         _check(options)
+        self._again = functools.partial(GridReader, axis_sizes=axis_sizes, memory_bytes=memory_bytes, node=node)
         self.options, self.paths = options, expand_paths(path)
         disk = _disk_of(options, self.paths)
         opened, plain = functools.partial(_opened, options=options, first=first), not options.destagger
-        files = IndexedFiles(self.paths, options.cache_dir, opened, look=plain and not options.allow_external)
+        look = plain and not options.allow_external
+        self._files = files = files or IndexedFiles(self.paths, options.cache_dir, opened, look=look)
         self.choice = choose(files[0], options)
         self.fields, self.sample_dims = self.choice.fields, self.choice.sample_dims
         self.sample_dim = self.choice.sample_dim
@@ -156,6 +159,14 @@ class GridReader:
             if dim in cut.halo:
                 raise ConfigError(f"{dim!r} is the sample dimension and cannot have a halo; use steps")
         cut.check_halos()
+
+    def view(self, **changed: Any) -> GridReader:
+        """Return a reader of the same open files, cut alike, with other ``fields`` or ``steps``."""
+        cut = self.partition
+        same: dict[str, Any] = {"sample_dim": self.sample_dims or False, "weights": None, "align": 1}
+        if cut.axis_of_dim:
+            same |= {"shard": cut.axis_of_dim, "bounds": {dim: cut.bounds[dim].tolist() for dim in cut.axis_of_dim}}
+        return self._again(self.paths, replace(self.options, **same, **changed), files=self._files)
 
     def node_shares(self, node: NodeRanks) -> NodeShares:
         """Return which chunks several ranks of a node share."""

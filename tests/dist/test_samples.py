@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
 import scidata
+from scidata.errors import ConfigError
 from scidata.testing import run_ranks
+from tests.dist._workers import forked
 
 STEPS = {"u": (-1, 0, 1), "solar": (0, 1)}
 
@@ -19,7 +22,8 @@ def weather(tmp_path_factory: Any) -> str:
     rng = np.random.default_rng(0)
     u, solar = rng.random((9, 2, 7, 8)), rng.random((9, 7, 8))
     made = {"u": (("time", "level", "lat", "lon"), u), "solar": (("time", "lat", "lon"), solar)}
-    xr.Dataset(made, {"level": [500, 850]}).to_zarr(path)
+    times = np.arange("2015-01-01", "2015-01-10", dtype="M8[D]").astype("M8[ns]")
+    xr.Dataset(made, {"level": [500, 850], "time": times}).to_zarr(path)
     return path
 
 
@@ -56,3 +60,56 @@ def uses_steps(rank: int, num_ranks: int, path: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_steps_keep_halos_and_metrics_by_level(weather: str, num_ranks: int) -> None:
     run_ranks(uses_steps, num_ranks, weather)
+
+
+@pytest.fixture(scope="module")
+def cars(tmp_path_factory: Any) -> str:
+    folder = tmp_path_factory.mktemp("cars")
+    for number in range(4):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            file["points"] = np.random.default_rng(number).random((20 + number, 3))
+    scidata.partition(f"{folder}/*.h5", f"{folder}/cars.store", kind="points")
+    return f"{folder}/cars.store"
+
+
+def goes_through_loaders(rank: int, num_ranks: int, weather: str, cars: str) -> None:
+    for mesh in (scidata.init_mesh(domain=num_ranks), *([None] * (num_ranks == 1))):
+        shard = None if mesh is None else {"lat": "domain"}
+        grid = scidata.open_dataset(weather, mesh, shard=shard, steps=(0, 1), coords=True)
+        store = scidata.open_dataset(cars, mesh)
+        for ds in (grid, scidata.subset(scidata.concat(grid, grid), [9, 2, 5]), store, scidata.subset(store, [3, 1])):
+            is_store = "pos" in ds.fields
+            loaders: list[Any] = [
+                scidata.DataLoader(ds, 2, num_workers=1, workers="process", multiprocessing_context=forked()),
+                *[
+                    torch.utils.data.DataLoader(
+                        ds, size, num_workers=n, collate_fn=fn, multiprocessing_context=forked() if n else None
+                    )
+                    for n in (0, 1)
+                    for size, fn in ((None, scidata.collate), (None, None), (2, None), (2, scidata.collate))
+                    if not is_store or (fn is not None and (size is None or n == 0 or mesh is None))
+                ],
+            ]
+            for loader in loaders:
+                item = next(iter(loader))
+                if type(item) is dict and not hasattr(ds, "reader"):
+                    with pytest.raises(ConfigError, match=r"collate_fn=scidata\.collate, which keeps them"):
+                        ds.assemble(item)
+                    continue
+                sample = ds.assemble(item)
+                assert isinstance(sample, scidata.Sample)
+                numbers = [0, 1] if sample.dims[ds.fields[0]][:1] == ("batch",) or "batch" in sample else 0
+                want = scidata.collate([ds[0], ds[1]]) if numbers else ds[0]
+                assert all(torch.equal(sample[name], want[name]) for name in ds.fields)
+                assert sample.dims == want.dims
+                if sample.index is None:  # torch's own collate function leaves names and tensors alone
+                    assert loader.num_workers == 0 or mesh is None
+                    continue
+                assert sample.index == numbers
+                assert list(map(str, sample.source)) == list(map(str, want.source))
+                assert is_store or np.array_equal(sample.coords["time"], want.coords["time"])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_loader_gives_samples(weather: str, cars: str, num_ranks: int) -> None:
+    run_ranks(goes_through_loaders, num_ranks, weather, cars)

@@ -105,8 +105,8 @@ class LocalPart(LocalTopology):
 
     Attributes
     ----------
-    index
-        Number of the sample.
+    index, number
+        Number of the sample, and that in data sets combined of several.
     fields
         By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
     """
@@ -115,6 +115,7 @@ class LocalPart(LocalTopology):
     part: SamplePart
     fields: Mapping[str, Array]
     stats: ReadStats = field(default_factory=ReadStats)
+    number: int | list[int] | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return all that becomes tensors, by names that :meth:`with_arrays` takes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +112,8 @@ class StoreReader(PartReader):
         by stored sample: ``{stored sample: [0, …, N]}``.
     num_parts
         Ranks of the domain.
+    store
+        The store, where it is open already.
 
     Raises
     ------
@@ -125,10 +129,11 @@ class StoreReader(PartReader):
         options: ReadOptions = DEFAULTS,
         *,
         num_parts: int = 1,
+        store: Store | None = None,
     ) -> None:
         _check(options, str(path))
         disk = None if options.cache_dir is None else make_cache(options.cache_dir, options.cache_disk_bytes)
-        store = open_store(path, disk)
+        store = store or open_store(path, disk)
         super().__init__(store, options, num_parts)
         manifest = store.manifest
         self.path, self.period = store.path, manifest.period
@@ -158,6 +163,10 @@ class StoreReader(PartReader):
         check_cut(options.bounds, options.weights, what="irregular data is")
         dtypes = {name: self.dtype(name) for name in self.fields}
         self._number(number_samples(self.store, chosen, options), self._infos, dtypes)
+
+    def view(self, **changed: Any) -> StoreReader:
+        """Return a reader of the same open store with other ``fields`` or ``steps``."""
+        return StoreReader(self.path, replace(self.options, **changed), num_parts=self.num_parts, store=self.store)
 
     def statistics(self, name: str) -> StoredMoments | None:
         """Return figures of a field over all samples, one for each component that samples have; None without any."""

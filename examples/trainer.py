@@ -187,7 +187,8 @@ class Trainer:
         else:
             self.say("computing the normalisation (scidata stats --out FILE does it once, for --stats FILE)")
             self.stats = self.statistics(scidata.subset(self.data, self.train_samples))
-        self.truth = self.open(self.mesh, (0,))  # one time a sample, as it is
+        # one time a sample, as it is
+        self.truth = self.data.view(steps=(0,), transform=self.data.transform)
         self.data, self.states = self.normalised(self.data), self.normalised(self.truth)
 
     def physical(self, x: Any) -> dict[str, Tensor]:

@@ -372,7 +372,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
     ) -> Self:
         """Return the same files, open once, with other fields or steps: what a forecast starts from, is given, becomes.
 
-        Cut and normalised as this data set is; its transforms are left behind. Nothing is opened, and no metadata read.
+        Cut as this data set is, and normalised: all fields, or those that ``normalise`` was asked for. Its transforms
+        are left behind. No file is opened.
 
         Parameters
         ----------

@@ -1,5 +1,7 @@
 """A sample in a user's hands: where it comes from."""
 
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import xarray as xr
 
 import scidata
 from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
+from scidata.grids import reader
+from scidata.sources import open_source
 from tests.real_layouts.make import mesh_graph_nets
 
 TIMES = np.arange("2015-01-01", "2015-01-04", 6, dtype="M8[h]").astype("M8[ns]")
@@ -231,6 +235,9 @@ def test_steps_and_made_fields_of_a_store(tmp_path):
     mesh_graph_nets(tmp_path / "a.h5")
     scidata.partition(f"{tmp_path}/a.h5/*", f"{tmp_path}/out")
     ds = scidata.open_dataset(f"{tmp_path}/out", steps=(0, 1), sample_dim="dim_0")
+    each = ds.view(fields=["velocity"], steps=(0,))
+    assert (each.fields, each.reader.store) == (("velocity",), ds.reader.store)
+    assert torch.equal(each[1]["velocity"], ds[0].step(1)["velocity"])
     sample, later = ds[0], ds[1]
     step = sample.step(1)
     assert step.dims["velocity"] == ds.dims("velocity")[1:]
@@ -240,3 +247,29 @@ def test_steps_and_made_fields_of_a_store(tmp_path):
     assert torch.equal(step.with_ghosts("velocity"), step["velocity"])
     made = sample.replace({"velocity": step["velocity"] * 2})  # a model's, of one step
     assert (made.dims["velocity"], made.places["velocity"]) == (step.dims["velocity"], step.places["velocity"])
+
+
+def test_a_view_opens_nothing(weather, monkeypatch):
+    """Pairs to train on, what is given and what came of a forecast, and its start: one opening."""
+    opened = []
+    monkeypatch.setattr(reader, "open_source", lambda *args, **more: opened.append(args) or open_source(*args, **more))
+    ds = scidata.open_dataset(weather, fields=["u", "t2m"], steps=(0, 1), coords=True, transform=fails)
+    stats = scidata.statistics(scidata.open_dataset(weather))
+    normal = ds.normalise(stats, fields=["u"])
+    before = [*opened]
+    start = normal.view(steps=(-1, 0))
+    given = ds.view(fields=["solar", "land"], steps={"solar": range(1, 4)}).normalise(stats, fields="solar")
+    truth = ds.view(fields=["u"], steps=(0,))
+    assert opened == before
+    alone = scidata.open_dataset(weather, fields=["solar", "land"], steps={"solar": range(1, 4)})
+    for i in (0, 5):
+        want = alone.normalise(stats, fields="solar")[i]
+        assert all(torch.equal(given[i][name], want[name]) for name in want)
+        assert torch.equal(truth[i]["u"], scidata.open_dataset(weather, fields=["u"])[i]["u"])
+        now = start[i].step(0)
+        assert now.coords["time"] == truth[i + 1].coords["time"]
+        torch.testing.assert_close(start.denormalise(now)["u"], truth[i + 1]["u"])
+    assert list(start.normalising) == ["u"]
+    assert pickle.loads(pickle.dumps(given))[2].source == given[2].source
+    batches = scidata.DataLoader(scidata.concat(given, given), batch_size=3)
+    assert sum(len(batch.index) for batch in batches) == 2 * len(given)

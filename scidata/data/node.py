@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.memory import available_memory
-from scidata.device_mesh import domain_mesh
+from scidata.device_mesh import domain_mesh, further_axes
 from scidata.device_mesh.board import common_postings
 from scidata.device_mesh.launch import ranks_per_node
 from scidata.grids.blocks.node_shares import NodeRanks
@@ -28,14 +28,19 @@ def memory_share(num_ranks: int | None = None) -> int:
     return available_memory() // _SHARE // ranks_per_node(os.environ, num_ranks)
 
 
-def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str]) -> NodeRanks | None:
-    """Return the ranks of this one's domain that share its node; None where there is no other."""
-    if mesh is None or not axes:
+def node_ranks(mesh: DeviceMesh | None, axes: Sequence[str], dp: str | None = None) -> NodeRanks | None:
+    """Return the ranks of this one's domain that share its node; None where there is no other.
+
+    Also those that read the same part, along an axis that shares members for one; not those of other parallelism.
+    """
+    same = () if mesh is None or dp is None else further_axes(mesh, (dp, *axes))
+    if mesh is None or not (*axes, *same):
         return None
-    domain = domain_mesh(mesh, axes).mesh
+    shared = domain_mesh(mesh, (*axes, *same))
+    domain, names = shared.mesh, shared.mesh_dim_names or ()
     count, rank = ranks_per_node(os.environ, dist.get_world_size()), dist.get_rank()
     here = [
-        (other, dict(zip(axes, place, strict=True)))
+        (other, {axis: row for axis, row in zip(names, place, strict=True) if axis in axes})
         for other, place in zip(domain.flatten().tolist(), (domain >= 0).nonzero().tolist(), strict=True)
         if other // count == rank // count
     ]

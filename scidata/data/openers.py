@@ -139,7 +139,7 @@ def open_grid(
         options if mesh is not None else replace(options, shard={}),
         axis_sizes={axis: axis_size(mesh, axis) for axis in axes},
         memory_bytes=memory_share() if options.pool_bytes is None else 0,
-        node=node_ranks(mesh, axes) if options.by_node else None,
+        node=node_ranks(mesh, axes, dp_axis) if options.by_node else None,
         first=first,
     )
     for text in _remarks(reader, has_mesh=mesh is not None):

@@ -70,6 +70,11 @@ def axes_of(
     return dp_axis, axes
 
 
+def further_axes(mesh: DeviceMesh, known: Sequence[str | None]) -> tuple[str, ...]:
+    """Return the axes beside those that are known, but for those of other kinds of parallelism: of members, say."""
+    return tuple(name for name in _names(mesh) if name not in (*known, *_OTHER_PARALLELISM))
+
+
 def domain_mesh(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
     """Return the part of the mesh that holds this rank's domain, its axes in mesh order."""
     known = _names(mesh)

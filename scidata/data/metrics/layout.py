@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from scidata.device_mesh import axes_of, axis_rank
+from scidata.device_mesh import axes_of, axis_rank, further_axes
 from scidata.errors import ConfigError, ShardLayoutError
 from scidata.shard import ShardTensor
 
@@ -80,9 +81,12 @@ class Ranks:
 
     @classmethod
     def of(cls, mesh: DeviceMesh | None, dp: str | None, domain: str | Sequence[str] | None) -> Ranks:
-        """Tell the axes apart, as :func:`scidata.open_dataset` does."""
-        found = (None, ()) if mesh is None else axes_of(mesh, dp=dp, domain=domain)
-        return cls(mesh=mesh, dp=found[0], domain=found[1])
+        """Tell the axes apart, as :func:`scidata.open_dataset` does; others may have members, where none is named."""
+        if mesh is None:
+            return cls(mesh=None, dp=None, domain=())
+        dp_axis, axes = axes_of(mesh, dp=dp, domain=domain)
+        more = further_axes(mesh, (dp_axis, *axes)) if domain is None else ()
+        return cls(mesh=mesh, dp=dp_axis, domain=(*axes, *more))
 
     @property
     def place(self) -> dict[str, int]:
@@ -130,6 +134,20 @@ def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[
     return x.to_local().detach(), layout
 
 
+def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
+    """Return a tensor whose rows along a dim are all here, in exchange for those of another one from ``first`` on.
+
+    Collective over the axis that shares them, if one does.
+    """
+    axis = x.spec.sharded.get(dim) if isinstance(x, ShardTensor) else None
+    if axis is None or not isinstance(x, ShardTensor) or x.spec.axes[axis].size < 2:
+        return x
+    others = [d for d in range(first, x.ndim) if d not in x.spec.sharded]
+    placements = list(x.spec.placements)
+    placements[axis] = Shard(max(others, key=lambda d: x.shape[d])) if others else Replicate()
+    return x.redistribute(placements=placements)
+
+
 def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tuple[list[Tensor], Layout]:
     """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut.
 
@@ -138,7 +156,7 @@ def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tup
     ShardLayoutError
         Parts of different shapes, or that lie differently.
     """
-    reference = next((layout for _, layout in parts if layout.axes), parts[0][1])
+    reference = max((layout for _, layout in parts), key=lambda layout: len(layout.axes))
     found, box = [], reference.box(range(len(reference.dims)))
     for (values, layout), name in zip(parts, names, strict=True):
         own = values
@@ -149,8 +167,11 @@ def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tup
                 f"{name} has shape {layout.global_shape}, and the others have {reference.global_shape}: "
                 f"{hint if is_part else 'a metric compares tensors of one shape'}"
             )
-        if reference.axes and not layout.axes:
-            own = cut_out(values, box)
+        begins = [start - at for (start, _), at in zip(box, layout.offsets, strict=True)]
+        ends = [begin + n for begin, n in zip(begins, reference.local_shape, strict=True)]
+        inside = min(begins, default=0) >= 0 and all(map(operator.le, ends, layout.local_shape))
+        if layout.axes < reference.axes and inside:  # of all members, say
+            own = cut_out(values, zip(begins, reference.local_shape, strict=True))
         elif layout.box(range(len(layout.dims))) != box:
             raise ShardLayoutError(
                 f"{name} and the other tensors are split differently, {layout.local_shape} from {layout.offsets} and "

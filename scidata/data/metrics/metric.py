@@ -17,7 +17,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import FloatArray, IntArray
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.metrics.exact import Entry, Key, domain_sums, exact_terms, pack, rounded_sum, unpack
-from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of
+from scidata.data.metrics.layout import Layout, Ranks, aligned, part_of, whole_along
 from scidata.data.metrics.weighting import Weights, WeightsByDim, weights_fault
 from scidata.data.sample import Sample
 from scidata.errors import ConfigError, check_known
@@ -57,7 +57,8 @@ class Metric:
         Names of a sample's dims where tensors are plain, or mappings of such; default ``dim_0``, ``dim_1``, … A
         :class:`scidata.Sample` among the tensors brings its own.
     dp, domain : str or Sequence[str] or None
-        Axes of the mesh, where they have other names, as for :func:`scidata.open_dataset`.
+        Axes of the mesh, where they have other names, as for :func:`scidata.open_dataset`. Default of ``domain``: also
+        further axes, such as one of members, but not ``tp``, ``pp`` and their like.
 
     Raises
     ------
@@ -234,6 +235,7 @@ class Metric:
         if extra is None:
             return part_of(x, dims, self._ranks, word)
         at = extra + (dims[:1] == ("batch",)) if extra >= 0 else len(dims) + 1 + extra
+        x = whole_along(x, at, int(dims[:1] == ("batch",)))
         values, layout = part_of(x, (*dims[:at], "", *dims[at:]), self._ranks, word)
         if layout.split[at]:
             raise ConfigError(f"{word}: its dim {at} is sharded, and is taken as one here; shard another dim")

@@ -176,6 +176,8 @@ def create(
     output = _output(place, layout, kind, codec, chunks, shards, made)
     mesh = like.mesh if mesh is None else mesh
     dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
+    if mesh == like.mesh and not set(like.domain_axes) <= set(axes):  # over one of members, say
+        axes = like.domain_axes
     ranks = Ranks(mesh, axes, dp_axis)
     owner = Owner(place, ranks.run)
     try:

@@ -184,6 +184,8 @@ class PatchDataset(ShardedDataset[TensorT]):
         >>> tuple(ds.assemble(ds.read_local(0), index=0)["u"].shape)
         (3, 4, 5)
         """
+        if isinstance(local, Sample):
+            return local
         self._check_attached()
         if isinstance(local, LocalFields):
             index = local.index if index is None else index

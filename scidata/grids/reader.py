@@ -95,7 +95,7 @@ class GridReader:
         files: IndexedFiles | None = None,
     ) -> None:
         _check(options)
-        self._again = functools.partial(GridReader, axis_sizes=axis_sizes, memory_bytes=memory_bytes, node=node)
+        self._again = functools.partial(type(self), axis_sizes=axis_sizes, memory_bytes=memory_bytes, node=node)
         self.options, self.paths = options, expand_paths(path)
         disk = _disk_of(options, self.paths)
         opened, plain = functools.partial(_opened, options=options, first=first), not options.destagger
@@ -162,7 +162,7 @@ class GridReader:
 
     def view(self, **changed: Any) -> GridReader:
         """Return a reader of the same open files, cut alike, with other ``fields`` or ``steps``."""
-        cut = self.partition
+        cut = self.cut
         same: dict[str, Any] = {"sample_dim": self.sample_dims or False, "weights": None, "align": 1}
         if cut.axis_of_dim:
             same |= {"shard": cut.axis_of_dim, "bounds": {dim: cut.bounds[dim].tolist() for dim in cut.axis_of_dim}}

@@ -404,9 +404,9 @@ class Sample(Mapping[str, TensorT]):
         Examples
         --------
         >>> list(sample.replace({"w": 2 * sample["u"]}))
-        ['u', 'w']
-        >>> sample.replace({"u": sample["u"].mean(0)}).dims["u"]
-        ('level', 'latitude', 'longitude')
+        ['u', 'v', 'w']
+        >>> sample.replace({"mean": sample["u"].mean(0)}).dims["mean"]
+        ('latitude', 'longitude')
         >>> sample.replace({"ranks": torch.ones(3, 5)}, dims={"ranks": ("level", "rank")}).dims["ranks"]
         ('level', 'rank')
         """

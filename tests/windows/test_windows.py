@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import xarray as xr
 import zarr
 
 import scidata
@@ -225,3 +226,76 @@ def test_each_rank_reads_its_share(gappy):
         assert all(each[:2] == (index, wanted) for each in found)
         assert [row for each in found for row in each[2]] == wanted
         assert len({len(each[2]) for each in found}) == 1
+
+
+# -- CF's discrete sampling geometries ---------------------------------------------------------------------------------
+
+
+def profiles():
+    """Profiles of 0 to 4 levels, two an hour, as pandas has them: a row of each level."""
+    rng = np.random.default_rng(4)
+    sizes = rng.integers(0, 5, 40)
+    which = np.repeat(np.arange(40), sizes)
+    lat, lon = rng.uniform(-90, 90, 40), rng.uniform(0, 360, 40)
+    times = BEGIN // 10**9 + np.arange(40) * 1800
+    frame = pd.DataFrame({"profile": which, "time": times[which], "lat": lat[which], "lon": lon[which]})
+    return sizes, (times, lat, lon), frame.assign(t=rng.normal(size=len(which)), z=rng.uniform(0, 1000, len(which)))
+
+
+def ragged(path, kind):
+    """Write profiles as CF has them, contiguous or indexed."""
+    sizes, (times, lat, lon), frame = profiles()
+    found = {
+        "time": ("profile", times, {"units": "seconds since 1970-01-01"}),
+        "lat": ("profile", lat, {"units": "degrees_north"}),
+        "lon": ("profile", lon, {"units": "degrees_east"}),
+        **{name: ("obs", frame[name].to_numpy()) for name in ("t", "z")},
+    }
+    if kind == "contiguous":
+        found["row_size"] = "profile", sizes, {"sample_dimension": "obs"}
+    else:
+        found["which"] = "obs", frame.profile.to_numpy(), {"instance_dimension": "profile"}
+    xr.Dataset(found, attrs={"featureType": "profile"}).to_netcdf(path)
+    return frame
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "indexed"])
+def test_profiles_as_rows_of_windows_and_as_samples(kind, tmp_path):
+    frame = ragged(tmp_path / "profiles.nc", kind)
+    opened = {"kind": "points", "positions": ("lat", "lon"), "fields": ["pos", "t", "time"]}
+    ds = scidata.open_dataset(tmp_path / "profiles.nc", **opened, time="time", window="6h")
+    for index, begin in enumerate(range(BEGIN // 10**9, BEGIN // 10**9 + 20 * 3600, 6 * 3600)):
+        wanted = frame[(frame.time >= begin) & (frame.time < begin + 6 * 3600)]
+        assert ds[index]["t"].tolist() == wanted.t.tolist()
+        assert np.array_equal(ds[index]["pos"], wanted[["lon", "lat"]])
+    each = scidata.open_dataset(
+        tmp_path / "profiles.nc",
+        **opened | {"fields": ["t", "z"]},
+        time="profile",
+        window=1,
+        sel={"profile": slice(0, 39)},
+    )
+    assert each.sample_keys("profile").tolist() == list(range(frame.profile.min(), frame.profile.max() + 1))
+    for index, number in enumerate(each.sample_keys("profile").tolist()):
+        assert each[index]["z"].tolist() == frame.z[frame.profile == number].tolist()
+
+
+@pytest.mark.parametrize("dims", [("station", "time"), ("time", "station")])
+def test_series_of_stations(dims, tmp_path):
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(50, 7))
+    found = {
+        "t2m": (dims, values if dims[0] == "time" else values.T),
+        "lat": ("station", np.linspace(-60, 60, 7), {"units": "degrees_north"}),
+        "lon": ("station", np.linspace(0, 300, 7), {"units": "degrees_east"}),
+        "time": ("time", BEGIN // 10**9 + np.arange(50) * 3600, {"units": "seconds since 1970-01-01"}),
+    }
+    xr.Dataset(found, attrs={"featureType": "timeSeries"}).to_netcdf(tmp_path / "stations.nc")
+    ds = scidata.open_dataset(tmp_path / "stations.nc", kind="points", time="time", window="6h")
+    assert len(ds) == 9
+    assert ds.counts().tolist() == [42] * 8 + [14]
+    assert np.array_equal(ds[2]["t2m"], values[12:18].reshape(-1))
+    assert ds[2]["pos"][7:14, 1].tolist() == np.linspace(-60, 60, 7).tolist()
+    assert ds[2]["time"][::7].tolist() == [3600.0 * i for i in range(6)]
+    each = scidata.open_dataset(tmp_path / "stations.nc", kind="points", time="station", window=1, fields=["t2m"])
+    assert np.array_equal(each[3]["t2m"], values[:, 3])

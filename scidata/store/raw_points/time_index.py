@@ -24,7 +24,7 @@ from scidata.core.own_files import make_own_folder, open_own, write_whole
 from scidata.core.types import AnyArray, BoolArray, ByteArray, IntArray, Source
 from scidata.core.urls import is_url
 from scidata.errors import ConfigError, CorruptDataError, RefusedError
-from scidata.meshes.formats.columns import ColumnsSource
+from scidata.meshes.formats.columns import all_chunks
 from scidata.plan.windows import TimeIndex
 from scidata.read.arrays import array_of, read_array
 from scidata.sources.access.validators import Validators
@@ -281,11 +281,8 @@ def _key(table: Table) -> str:
     texts = []
     for name in (table.time.layout.name, *table.where):
         layout = source.arrays[name]
-        if isinstance(source, ColumnsSource) and source.place(name) is not None:
-            layout = source.table
-        chunks = np.stack(np.meshgrid(*map(np.arange, layout.num_chunks), indexing="ij"), axis=-1)
         try:
-            named = source.files_of(layout, chunks.reshape(-1, len(layout.shape)).astype(np.int64))
+            named = source.files_of(layout, all_chunks(layout))
             if named is None:
                 return ""
             validator = Validators(source.path).of(named.paths, named.places)

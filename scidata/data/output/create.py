@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -24,6 +26,7 @@ from scidata.data.output.packed_file import PackedFileOutput
 from scidata.data.output.places import Begun, LocalPlace, Place, begun_at, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import RowsBack
+from scidata.data.output.tile_writer import TileWriter, tiles_of
 from scidata.data.output.vtkhdf_output import VtkhdfOutput
 from scidata.data.output.writer import Writer
 from scidata.data.output.zarr_output import ZarrOutput
@@ -57,6 +60,7 @@ def create(
     order: Literal["source", "store"] = "source",
     sample: int = 0,
     topology: str | os.PathLike[str] | None = None,
+    tiles: Literal["crop", "blend"] | None = None,
     in_flight: int = 2,
     copy: bool = True,
     resume: bool = False,
@@ -117,6 +121,10 @@ def create(
     topology : str or PathLike or None, optional
         The file that has the mesh (UGRID, MPAS, …): its arrays without times are written, too, so that the output
         shows the fields on it. The first rank reads it once.
+    tiles : {"crop", "blend"} or None, optional
+        Where ``like`` has tiles (``patch=Patches(…, order="regular")``): ``writer[i]`` takes tile ``i``, from any rank,
+        and steps are put together of their tiles. ``"crop"``, the default, takes each up to the middle of its overlaps,
+        bit for bit; ``"blend"`` weights them there, less towards their edges.
     in_flight : int, default 2
         Steps whose parts may wait to be written; ``writer[step] = ...`` waits for room. Memory is bounded by them.
     copy : bool, default True
@@ -174,6 +182,7 @@ def create(
     is_flat = codec == "none" and kind not in _ZARR  # each rank writes its own rows, wherever its bounds lie
     layout = _layout(made, times, chunks, shards, attributes, is_flat=is_flat)
     output = _output(place, layout, kind, codec, chunks, shards, made)
+    cut = tiles_of(like.reader, tiles, place, layout.num_steps, layout.step_chunk)
     mesh = like.mesh if mesh is None else mesh
     dp_axis, axes = axes_of(mesh, dp=like.dp_axis) if mesh is not None else (None, ())
     if mesh == like.mesh and not set(like.domain_axes) <= set(axes):  # over one of members, say
@@ -182,6 +191,7 @@ def create(
     owner = Owner(place, ranks.run)
     try:
         said = f"{kind} {'zlib, a file for each chunk,' if codec == 'zlib' else codec} {layout.digest()}"
+        said = said if cut is None else f"{said} {hashlib.sha256(cut.digest.encode()).hexdigest()[:8]}"
         if ranks.share(said, lambda each: len(set(each))) > 1:
             raise OutputError(
                 f"{place.path}: ranks were asked to write different things there; give all of them the same"
@@ -195,9 +205,8 @@ def create(
         written = None if is_finished else written_steps(place)
         back = RowsBack(ranks, ids) if isinstance(made, RowsLike) and (ids := made.rows()) is not None else None
         routes = {} if back is None else {name: back.route(field) for name, field in layout.fields.items()}
-        return Writer(
-            place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes
-        )
+        make = Writer if cut is None else partial(TileWriter, tiles=cut)
+        return make(place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes)
     except BaseException as e:
         ranks.tell(e)
         output.close()

@@ -184,7 +184,7 @@ class GridLike(Like):
                     "written with times=[...], a number of steps, or {dim: values}"
                 )
             (dim,) = self.step_dims
-            return {dim: reader.num_samples}, self._own_times(dim)
+            return {dim: reader.sample_rows.num}, self._own_times(dim)
         known = [dim for dim in reader.partition.sizes if dim not in self.step_dims]
         said = {name: layout.attributes for name, layout in self._source.arrays.items()}
         return given_steps(times, self.step_dims[-1], known, said)

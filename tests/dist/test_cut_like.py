@@ -23,12 +23,13 @@ def write(folder):
     group = zarr.open_group(f"{folder}/obs.zarr", mode="w")
     minutes = np.sort(rng.integers(0, 2 * 1440, NUM))
     columns = {
+        "minutes": minutes,
         "dates": np.datetime64("2020-01-01") + minutes.astype("m8[m]").astype("m8[s]"),
         "lat": rng.random(NUM) * 180 - 90,
         "lon": rng.random(NUM) * 720 - 360,
         "value": np.arange(NUM, dtype="f4"),
     }
-    columns["lat"][minutes < 360] = -50
+    columns["lat"][minutes < 720] = -50
     columns["dates"] = (columns["dates"] - np.datetime64("1970-01-01")).astype("m8[s]").astype("i8")
     for name, values in columns.items():
         array = group.create_array(name, data=values, chunks=(64,), dimension_names=["obs"])
@@ -38,10 +39,10 @@ def write(folder):
         for name in ("lat", "lon", "value"):
             file[name] = columns[name]
             file[name].attrs["units"] = {"lat": "degrees_north", "lon": "degrees_east"}.get(name, "1")
-    return minutes, columns
+    np.savez(f"{folder}/columns.npz", **columns)
 
 
-def opened(folder, mesh, shard, halo):
+def opened(folder, mesh, shard, halo, **windows):
     grid = scidata.open_dataset(
         f"{folder}/grid.zarr",
         mesh,
@@ -52,8 +53,11 @@ def opened(folder, mesh, shard, halo):
         periodic=[*{"longitude"} & {*halo}],
     )
     how = {"kind": "points", "positions": ("lon", "lat"), "cut_like": grid}
-    windows = scidata.open_dataset(f"{folder}/obs.zarr", mesh, time="dates", window="6h", every="6h", **how)
-    return grid, windows, scidata.open_dataset(f"{folder}/cloud.h5", mesh, **how)
+    return (
+        grid,
+        scidata.open_dataset(f"{folder}/obs.zarr", mesh, **how, **windows),
+        scidata.open_dataset(f"{folder}/cloud.h5", mesh, **how),
+    )
 
 
 def follows(rank, num_ranks, folder, shape):
@@ -61,14 +65,17 @@ def follows(rank, num_ranks, folder, shape):
     names = ("latitude", "longitude") if isinstance(shape, tuple) else ("latitude",)
     axes = ("h", "w") if isinstance(shape, tuple) else ("domain",)
     halo = dict.fromkeys(names, (0, 1))
-    minutes, columns = np.load(f"{folder}/columns.npz")["minutes"], np.load(f"{folder}/columns.npz")
+    columns = np.load(f"{folder}/columns.npz")
+    minutes = columns["minutes"]
     for order in itertools.permutations(names):
-        grid, windows, cloud = opened(folder, mesh, dict(zip(order, axes, strict=True)), halo)
+        grid, windows, cloud = opened(
+            folder, mesh, dict(zip(order, axes, strict=True)), halo, time="minutes", window=720
+        )
         coords = grid.coordinate("latitude"), grid.coordinate("longitude")
         field = grid[1]["t"]
         whole = field.full_tensor()
-        samples = [(windows[i], minutes // 360 == i) for i in range(len(windows))] + [(cloud[0], minutes >= 0)]
-        assert len(windows) == 8
+        samples = [(windows[i], minutes // 720 == i) for i in range(len(windows))] + [(cloud[0], minutes >= 0)]
+        assert len(windows) == 4
         seen = []
         for sample, rows in samples:
             assert len(sample["value"]) == rows.sum()
@@ -94,8 +101,7 @@ def follows(rank, num_ranks, folder, shape):
 
 @pytest.mark.parametrize("shape", [1, 2, 3, (2, 2)])
 def test_points_follow_a_grid(shape, tmp_path):
-    minutes, columns = write(tmp_path)
-    np.savez(tmp_path / "columns.npz", minutes=minutes, **columns)
+    write(tmp_path)
     run_ranks(follows, int(np.prod(shape)), str(tmp_path), shape)
 
 
@@ -124,7 +130,7 @@ def by_coordinate(rank, num_ranks, folder):
     with pytest.raises(SciDataError, match="means nothing for a grid"):
         scidata.open_dataset(f"{folder}/grid.zarr", mesh, cut_like={"lat": [90, 0, -90]})
     assert scidata.statistics(cloud)["value"].mean == pytest.approx((NUM - 1) / 2)
-    grid, windows, _ = opened(folder, mesh, {"latitude": "domain"}, {"latitude": (0, 1)})
+    grid, windows, _ = opened(folder, mesh, {"latitude": "domain"}, {"latitude": (0, 1)}, time="dates", window="6h")
     both = scidata.join({"grid": grid, "obs": windows}, on={"grid": "time", "obs": "dates"})
     assert [len(sample["obs"]["value"]) for sample in both] == [len(windows[i]["value"]) for i in range(2)]
     batch = scidata.collate([both[0], both[1]])
@@ -145,6 +151,5 @@ def by_coordinate(rank, num_ranks, folder):
 
 
 def test_ends_of_parts_and_messages(tmp_path):
-    minutes, columns = write(tmp_path)
-    np.savez(tmp_path / "columns.npz", minutes=minutes, **columns)
+    write(tmp_path)
     run_ranks(by_coordinate, 2, str(tmp_path))

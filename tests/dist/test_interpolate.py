@@ -87,7 +87,7 @@ def interpolates(rank, num_ranks):
         function = partial(
             scidata.interpolate, coords=(lat, lon), period=(0, 360), method=method, outside=(outside, "nan")
         )
-        for specs in of_layouts:
+        for specs in of_layouts[number % 2 :: 2]:
             found = assert_like_one_process(function, inputs, specs)
             whole = found.full_tensor() if isinstance(found, ShardTensor) else found
             np.testing.assert_allclose(whole.detach().numpy(), expected, rtol=1e-12, atol=1e-12)

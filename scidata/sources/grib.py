@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, IntArray
-from scidata.errors import UnsupportedFormatError
+from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.sources.formats import FileFormat, Place
 from scidata.sources.grib_messages import codec_of, dated, eccodes, headers
 
@@ -203,21 +203,25 @@ def _names(variables: Sequence[_Variable]) -> dict[_Variable, str]:
 
 
 def _grid_of(path: str, library: Any, handle: int, get: Callable[[str], Any], k: int) -> _Grid:
-    """Describe the ``k``-th grid of a file."""
-    points, kind = int(get("numberOfPoints")), get("gridType")
-    if points > _MAX_POINTS:
-        raise UnsupportedFormatError(f"{path}: a grid of {points} points, of at most {_MAX_POINTS}")
+    """Describe the ``k``-th grid of a file. Sizes that contradict each other would end the process in eccodes."""
+    points, kind = int(get("numberOfPoints")), str(get("gridType"))
+    table = library.codes_get_array(handle, "pl").astype(np.int64) if get("PLPresent") else None
+    sizes = int(get("Nj") or 0), int(get("Ni") or 0)
+    of_cells = table is not None or not all(sizes)
+    if points != (table.sum() if table is not None else sizes[0] * sizes[1] or points) or points > _MAX_POINTS:
+        raise CorruptDataError(
+            f"{path}: a grid {kind}, {sizes[0]} x {sizes[1]}, said to have {points} points, of at most {_MAX_POINTS}"
+        )
     lat, lon = (library.codes_get_array(handle, key) for key in ("latitudes", "longitudes"))
     names = [_numbered(name, k) for name in ("latitude", "longitude", "values", "y", "x", "reduced_points", "rows")]
-    lat_dim, lon_dim, cell_dim, y, x, table, rows = names
-    if get("PLPresent") or get("Ni") is None or get("Ni") * get("Nj") != points:
+    lat_dim, lon_dim, cell_dim, y, x, table_name, rows = names
+    if of_cells:
         coords = {lat_dim: ((cell_dim,), lat), lon_dim: ((cell_dim,), lon)}
-        if get("PLPresent"):
-            coords[table] = (rows,), library.codes_get_array(handle, "pl").astype(np.int64)
+        if table is not None:
+            coords[table_name] = (rows,), table
         return _Grid(dims=(cell_dim,), shape=(points,), coords=coords)
-    by_columns, shape = bool(get("jPointsAreConsecutive")), (int(get("Nj")), int(get("Ni")))
-    if by_columns:
-        shape = shape[::-1]
+    by_columns = bool(get("jPointsAreConsecutive"))
+    shape = sizes[::-1] if by_columns else sizes
     lat, lon = lat.reshape(shape), lon.reshape(shape)
     if kind not in ("regular_ll", "regular_gg"):
         dims = (x, y) if by_columns else (y, x)

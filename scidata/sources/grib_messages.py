@@ -7,7 +7,7 @@ import functools
 import importlib
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from scidata.sources.access.files import files
 
 _MISSING = 3e38  # in place of values that a bitmap leaves out: no float32 field has it
 _WINDOW = 2 << 10  # bytes of a message that are read for its header
+_MAX_HEADER = 1 << 20  # bytes of one section of it
 _NO_VALUES = b"\0\0\x0c\x08" + bytes(8), b"\0\0\0\x06\x06\xff\0\0\0\x05\x07"  # editions 1 and 2: one value everywhere
 _DTYPES = ("float32", "float64", "<f4", "<f8", "f4", "f8")
 
@@ -83,11 +84,9 @@ def headers(path: str) -> Iterator[tuple[int, int, bytes]]:
                 f"{path}: no GRIB message begins at byte {at + (begin < 0) - max(begin, 0)}; copy it again"
             )
         message = _Header(path, at, window[begin:])
-        nbytes, made = message.of_edition_2() if message.part(7, 1)[0] == 2 else message.of_edition_1()
-        if at + nbytes > size:
-            raise CorruptDataError(
-                f"{path}: the message at byte {at} has {nbytes} bytes, and the file {size}; copy it again"
-            )
+        if (edition := message.number(7, 1)) not in (1, 2):
+            raise UnsupportedFormatError(f"{path}: the message at byte {at} is GRIB of edition {edition}, not 1 or 2")
+        nbytes, made = message.of_edition_1() if edition == 1 else message.of_edition_2()
         yield at, nbytes, made
         at += nbytes
 
@@ -120,40 +119,59 @@ class _Header:
         """Return an unsigned integer of the message."""
         return int.from_bytes(self.part(at, nbytes), "big")
 
-    def of_edition_2(self) -> tuple[int, bytes]:
-        total, at, kept = self.number(8, 8), 16, b""
-        number = 0
-        while number != 7:
-            nbytes, number = self.number(at, 4), self.number(at + 4, 1)
-            if not 5 <= nbytes <= total - at:
-                raise CorruptDataError(
-                    f"{self._path}: a section at byte {self._begin + at} of {nbytes} bytes; copy it again"
-                )
-            if number < 5:
-                kept += self.part(at, nbytes)
-            if number == 3:
-                points = self.part(at + 6, 4)
-            at += nbytes
+    def section(self, at: int, width: int, least: int) -> bytes:
+        """Return a section whose first ``width`` bytes have its length."""
+        nbytes = self.number(at, width)
+        if not least <= nbytes <= _MAX_HEADER:
+            self.refuse(f"a section of {nbytes} bytes at byte {self._begin + at}")
+        return self.part(at, nbytes)
+
+    def refuse(self, found: str) -> NoReturn:
+        """Raise CorruptDataError."""
+        raise CorruptDataError(
+            f"{self._path}: the message at byte {self._begin} has {found}; it is damaged: copy it again"
+        )
+
+    def ended(self, total: int, at: int) -> int:
+        """Return the bytes of the message, whose data end at byte ``at`` of it."""
+        if self.part(total - 4, 4) != b"7777":
+            self.refuse("no end")
         if at != total - 4:
-            raise UnsupportedFormatError(
-                f"{self._path}: the message at byte {self._begin} has several fields; split it: grib_copy IN OUT"
-            )
-        kept += b"\0\0\0\x15\x05" + points + bytes(12) + _NO_VALUES[1] + b"7777"
-        return total, self.part(0, 8) + (16 + len(kept)).to_bytes(8, "big") + kept
+            if self.number(7, 1) == 2 and at < total - 9 and self.number(at + 4, 1) in (2, 3, 4):
+                raise UnsupportedFormatError(
+                    f"{self._path}: the message at byte {self._begin} has several fields; split it: grib_copy IN OUT"
+                )
+            self.refuse(f"data up to byte {at}, and an end at {total - 4}")
+        return total
+
+    def of_edition_2(self) -> tuple[int, bytes]:
+        """Return the bytes of a message of edition 2, and its header: sections 0 to 4, and others without values."""
+        total, at, kept = self.number(8, 8), 16, dict[int, bytes]()
+        for number, least in ((1, 21), (2, 5), (3, 15), (4, 9)):
+            if number != 2 or self.number(at + 4, 1) == 2:
+                kept[number] = self.section(at, 4, least)
+                at += len(kept[number])
+                if kept[number][4] != number:
+                    self.refuse(f"no section {number}")
+        for _ in range(3):
+            at += self.number(at, 4)
+        points = kept[3][6:10]
+        body = b"".join(kept.values()) + b"\0\0\0\x15\x05" + points + bytes(12) + _NO_VALUES[1] + b"7777"
+        return self.ended(total, at), self.part(0, 8) + (16 + len(body)).to_bytes(8, "big") + body
 
     def of_edition_1(self) -> tuple[int, bytes]:
-        if self.number(7, 1) != 1:
-            raise UnsupportedFormatError(f"{self._path}: GRIB of edition {self.number(7, 1)}, and not 1 or 2")
-        total, flags, at = self.number(4, 3), self.number(15, 1), 8 + self.number(8, 3)
-        product = bytearray(self.part(8, at - 8))
-        product[7] = flags & ~0x40  # without a bitmap
-        kept = bytes(product)
+        """Return the bytes of a message of edition 1, and its header: sections 0 to 2, and one of no values."""
+        total, product = self.number(4, 3), bytearray(self.section(8, 3, 28))
+        at, flags, kept = 8 + len(product), product[7], b""
+        product[7] &= ~0x40  # without a bitmap
         if flags & 0x80:
-            kept += self.part(at, self.number(at, 3))
-            at += self.number(at, 3)
+            kept = self.section(at, 3, 32)
+            at += len(kept)
         if flags & 0x40:
             at += self.number(at, 3)
-        if total & 0x800000 and self.number(at, 3) < 120:  # ECMWF's way to count more than 8 MiB
-            total = (total & 0x7FFFFF) * 120 - self.number(at, 3) + 4
-        kept += _NO_VALUES[0] + b"7777"
-        return total, b"GRIB" + (8 + len(kept)).to_bytes(3, "big") + b"\x01" + kept
+        nbytes = self.number(at, 3)
+        if total & 0x800000 and nbytes < 120:  # ECMWF's way to count more than 8 MiB
+            total = (total & 0x7FFFFF) * 120 - nbytes + 4
+            nbytes = total - 4 - at
+        body = bytes(product) + kept + _NO_VALUES[0] + b"7777"
+        return self.ended(total, at + nbytes), b"GRIB" + (8 + len(body)).to_bytes(3, "big") + b"\x01" + body

@@ -123,13 +123,13 @@ class Training(Trainer):
 
     # -- data
 
-    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> scidata.IrregularDataset:
+    def open(self, mesh: DeviceMesh | None) -> scidata.IrregularDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
         self.inputs, self.predicted = tuple(args.inputs), tuple(args.targets)
         fields = list(dict.fromkeys([*args.inputs, *args.targets]))
         halo = {"halo": args.depth} if args.khop and mesh is not None else {}  # a hop for each round of messages
-        steps = (steps or (0, 1)) if args.next else (0,)
+        steps = (0, 1) if args.next else (0,)
         ds = open_graph(args.data, mesh, fields=fields, dtype=self.dtype, steps=steps, **halo)  # scidata
         if len(ds) == 0:
             raise scidata.errors.ConfigError(f"{args.data}: has no two times that follow each other, for --next")

@@ -163,7 +163,7 @@ class Training(Trainer):
 
     # -- data
 
-    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> scidata.IrregularDataset:
+    def open(self, mesh: DeviceMesh | None) -> scidata.IrregularDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
         self.about = Coordinates.load(args.data)
@@ -175,7 +175,7 @@ class Training(Trainer):
                 f"{args.data} has {longest} in a row"
             )
         asked = None if args.fields is None else [*args.fields, *args.forcings]
-        ds = open_graphcast(args.data, mesh, fields=asked, dtype=self.dtype, steps=steps or self.window)  # scidata
+        ds = open_graphcast(args.data, mesh, fields=asked, dtype=self.dtype, steps=self.window)  # scidata
         fields = [name for name in ds.fields if ds.place(name).entity == "grid" and name != "grid/pos"]
         self.fixed = {name for name in fields if self.about.time not in ds.reader.info(name).dims}
         for name in args.forcings:

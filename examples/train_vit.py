@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,22 +129,6 @@ TENSOR_PARALLEL: dict[str, ParallelStyle] = {  # one sum over tp for each attent
 }
 
 
-# -- channels ------------------------------------------------------------------------------------------------------
-
-
-def channels(sample: scidata.Sample, names: Sequence[str], step: int | None) -> Tensor:
-    """Put the levels of some fields side by side: ``(B, C, H, W)``, laid out as the fields are; B is 1 for a sample.
-
-    ``step`` is one of those that the data were opened with; None where that is one.
-    """
-    parts = []
-    for name in names:
-        field = sample[name] if sample.dims[name][0] == "batch" else sample[name].unsqueeze(0)
-        field = field if step is None else field[:, step]
-        parts.append(field if field.ndim == 4 else field.unsqueeze(1))
-    return torch.cat(parts, dim=1)
-
-
 # -- one run -------------------------------------------------------------------------------------------------------
 
 
@@ -157,13 +140,12 @@ class Training(Trainer):
 
     # -- data
 
-    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> scidata.ShardedDataset:
+    def open(self, mesh: DeviceMesh | None) -> scidata.ShardedDataset:
         """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         args = self.args
         names = None if args.fields is None else [*args.fields, *args.forcings]
-        steps = steps or (0, 1)
         more = {"patch": args.patch, "fields": names, "dtype": self.dtype, "derived": args.derived}
-        ds = open_era5(args.data, mesh, steps=steps, **more)  # scidata
+        ds = open_era5(args.data, mesh, steps=(0, 1), **more)  # scidata
         if len(ds) == 0:
             raise scidata.errors.ConfigError(f"{args.data}: has no two steps that follow each other")
         self.forcings = (*args.forcings, *args.derived)  # what the model is given of each time and does not predict
@@ -197,8 +179,8 @@ class Training(Trainer):
 
     def predict(self, model: nn.Module, batch: scidata.Sample) -> tuple[Tensor, Tensor]:
         """Return the state that follows by the model, and by the data, in standard deviations."""
-        now, later = (channels(batch, self.predicted, step) for step in (0, 1))
-        return self.next_state(model, now, channels(batch, self.forcings, 0) if self.forcings else None), later
+        now, later = (batch.stack(self.predicted, steps=step) for step in (0, 1))
+        return self.next_state(model, now, batch.stack(self.forcings, steps=0) if self.forcings else None), later
 
     def next_state(self, model: nn.Module, now: Tensor, forcings: Tensor | None) -> Tensor:
         """Return the state that follows: the model says what it differs by."""
@@ -213,8 +195,8 @@ class Training(Trainer):
 
     def ends(self, batch: scidata.Sample) -> tuple[Tensor, Tensor]:
         """Return state and forcings, and what the state that follows differs by."""
-        now, later = (channels(batch, self.predicted, step) for step in (0, 1))
-        return torch.cat([now, channels(batch, self.forcings, 0)], dim=1) if self.forcings else now, later - now
+        now, later = (batch.stack(self.predicted, steps=step) for step in (0, 1))
+        return torch.cat([now, batch.stack(self.forcings, steps=0)], dim=1) if self.forcings else now, later - now
 
     # -- scores, and a forecast's steps
 
@@ -235,12 +217,12 @@ class Training(Trainer):
 
     def first_state(self, time: int) -> Tensor:
         """Return the state at one time, ``(1, C, H, W)``."""
-        return channels(self.states[time].to(self.device), self.predicted, None)
+        return self.states[time].to(self.device).stack(self.predicted).unsqueeze(0)
 
     def advance(self, state: Tensor, time: int) -> Tensor:
         """Return the state one step later."""
-        forcings = channels(self.states[time].to(self.device), self.forcings, None) if self.forcings else None
-        return self.next_state(self.model, state, forcings)
+        given = self.states[time].to(self.device).stack(self.forcings).unsqueeze(0) if self.forcings else None
+        return self.next_state(self.model, state, given)
 
 
 def arguments(argv: list[str] | None = None) -> tuple[Parser, argparse.Namespace]:

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,11 +77,8 @@ class Trainer:
 
     # -- a script's own ----------------------------------------------------------------------------------------------
 
-    def open(self, mesh: DeviceMesh | None, steps: Sequence[int] | None = None) -> Any:
-        """Open the data: this rank's part of each sample, or whole samples without a mesh.
-
-        ``steps`` are times from that of the sample on, default those that training needs.
-        """
+    def open(self, mesh: DeviceMesh | None) -> Any:
+        """Open the data: this rank's part of each sample, or whole samples without a mesh."""
         raise NotImplementedError
 
     def span(self, index: int) -> tuple[Any, Any]:

@@ -54,7 +54,7 @@ def _digest(values: Checksums) -> str:
     return digest.hexdigest()
 
 
-class SampleSource(ZarrSource):
+class CheckedSource(ZarrSource):
     """A sample's Zarr source; the places of its chunks come with the checksums that they must carry.
 
     Parameters
@@ -88,7 +88,7 @@ class SampleSource(ZarrSource):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = {name: state[name] for name in ("store", "info", "kept", "names", "is_parsed")}
-        SampleSource.__init__(self, state["path"], **rest)
+        CheckedSource.__init__(self, state["path"], **rest)
 
     def _find_arrays(self, tree: Tree) -> Contents:
         return super()._find_arrays(tree) if self._is_parsed else manifest_layouts(self._info, str(self.path))

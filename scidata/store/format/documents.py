@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from scidata.core.types import ArrayLayout
 from scidata.errors import CorruptDataError
 from scidata.store.format.arrays import blocks_of, chunks_held, shard_index
-from scidata.store.format.checksums import SampleSource, manifest_layouts
+from scidata.store.format.checksums import CheckedSource, manifest_layouts
 from scidata.store.format.manifest import CHECKSUMS, SampleInfo, digest_of, dump_json, sealed
 
 ATTRIBUTE = "scidata"  # of the sample's group: its description
@@ -42,7 +42,7 @@ def _nodes(arrays: Iterable[str]) -> set[str]:
     return {above for path in arrays for above in itertools.accumulate(path.split("/"), "{}/{}".format)}
 
 
-def check_files(source: SampleSource, info: SampleInfo, folder: str) -> None:
+def check_files(source: CheckedSource, info: SampleInfo, folder: str) -> None:
     """Check all of a local sample's files, but for the values in them.
 
     Raises
@@ -68,7 +68,7 @@ def check_files(source: SampleSource, info: SampleInfo, folder: str) -> None:
             _check_shard(os.path.join(folder, path, key), layout, shape)
 
 
-def check_layouts(source: SampleSource, info: SampleInfo, store: str) -> None:
+def check_layouts(source: CheckedSource, info: SampleInfo, store: str) -> None:
     """Raise CorruptDataError unless arrays' own metadata, which other readers go by, agree with the manifest."""
     for path, record in manifest_layouts(info, store).records.items():
         found, expected = source.arrays[path], record.layout

@@ -36,7 +36,7 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.access.first_reads import forget_head, read_head
 from scidata.sources.zarr.source import ZarrSource
-from scidata.store.format.checksums import KEPT_BYTES, Checksums, SampleSource
+from scidata.store.format.checksums import KEPT_BYTES, Checksums, CheckedSource
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
 from scidata.store.format.durable import remove
 from scidata.store.format.kept import KeptFiles, is_worth_it
@@ -84,7 +84,7 @@ class Store:
         self._disk = disk
         self.kept = None if disk is None or not is_worth_it(self.path) else KeptFiles(self.path, self._digest, disk)
         self._samples: Cache[SampleInfo] = Cache(_MADE_SAMPLES)
-        self._sources: Cache[SampleSource] = Cache(_MADE_SAMPLES)
+        self._sources: Cache[CheckedSource] = Cache(_MADE_SAMPLES)
         self._checksums: Cache[Checksums] = Cache(KEPT_BYTES, "lru")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -231,11 +231,11 @@ def _sample_source(
     *,
     root: str | None = None,
     is_parsed: bool = False,
-) -> SampleSource:
+) -> CheckedSource:
     """Return the source of a sample; ``root`` is the path or URL that files are read by, if it is not the store's."""
     check_inside(store, join(store, info.folder))
     where = join(root or store, info.folder)
-    return SampleSource(where, store=store, info=info, kept=kept, names=names, is_parsed=is_parsed)
+    return CheckedSource(where, store=store, info=info, kept=kept, names=names, is_parsed=is_parsed)
 
 
 def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> Store:

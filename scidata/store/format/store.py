@@ -36,7 +36,7 @@ from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.files import Version, files, version_at
 from scidata.sources.access.first_reads import forget_head, read_head
 from scidata.sources.zarr.source import ZarrSource
-from scidata.store.format.checksums import KEPT_BYTES, Checksums, CheckedSource
+from scidata.store.format.checksums import KEPT_BYTES, CheckedSource, Checksums
 from scidata.store.format.documents import ATTRIBUTE, check_files, check_layouts
 from scidata.store.format.durable import remove
 from scidata.store.format.kept import KeptFiles, is_worth_it

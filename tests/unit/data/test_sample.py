@@ -245,6 +245,13 @@ def test_steps_and_made_fields_of_a_store(tmp_path):
     assert step.source == later.source[:1]
     assert step.entity_of("velocity") == "node"
     assert torch.equal(step.with_ghosts("velocity"), step["velocity"])
+    batch = scidata.collate([sample, ds[5]]).step(0)  # of two meshes
+    assert torch.equal(batch["velocity"], torch.cat([sample["velocity"][0], ds[5]["velocity"][0]]))
+    assert (batch.entity_of("velocity"), len(batch.source)) == ("node", 2)
+    ghosts = scidata.open_dataset(
+        f"{tmp_path}/out", scidata.init_mesh(), steps=(0, 1), sample_dim="dim_0", halo=1, ghosts="disk"
+    )
+    assert torch.equal(ghosts[0].step(1).with_ghosts("velocity"), step["velocity"])
     made = sample.replace({"velocity": step["velocity"] * 2})  # a model's, of one step
     assert (made.dims["velocity"], made.places["velocity"]) == (step.dims["velocity"], step.places["velocity"])
 

@@ -249,18 +249,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return self.datasets[part].plan(own, rank)
 
     def sources_of(self, index: int) -> tuple[SampleSource, ...]:
-        """Return where the steps of a sample come from, as :attr:`Sample.source` has it, without reading values.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-
-        Examples
-        --------
-        >>> late.sources_of(1)[0].path
-        'era5.zarr'
-        """
+        """Return where the steps of a sample come from: :attr:`Sample.source`, without reading values."""
         part, own = self.locate(index)
         return self.datasets[part].sources_of(own)
 

@@ -175,20 +175,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         return self.reader.steps_of(name)
 
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
-        """Return where the steps of a sample come from, as :attr:`Sample.source` has it, without reading values.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-        step : int or None, optional
-            One of its steps; default all.
-
-        Examples
-        --------
-        >>> print(scidata.open_dataset("era5.zarr").sources_of(3)[0].index)
-        3
-        """
+        """Return where the steps of a sample, or one of them, come from: see :attr:`Sample.source`."""
         return self.reader.sources_of(index, step)
 
     def space_coords(self, device: torch.device) -> dict[str, Coordinate]:

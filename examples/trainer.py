@@ -134,6 +134,13 @@ class Trainer:
         """Return the samples that a metric is told of: one, or of a batch of grids a list."""
         return batch.index
 
+    def at_one_time(self) -> Any:
+        """Return what is predicted, as it is: one time a sample."""
+        return self.data.view(steps=(0,), transform=self.data.transform)
+
+    def finish(self) -> None:
+        """Do what comes after the training, once it is over."""
+
     # -- data --------------------------------------------------------------------------------------------------------
 
     def split(self) -> tuple[list[int], list[int]]:
@@ -184,8 +191,7 @@ class Trainer:
         else:
             self.say("computing the normalisation (scidata stats --out FILE does it once, for --stats FILE)")
             self.stats = self.statistics(scidata.subset(self.data, self.train_samples))
-        # one time a sample, as it is
-        self.truth = self.data.view(steps=(0,), transform=self.data.transform)
+        self.truth = self.at_one_time()
         self.data, self.states = self.normalised(self.data), self.normalised(self.truth)
 
     def physical(self, x: Any) -> dict[str, Tensor]:
@@ -473,5 +479,7 @@ def run(trainer: type[Trainer], parser: argparse.ArgumentParser, args: argparse.
     else:
         with scidata.StopSignal() as training.signalled:  # SLURM's, before the time is up
             training.train()
+        if training.reached():
+            training.finish()
     dist.destroy_process_group()
     return 0 if passed else 1

@@ -1,22 +1,23 @@
-"""Observations beside an analysis: raw tables → windows of rows, beside a grid.
+"""Observations beside an analysis: raw tables → windows of rows, joined with a grid by time.
 
     python -m pipelines.observations make weather                             # small made-up data, a folder
     python -m pipelines.observations make theirs --layout weathergenerator    # the same in another layout
-    python -m pipelines.observations convert THEIRS.zarr obs.zarr             # WeatherGenerator's, anemoi's → columns
+    python -m pipelines.observations convert theirs/stations.zarr obs.zarr    # WeatherGenerator's, anemoi's → columns
+
+    ds = open_observations("weather", mesh, patch=4)    # an analysis, and what was observed in the 12 hours before it
+    ds[0]["analysis"]["t2m"]                            # (H, W)
+    ds[0]["stations"]["t2m"]                            # (N,), as many as there are, of this rank's latitudes
 
 Made-up data are three instruments that see one weather, which is known everywhere: two satellites that scan a swath
 along their orbits (with gaps), stations that report each hour (some do not, and lack some values), and radiosondes at
 0 and 12 UTC that drift while they rise. A table is sorted by ``dates``; ``qc`` is 0 for a good row, 1 for a doubtful
 one, 2 for a wrong one. Layouts of tables:
 
-``columns``
-    Each column an array ``(row,)``; ``dates`` in seconds since 1970, as CF says.
-``weathergenerator``
-    ``data`` ``(row, column)``, whose attribute ``colnames`` names its columns, what was measured as ``obsvalue_…``;
-    ``dates`` ``(row, 1)``; ``idx_197001010000_1``, how many rows are no later than each full hour since 1970.
-``anemoi``
-    ``data`` ``(row, column)``, whose first columns are day, second of the day, latitude and longitude;
-    ``date_index_ranges`` ``(time, 3)``: each time that occurs, its first row, how many rows it has.
+- ``columns``: each column an array ``(row,)``; ``dates`` in seconds since 1970, as CF says.
+- ``weathergenerator``: ``data`` ``(row, column)``, whose attribute ``colnames`` names its columns, what was measured as
+  ``obsvalue_…``; ``dates`` ``(row, 1)``; ``idx_197001010000_1``, the number of rows until each hour since 1970.
+- ``anemoi``: ``data`` ``(row, column)``, whose first columns are day, second of the day, latitude and longitude;
+  ``date_index_ranges`` ``(time, 3)``: each time that occurs, its first row, how many rows it has.
 """
 
 from __future__ import annotations
@@ -29,11 +30,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import zarr
+from torch.distributed.device_mesh import DeviceMesh
 
+import scidata
 from pipelines.telling import telling
 
-__all__ = ["INSTRUMENTS", "LAYOUTS", "Weather", "convert", "make", "write_table"]
+__all__ = [
+    "INSTRUMENTS",
+    "LAYOUTS",
+    "Weather",
+    "convert",
+    "make",
+    "open_analysis",
+    "open_observations",
+    "value_columns",
+    "write_table",
+]
 
 INSTRUMENTS = ("satellite", "stations", "radiosondes")
 LAYOUTS = ("columns", "weathergenerator", "anemoi")
@@ -42,6 +56,93 @@ HOURLY = "idx_197001010000_1"
 
 Float = npt.NDArray[np.float64]
 Table = dict[str, npt.NDArray[Any]]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def open_analysis(
+    folder: str,
+    mesh: DeviceMesh | None,
+    *,
+    patch: int = 1,
+    fields: Sequence[str] | None = None,
+    dtype: torch.dtype | None = torch.float32,
+    **options: Any,
+) -> scidata.ShardedDataset:
+    """Open ``analysis.zarr``: this rank's latitudes of each field, cut between patches.
+
+    Rows and columns that do not fill a patch are left out, at the end of both dimensions.
+
+    Parameters
+    ----------
+    folder
+        As :func:`make` writes it.
+    mesh, fields, dtype, options
+        As in :func:`scidata.open_dataset`.
+    patch
+        Patch size of the model, in rows and columns.
+    """
+    path = str(Path(folder) / "analysis.zarr")
+    probe = scidata.open_dataset(path)  # metadata only
+    rows, columns = (len(probe.coordinate(dim)) for dim in ("lat", "lon"))
+    crop = {"lat": slice(0, rows - rows % patch), "lon": slice(0, columns - columns % patch)}
+    shard = {} if mesh is None else {"shard": {"lat": "domain"}}
+    return scidata.open_dataset(
+        path, mesh, fields=fields, isel=crop, align=patch, dtype=dtype, coords=True, **(shard | options)
+    )
+
+
+def open_observations(
+    folder: str,
+    mesh: DeviceMesh | None,
+    *,
+    hours: int = 12,
+    patch: int = 1,
+    instruments: Sequence[str] = INSTRUMENTS,
+    fields: Sequence[str] | None = None,
+    dtype: torch.dtype | None = torch.float32,
+) -> scidata.JoinedDataset:
+    """Open analyses, each with what was observed in the hours before it, wrong rows left out.
+
+    Each rank has the rows that lie in its own latitudes of the grid.
+
+    Parameters
+    ----------
+    folder
+        As :func:`make` writes it, in columns or in WeatherGenerator's layout.
+    mesh, dtype
+        As in :func:`scidata.open_dataset`.
+    hours
+        How long before an analysis observations are taken: those in ``[t - hours, t)``.
+    patch, fields
+        Of the grid; see :func:`open_analysis`.
+    instruments
+        Names of tables, which parts of samples have, beside ``"analysis"``.
+    """
+    analysis = open_analysis(folder, mesh, patch=patch, fields=fields, dtype=dtype)
+    tables = {
+        name: scidata.open_dataset(
+            str(Path(folder) / f"{name}.zarr"),
+            mesh,
+            kind="points",
+            positions=("lat", "lon"),
+            time="dates",
+            window=f"{hours}h",
+            every="6h",
+            where={"qc": (0, 1)},
+            cut_like=analysis,
+            dtype=dtype,
+        )
+        for name in instruments
+    }
+    on = {"analysis": "time"} | dict.fromkeys(tables, "dates")
+    return scidata.join({"analysis": analysis, **tables}, on, at=dict.fromkeys(tables, f"-{hours}h"))
+
+
+def value_columns(table: Any) -> list[str]:
+    """Return the names of columns that are neither time nor place: what was measured, and what is known of a row."""
+    return [name for name in table.fields if name not in ("pos", "lat", "lon", "dates")]
 
 
 # -- the weather ---------------------------------------------------------------------------------------------------
@@ -318,7 +419,7 @@ def convert(source: str, out: str, *, chunk: int = 16384, rows: int = 1 << 20) -
 def make(
     out: str,
     *,
-    days: float = 10.0,
+    days: float = 20.0,
     shape: tuple[int, int] = (32, 64),
     density: float = 1.0,
     layout: str = "columns",
@@ -336,7 +437,7 @@ def make(
     shape
         Latitudes and longitudes of the grid, which has no poles.
     density
-        How many observations there are, as a share of the usual 17,000 a day.
+        How many observations there are, as a share of the usual 13,000 a day.
     layout
         Of the tables; see :func:`write_table`.
     seed
@@ -389,9 +490,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     made = commands.add_parser("make", help="write a small made-up analysis, and what three instruments see of it")
     made.add_argument("out", help="a new folder")
-    made.add_argument("--days", type=float, default=10.0)
+    made.add_argument("--days", type=float, default=20.0)
     made.add_argument("--shape", type=int, nargs=2, default=(32, 64), metavar=("LAT", "LON"))
-    made.add_argument("--density", type=float, default=1.0, help="a share of the usual 17,000 rows a day")
+    made.add_argument("--density", type=float, default=1.0, help="a share of the usual 13,000 rows a day")
     made.add_argument("--layout", choices=LAYOUTS, default="columns", help="of the tables")
     made.add_argument("--seed", type=int, default=0)
     converted = commands.add_parser("convert", help="write WeatherGenerator's or anemoi's table as columns")

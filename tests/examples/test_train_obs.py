@@ -1,0 +1,73 @@
+"""The example of observations: loss, gradients, resuming and written analyses, as one process has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from pipelines import observations
+from tests.examples._scripts import (
+    assert_equal_to_one_process,
+    in_turn_on_ranks_of,
+    lines_of,
+    weights,
+)
+
+TINY = ("--dim", "8", "--depth", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def weather(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small grid, and twelve analyses that have twelve hours of observations before them."""
+    path = str(tmp_path_factory.mktemp("weather") / "weather")
+    observations.make(path, days=3.5, shape=(20, 12), density=0.1)
+    return path
+
+
+# 20 latitudes make five rows of cells: two ranks share them as 3 + 2, three as 2 + 2 + 1
+@pytest.mark.parametrize(
+    ("num_ranks", "domain", "more"),
+    [
+        (1, 1, [("--batch-size", 2)]),
+        (2, 2, [("--batch-size", 2), ("--compile", "aot_eager"), ("--instruments", "radiosondes")]),
+        (3, 3, [("--batch-size", 2)]),
+        (4, 2, [("--batch-size", 2), ("--strategy", "fsdp")]),
+    ],
+    ids=["1", "2", "3", "2x2"],
+)
+def test_loss_and_gradients_are_those_of_one_process(
+    weather: str, num_ranks: int, domain: int, more: list[tuple[object, ...]]
+) -> None:
+    every = (*TINY, "--data", weather, "--domain", domain, "--dtype", "float64", "--check")
+    found = in_turn_on_ranks_of("train_obs", num_ranks, *((*every, *args) for args in more))
+    for args, (code, output) in zip(more, found, strict=True):
+        assert_equal_to_one_process(code, f"{args}: {output}", f"{num_ranks // domain} dp x {domain} domain")
+
+
+def test_a_domain_goes_on_with_what_dp_ranks_began_and_writes_the_same(weather: str, tmp_path: Path) -> None:
+    """Two epochs of four samples on two dp ranks; the second again on a domain of two, from the middle."""
+    every = (*TINY, "--data", weather, "--dtype", "float64", "--epochs", 2, "--val-fraction", 0.3, "--log-every", 1)
+    ends = [("--out", tmp_path / name, "--write", tmp_path / f"{name}.zarr") for name in ("dp", "domain")]
+    resumed = ("--domain", 2, "--batch-size", 2, "--resume", tmp_path / "dp" / "step_00000001")
+    first, second = in_turn_on_ranks_of(
+        "train_obs", 2, (*every, "--save-every", 1, *ends[0]), (*every, *resumed, *ends[1])
+    )
+    assert first[0] == second[0] == 0, f"{first[1]} {second[1]}"
+    (last,) = sorted((tmp_path / "domain").glob("step_*[0-9]"))[-1:]
+    expected, found = (weights(tmp_path / name / last.name) for name in ("dp", "domain"))
+    assert expected["progress"].tolist() == found["progress"].tolist()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-8, msg=name)
+    scores = [lines_of(tmp_path / name, "validation")[-1] for name in ("dp", "domain")]
+    assert scores[0]["t2m"] == pytest.approx(scores[1]["t2m"], rel=1e-6)
+    written = [xr.open_zarr(tmp_path / f"{name}.zarr", consolidated=False) for name in ("dp", "domain")]
+    truth = xr.open_zarr(f"{weather}/analysis.zarr", consolidated=False).sel(time=written[0].time)
+    area = np.cos(np.radians(truth.lat))
+    for name in truth:
+        np.testing.assert_allclose(written[0][name], written[1][name], rtol=1e-5, atol=1e-5)
+        rmse = float(np.sqrt(((written[0][name] - truth[name]) ** 2).weighted(area).mean()))
+        assert rmse == pytest.approx(scores[0][str(name)], rel=1e-4)  # as written: float32

@@ -13,6 +13,7 @@ import numpy as np
 from scidata.core.cache import Cache
 from scidata.core.checks import optional_module
 from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, IntArray
+from scidata.core.urls import is_url
 from scidata.errors import CorruptDataError, SciDataError, UnsupportedFormatError
 from scidata.sources.access.url_file import UrlFile
 from scidata.sources.cf import NAMED_ANGLES
@@ -29,11 +30,13 @@ _columns: Cache[AnyArray] = Cache(_KEPT, "lru")
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
-    """A table's columns; and the first row of each group, and the end."""
+    """A table's columns, and the names of all; the first row of each group, and the end; Parquet's own description."""
 
     arrays: Mapping[str, ArrayLayout]
     skipped: Mapping[str, str]
     bounds: tuple[int, ...]
+    names: tuple[str, ...]
+    metadata: Any = None
 
 
 class TableSource(FileSource[_Contents]):
@@ -74,7 +77,7 @@ class TableSource(FileSource[_Contents]):
 
     def _column(self, layout: ArrayLayout, group: int, num_rows: int) -> AnyArray:
         def make() -> AnyArray:
-            with self._file([layout.name]) as file:
+            with self._file(layout.name) as file:
                 if self.format == "parquet":
                     column = file.read_row_group(group, columns=[layout.name], use_threads=False).column(0)
                 else:
@@ -93,22 +96,18 @@ class TableSource(FileSource[_Contents]):
         return _columns.get_or_make(key, make, lambda column: column.nbytes, once=True)
 
     @contextmanager
-    def _file(self, columns: list[str] | None = None) -> Iterator[Any]:
-        """Open the file, with some columns of an Arrow file alone; damage is named."""
+    def _file(self, column: str | None = None) -> Iterator[Any]:
+        """Open the file, for one of its columns or for its description; damage is named."""
         pyarrow = optional_module("pyarrow", f"{self.path}: tables as Parquet and Arrow need pyarrow", "parquet")
+        known = None if column is None else self._read()
         try:
-            with UrlFile(self.path) as stream:
+            with UrlFile(self.path) if is_url(self.path) else pyarrow.OSFile(self.path) as stream:
                 if self.format == "parquet":
-                    from pyarrow import parquet
-
-                    yield parquet.ParquetFile(stream)
+                    parquet = optional_module("pyarrow.parquet", self.path, "parquet")
+                    yield parquet.ParquetFile(stream, metadata=None if known is None else known.metadata)
                     return
-                options = pyarrow.ipc.IpcReadOptions()
-                if columns is not None:
-                    with UrlFile(self.path) as other:
-                        names = pyarrow.ipc.open_file(other).schema.names
-                    options = pyarrow.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
-                yield pyarrow.ipc.open_file(stream, options=options)
+                one = None if column is None or known is None else [known.names.index(column)]
+                yield pyarrow.ipc.open_file(stream, options=pyarrow.ipc.IpcReadOptions(included_fields=one))
         except (SciDataError, MemoryError):
             raise
         except Exception as e:  # of damage pyarrow raises anything
@@ -118,6 +117,7 @@ class TableSource(FileSource[_Contents]):
             ) from e
 
     def _parse(self) -> _Contents:
+        metadata = None
         with self._file() as file:
             if self.format == "parquet":
                 metadata, schema = file.metadata, file.schema_arrow
@@ -141,7 +141,9 @@ class TableSource(FileSource[_Contents]):
                 chunks=(max(sizes, default=0),), axis_order=(0,), fallback=True,
                 attributes={**NAMED_ANGLES.get(column.name.lower(), {}), **said},
             )  # fmt: skip
-        return _Contents(arrays=arrays, skipped=skipped, bounds=tuple(bounds))
+        return _Contents(
+            arrays=arrays, skipped=skipped, bounds=tuple(bounds), names=tuple(schema.names), metadata=metadata
+        )
 
 
 def _dtype_of(kind: pyarrow.DataType) -> np.dtype[Any] | None:

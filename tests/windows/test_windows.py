@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 import xarray as xr
@@ -13,7 +14,8 @@ import zarr
 
 import scidata
 from scidata.core.options import ReadOptions
-from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.sources import tables
 from scidata.store.raw_points import time_index
 from scidata.store.raw_points.windows_reader import WindowsReader
 from scidata.testing import run_ranks
@@ -226,6 +228,31 @@ def test_each_rank_reads_its_share(gappy):
         assert all(each[:2] == (index, wanted) for each in found)
         assert [row for each in found for row in each[2]] == wanted
         assert len({len(each[2]) for each in found}) == 1
+
+
+def test_parquet_is_read_by_row_groups_and_columns(tmp_path, monkeypatch):
+    read = []
+    real = pq.ParquetFile.read_row_group
+    note = lambda self, group, columns, **kw: read.append((group, *columns)) or real(self, group, columns=columns, **kw)  # noqa: E731
+    frame = pd.DataFrame({"dates": (BEGIN + np.arange(96) * HOUR // 2).astype("M8[ns]"), "lat": 1.5, "lon": 2.5})
+    frame["bt"] = np.where(np.arange(96) % 5, np.arange(96), np.nan)
+    frame["name"] = "x"
+    frame["count"] = pd.array(np.where(np.arange(96) == 90, None, np.arange(96)), "Int32")
+    frame.to_parquet(tmp_path / "obs.parquet", row_group_size=24)
+    opened = {"time": "dates", "window": "6h", "positions": ("lat", "lon")}
+    ds = scidata.open_dataset(tmp_path / "obs.parquet", **opened, where={"bt": slice(None)}, fields=["bt", "dates"])
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", note)
+    tables._columns.clear()
+    assert ds[3]["bt"].tolist() == [i for i in range(36, 48) if i % 5]
+    assert ds[2]["bt"].tolist() == [i for i in range(24, 36) if i % 5]  # of the same row group, which is kept
+    assert read == [(1, "bt"), (1, "dates")]
+    counts = scidata.open_dataset(tmp_path / "obs.parquet", **opened, fields=["count"])
+    assert counts[0]["count"].tolist() == list(range(12))
+    with pytest.raises(UnsupportedFormatError, match="'count' of int32 lacks values in row group 3"):
+        counts[7]
+    (tmp_path / "short.parquet").write_bytes((tmp_path / "obs.parquet").read_bytes()[:-100])
+    with pytest.raises(CorruptDataError, match="is no whole parquet file"):
+        scidata.open_dataset(tmp_path / "short.parquet", **opened)
 
 
 # -- CF's discrete sampling geometries ---------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from scidata.store.reading.rows import Others, RowAccess
 
 _TIME = "\0time"  # paths of arrays that are no field's own
 _TABLE = "\0table"
+_TOPOLOGIES_BYTES = 32 << 10  # of bounds alone: some thousand windows
 
 
 #: Rows of a table: a range, or sorted ids.
@@ -188,7 +189,7 @@ class WindowsReader(PointsReader):
         self.windows, self._counts = windows, windows.num_rows
         self._firsts = bounds_of(np.array([index.num_rows for index in windows.indices]))
         self._partitions = Cache(self._partitions.max_size, "lru")
-        self.topologies = Cache(self.topologies.max_size, "lru")
+        self.topologies = Cache(_TOPOLOGIES_BYTES, "lru")
         self.files = copy.copy(self.files)
         self.files.windows, self.files.time, self.files.num_rows = windows, self._column, self._counts
         self._number_stored(self.files, len(windows))

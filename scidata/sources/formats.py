@@ -6,6 +6,7 @@ it: never because of what a file holds.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import math
@@ -13,7 +14,7 @@ import os
 import posixpath
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -179,25 +180,27 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
     def _parse(self) -> Mapping[str, ArrayLayout]:
         if not is_url(self.path) and os.path.isfile(self.path):
             self._versions.note_opened(self.path)
-        try:
+        with self._named("cannot be described"):
             return {layout.name: layout for layout in self.describe()}
-        except (SciDataError, OSError):
-            raise
-        except Exception as e:  # any, of code that is not ours
-            raise CorruptDataError(self._fault("cannot be described", e)) from e
 
-    def _fault(self, what: str, error: Exception) -> str:
-        return f"{self.path}: {what} as {self.format} ({type(error).__name__}: {error}); copy or write it again"
-
-    def _placed(self, layout: ArrayLayout, chunk: tuple[int, ...]) -> Place | None:
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Name the file in errors of code that is not ours; those of scidata and of the system say more."""
         try:
-            if (found := self.place(layout, chunk)) is None:
-                return None
-            path, offset, nbytes = str(found[0]), int(found[1]), int(found[2])
+            yield
         except (SciDataError, OSError):
             raise
         except Exception as e:
-            raise CorruptDataError(self._fault(f"field {layout.name!r}, chunk {chunk} cannot be found", e)) from e
+            why = f"{type(e).__name__}: {e}"
+            raise CorruptDataError(f"{self.path}: {what} as {self.format} ({why}); copy or write it again") from e
+
+    def _placed(self, layout: ArrayLayout, chunk: tuple[int, ...]) -> Place | None:
+        with self._named(f"field {layout.name!r}, chunk {chunk} cannot be found"):
+            if (found := self.place(layout, chunk)) is None:
+                return None
+            path, offset, nbytes = str(found[0]), int(found[1]), int(found[2])
+            if max(offset, nbytes) > _MAX_BYTES:
+                raise ValueError(f"{nbytes} bytes from {offset} on")
         if path == self.path:
             return self.path, offset, nbytes
         if not self.allow_external:
@@ -237,12 +240,11 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
 
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: AnyArray) -> None:
         """Read a box by :meth:`read`."""
-        try:
-            out[...] = self.read(layout, box)
-        except (SciDataError, OSError):
-            raise
-        except Exception as e:
-            raise CorruptDataError(self._fault(f"field {layout.name!r} cannot be read", e)) from e
+        with self._named(f"field {layout.name!r} cannot be read"):
+            found = np.asarray(self.read(layout, box))
+            if found.shape != out.shape:  # and no broadcasting
+                raise ValueError(f"shape {found.shape}, not {out.shape}")
+            np.copyto(out, found, casting="same_kind")
 
     def check_unchanged(self, layout: ArrayLayout, paths: Sequence[str]) -> None:
         """Raise SourceChangedError where a file that was just read is not the one that was read first."""

@@ -15,7 +15,7 @@ from scidata.sources.pointers import check_pointer
 from scidata.sources.torch_files import OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_CLASSIC__TABLES = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+_CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 ZARR_NAMES = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
 _TABLES = {b"PAR1": "parquet", b"ARRO": "arrow"}
@@ -49,7 +49,7 @@ def open_file(path: str, *, allow_external: bool) -> Source:
         files().size(path)  # raises where it is a folder
         raise
     head = begin[:8]
-    if head[:4] in _CLASSIC__TABLES:
+    if head[:4] in _CLASSIC_MAGICS:
         from scidata.sources.netcdf import NetCDF3Source
 
         return NetCDF3Source(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import json
 import os
@@ -260,6 +261,7 @@ class Bad(FileFormat):
         ({"shape": [4], "dtype": "f8", "place": ["{here}/../x", 0, 32]}, RefusedError, "outside of its folder"),
         ({"shape": [4], "dtype": "f8", "place": ["{here}/a.bad1", -5, 32]}, CorruptDataError, "make no sense"),
         ({"shape": [4], "dtype": "f8", "place": ["{here}/a.bad1", 0, 3]}, CorruptDataError, "bytes"),
+        ({"shape": [4], "dtype": "f8", "place": ["{here}/a.bad1", 1 << 70, 32]}, CorruptDataError, "cannot be found"),
         ({"shape": [4], "dtype": "f8", "place": [1]}, CorruptDataError, "cannot be found as bad"),
     ],
 )
@@ -269,6 +271,12 @@ def test_hostile_descriptions_are_refused(tmp_path, registry, given, error, matc
     (tmp_path / "a.bad1").write_text(text)
     with pytest.raises(error, match=match):
         scidata.open_dataset(str(tmp_path / "a.bad1"), sample_dim=False, kind="grid")[0]
+
+
+def test_docstring_runs(registry, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (test,) = doctest.DocTestFinder(recurse=False).find(FileFormat, globs={"scidata": scidata})
+    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test).failed == 0
 
 
 def test_registration_is_checked(registry):
@@ -310,6 +318,15 @@ def test_a_function_alone_reads(tmp_path, registry):
     assert plan.bytes_fetched == 6 * 8
     notes = command("plan", path, "--domain", "2", "--shard", "x")["notes"]
     assert any("decoded by the format's own library" in note for note in notes)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(6), 0.0, np.zeros((1, 5)), np.zeros((1, 6), "c16")])
+def test_a_function_that_returns_something_else(tmp_path, registry, wrong, monkeypatch):
+    register_format(Column)
+    np.savetxt(tmp_path / "run_1", RNG.random((4, 6)))
+    monkeypatch.setattr(Column, "read", lambda self, layout, box: wrong)
+    with pytest.raises(CorruptDataError, match=r"run_1: field 't' cannot be read as column \(\w+Error"):
+        scidata.open_dataset(str(tmp_path / "run_1"), kind="grid", shard={})[0]
 
 
 def test_a_folder_with_companions(tmp_path, registry):

@@ -290,6 +290,7 @@ def interpolate(
     local = slice_to_shard(local, parts, 0, shares.alike)
     found = grid.find(local)
     owned, held = (field.to_local(), field.held_halo()) if isinstance(field, ShardTensor) else (field, None)
+    owned = replicate_to_shards(owned, shares.sums)  # once, whatever other ranks that hold the same field exchange
     x = owned if held is None else held
     if is_capturing():
         raise UnsupportedShardOp("interpolate: the cells under points are found by the points' values, in each step")
@@ -298,7 +299,7 @@ def interpolate(
     plan = _kept(positions, key, lambda: _plan(grid, found, local.detach(), x, field, shares))
 
     def cells(part: Tensor) -> Tensor:
-        return replicate_to_shards(part, shares.sums).reshape(math.prod(lead), part.shape[len(lead) :].numel())
+        return part.reshape(math.prod(lead), part.shape[len(lead) :].numel())
 
     values = [cells(x)]
     if not values[0].shape[1]:

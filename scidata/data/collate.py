@@ -21,7 +21,7 @@ from scidata.core.keywords import checked_keywords
 from scidata.core.types import IntArray
 from scidata.data.channels import TensorT
 from scidata.data.irregular_sample import IrregularSample
-from scidata.data.joined_sample import JoinedSample
+from scidata.data.joined_sample import JoinedPart, JoinedSample
 from scidata.data.local_fields import LocalFields, stacked
 from scidata.data.sample import Sample
 from scidata.data.topology import Cells, Place, Relation, Topology, shard_rows
@@ -239,7 +239,7 @@ def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | Join
     >>> tuple(batch["u"].shape), batch.dims["u"], batch.index
     ((2, 3, 7, 8), ('batch', 'level', 'latitude', 'longitude'), [0, 2])
     """
-    if isinstance(samples, Sample | JoinedSample | LocalFields | LocalPart):
+    if isinstance(samples, Sample | JoinedSample | LocalFields | LocalPart | JoinedPart):
         return samples  # of torch's loader with batch_size=None
     if samples and all(isinstance(sample, LocalFields) for sample in samples):
         return stacked(samples)  # type: ignore[arg-type, return-value]  # in a worker of torch's loader
@@ -249,7 +249,11 @@ def collate(samples: Sequence[Sample] | Sequence[JoinedSample]) -> Sample | Join
     plain = [sample for sample in samples if isinstance(sample, Sample)]
     if not samples or len(plain) < len(samples):
         kinds = {type(sample).__name__ for sample in samples}
-        read = "; ds.assemble(part) makes a sample of what a worker has read" if "LocalPart" in kinds else ""
+        read = (
+            "; ds.assemble(part) makes a sample of what a worker has read"
+            if kinds & {"LocalPart", "JoinedPart"}
+            else ""
+        )
         found = ", ".join(sorted(kinds)) or "none"
         raise FieldMismatchError(f"collate makes a batch of one or more samples of a data set, not of {found}{read}")
     irregular = [sample for sample in samples if isinstance(sample, IrregularSample)]

@@ -22,7 +22,7 @@ from scidata.core.types import AnyArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
 from scidata.data.collate import collate
 from scidata.data.composed import ComposedDataset
-from scidata.data.joined_sample import JoinedSample
+from scidata.data.joined_sample import JoinedPart, JoinedSample
 from scidata.data.keys import joined_keys
 from scidata.data.local_fields import LocalFields
 from scidata.data.order import MAX_LISTED, Mixture
@@ -406,7 +406,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
             sample.index = index
         elif isinstance(sample, LocalFields):
             sample.number(index)
-        elif isinstance(sample, LocalPart):
+        elif isinstance(sample, LocalPart | JoinedPart):
             sample = replace(sample, number=index)
         renumbered: SampleT = sample
         return renumbered

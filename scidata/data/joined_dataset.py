@@ -352,6 +352,8 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         >>> pairs.assemble(pairs.read_local(1), index=1).index
         1
         """
+        if isinstance(local, JoinedSample):
+            return local
         if isinstance(local, LocalFields | JoinedPart):
             index = local.index if index is None else index
         if index is None:

@@ -122,6 +122,7 @@ class JoinedPart:
 
     index: int
     parts: Mapping[str, Any]
+    number: int | list[int] | None = None  # in a data set that is made of the join
     stats: ReadStats = field(default=NO_READ)
 
     @property

@@ -77,7 +77,7 @@ def same(rank: int, num_ranks: int, folder: Path) -> list[tuple[str, int]]:
             own = {name: parts[name][int(np.flatnonzero(times[name] == key)[0])] for name, key in (
                 ("fine", batch.key), ("coarse", batch.key), ("obs", batch.key - np.timedelta64(6, "h"))
             )}  # fmt: skip
-            for sample in (batch, ds.assemble(copy[batch.index])):
+            for sample in (batch, ds.assemble(scidata.collate(copy[batch.index]))):
                 for name, part in sample.items():
                     for field, x in part.items():
                         local, wanted = x.to_local(), own[name][field].to_local()

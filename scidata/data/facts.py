@@ -113,6 +113,7 @@ def _facts_of_rows(dataset: IrregularDataset[Any]) -> dict[str, object]:
         "the dims": {name: dataset.dims(name) for name in dataset.fields},
         "the dtypes that are read": {name: str(reader.dtype(name)) for name in dataset.fields},
         "the values": dataset.fingerprint if _is_stored(dataset) else None,
+        "the windows": dataset.fingerprint if hasattr(reader, "windows") else None,
     }
 
 

@@ -4,6 +4,8 @@ import os
 import pickle
 from pathlib import Path
 
+import fsspec
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -20,7 +22,7 @@ from scidata.store.raw_points import time_index
 from scidata.store.raw_points.windows_reader import WindowsReader
 from scidata.testing import run_ranks
 from tests.windows.oracle import check_case
-from tests.windows.tables import make_case, write_table
+from tests.windows.tables import make_case, write_hdf5, write_table
 
 HOUR = 3600 * 10**9
 BEGIN = pd.Timestamp("2020-02-28").as_unit("ns").value
@@ -207,6 +209,46 @@ def test_everything_of_data_sets(gappy):
     assert ds.fingerprint != twice.fingerprint
     assert repr(ds)
     assert ds._repr_html_()
+
+
+def test_the_index_is_kept_in_cache_dir(gappy, tmp_path, monkeypatch):
+    opened = OPTIONS | {"cache_dir": tmp_path / "cache", "where": {"qc": 1}}
+    first = scidata.open_dataset(gappy, **opened).counts().tolist()
+    assert [path.suffix for path in (tmp_path / "cache" / "scidata-index").iterdir()] == [".times"]
+    assert not list(tmp_path.glob(".scidata-times-*"))
+    monkeypatch.setattr(time_index, "index_table", None)  # which would read the columns
+    assert scidata.open_dataset(gappy, **opened).counts().tolist() == first
+    assert len(scidata.open_dataset(gappy, **opened | {"window": "12h"})) == 4  # of hours, whatever the windows
+
+
+def test_windows_behind_a_url(tmp_path):
+    times = BEGIN + np.arange(96) * HOUR // 2
+    write_hdf5(
+        tmp_path / "obs.h5", {"dates": times, "lat": np.zeros(96), "lon": np.zeros(96), "bt": np.arange(96.0)}, {}, 16
+    )
+    with h5py.File(tmp_path / "obs.h5", "r+") as file:
+        file["dates"].attrs["units"] = "nanoseconds since 1970-01-01"
+    fsspec.filesystem("memory").pipe("/windows/obs.h5", (tmp_path / "obs.h5").read_bytes())
+    ds = scidata.open_dataset("memory://windows/obs.h5", **OPTIONS)
+    assert ds[3]["bt"].tolist() == list(range(36, 48))
+    assert ds.read_local(3).stats.num_reads <= 4 * 2  # chunks of four columns
+
+
+def test_a_loader_resumes_among_windows(gappy):
+    ds = scidata.open_dataset(gappy, **OPTIONS)
+
+    def loader(batch_size):
+        return scidata.DataLoader(
+            ds, batch_size=batch_size, sampler=scidata.DistributedSampler(ds, shuffle=True, seed=3)
+        )
+
+    whole = [batch["bt"].tolist() for batch in loader(3)]
+    begun = loader(3)
+    assert next(iter(begun))["bt"].tolist() == whole[0]
+    rest = loader(1)
+    rest.load_state_dict(begun.state_dict())
+    left = [row for batch in rest for row in batch["bt"].tolist()]
+    assert left == [row for rows in whole[1:] for row in rows]
 
 
 def _on_ranks(rank, num_ranks, path):

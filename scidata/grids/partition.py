@@ -103,13 +103,14 @@ class GridPartition:
 
     def local_rows(self, dim: str, coordinate: Mapping[str, int]) -> IntArray:
         """Return which of the selected rows the rank holds, halo included, ``(local_size,)`` int64."""
-        return rows_of(self._window(dim, coordinate))
+        return rows_of(self.window(dim, coordinate))
 
     def segments(self, dim: str, coordinate: Mapping[str, int]) -> Segments:
         """Return the rank's rows with halo, as segments of the source's rows."""
-        return compose(self.selected[dim], self._window(dim, coordinate))
+        return compose(self.selected[dim], self.window(dim, coordinate))
 
-    def _window(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
+    def window(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
+        """Return the rank's rows with halo, as segments of the selected rows."""
         lo, hi = self.halo.get(dim, (0, 0))
         return window(self.bounds[dim], self._part(dim, coordinate), lo=lo, hi=hi, periodic=dim in self.periodic)
 

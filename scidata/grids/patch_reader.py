@@ -16,7 +16,7 @@ from scidata.core.options import DEFAULTS, ReadOptions
 from scidata.core.patches import Patches
 from scidata.core.types import AnyArray, BufferSpec, IntArray, Source
 from scidata.errors import ConfigError
-from scidata.grids.blocks.key import SampleRead
+from scidata.grids.blocks.key import Patch, SampleRead
 from scidata.grids.blocks.pool import BlockRead
 from scidata.grids.blocks.sizes import BlockSizes
 from scidata.grids.choices import choose_split
@@ -92,6 +92,19 @@ class PatchReader(GridReader):
         bounds = {dim: np.array([0, size], np.int64) for dim, size in whole.sizes.items()}
         return replace(whole, axis_of_dim={}, axis_sizes={}, bounds=bounds)
 
+    def _share_of_patch(self) -> Callable[[str], tuple[float, int]]:
+        return self._share
+
+    def _share(self, name: str) -> tuple[float, int]:
+        """Return which share of a field's chunks a rank's part of a patch touches, about, and a sample's patches."""
+        layout, cut, share = self.layout(name), self.cut, 1.0
+        places = [cut.coordinate(rank) for rank in range(cut.num_parts)]
+        for dim, chunk, num in zip(layout.dims, layout.chunks, layout.num_chunks, strict=True):
+            if dim in cut.origin:
+                rows = max(sum(cut.most_rows(dim, place)) for place in places)
+                share *= min(1.0, ((rows - 1) / chunk + 1) / num)
+        return share, self.patches.per_sample
+
     # -- the data set --------------------------------------------------------------------------------------------
 
     def grid_cut(self) -> GridCut:
@@ -166,7 +179,10 @@ class PatchReader(GridReader):
         fits = {name: out[name].shape == part.shapes[name] for name in names}
         own = {n: out[n] if fits[n] else np.empty(part.shapes[n], out[n].dtype) for n in names}
         keep = self.patches.patches.is_regular
-        stats = self.chain.source.read_into(SampleRead(part, self.patches.base(index), own, once, keep=keep), names)
+        patch = Patch(part, {dim: cut.window(dim, coordinate) for dim in part.segments})
+        whole = self.planner.part_of({})
+        read = SampleRead(whole, self.patches.base(index), own, once, keep=keep, patch=patch)
+        stats = self.pool.read_into(read, names)
         for name in (name for name in names if not fits[name]):
             out[name][...] = 0
             out[name][places[name]] = own[name]
@@ -184,5 +200,5 @@ class PatchReader(GridReader):
         return tuple(found)
 
     def shared_reads(self, index: int, coordinate: Mapping[str, int]) -> list[BlockRead]:
-        """Return no blocks: rows are read for each patch by itself."""
-        return []
+        """Return the blocks that a patch shares with others."""
+        return self.pool.shared_reads(self.planner.part_of({}), self.patches.base(self._number(index)))

@@ -72,9 +72,10 @@ class PatchPartition(GridPartition):
         kept = {dim: pair for dim, pair in self.halo.items() if dim not in self.origin}
         GridPartition.check_halos(replace(self, halo=kept))
 
-    def _window(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
+    def window(self, dim: str, coordinate: Mapping[str, int]) -> tuple[Segment, ...]:
+        """Return the rank's rows with halo, as segments of the selected rows."""
         if dim not in self.origin:
-            return super()._window(dim, coordinate)
+            return super().window(dim, coordinate)
         (start, stop), (below, above) = self.owned_rows(dim, coordinate), self.halo_rows(dim, coordinate)
         first = self.origin[dim]
         return wrapped(first + start - below, first + stop + above, self.whole[dim])

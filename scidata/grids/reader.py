@@ -130,6 +130,7 @@ class GridReader:
             self.series, self._fields, self.planner, steps=self.field_steps, selected=self.partition.selected,
             threads=self._threads, pool_bytes=memory_bytes if options.pool_bytes is None else options.pool_bytes,
             pool_fits=options.pool_bytes is None, disk=disk, shares=None if node is None else self.node_shares(node),
+            share_of_patch=self._share_of_patch(),
         )  # fmt: skip
         self.pool = self.chain.pool
 
@@ -140,6 +141,10 @@ class GridReader:
     def _kept_cut(self) -> GridPartition:
         """Return the cut whose rows, of one rank, are kept for other samples."""
         return self.partition
+
+    def _share_of_patch(self) -> Callable[[str], tuple[float, int]] | None:
+        """Return what :class:`BlockWorth` asks of patches."""
+        return None
 
     def _cuts(
         self, head: Source, options: ReadOptions, sizes: Mapping[str, int], crop: Mapping[str, Any],

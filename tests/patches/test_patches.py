@@ -186,6 +186,27 @@ def test_bytes_fetched_with_and_without_alignment(grid):
     assert fetched[1] > 2.5 * fetched["chunk"]
 
 
+def test_patches_of_a_sample_are_decoded_once(tmp_path):
+    path = str(tmp_path / "whole.zarr")
+    make_grid(path, num_times=4, num_lat=16, num_lon=18, chunks=(1, 3, 16, 18))
+    one = scidata.open_dataset(path, fields=["u"]).plan(0).bytes_fetched
+    asked = Patches(HALF, num=4)
+    for options, times in [
+        ({"pool_bytes": 0}, (16, 16)),
+        ({}, (4, 0)),
+        ({"cache_dir": str(tmp_path / "cache")}, (4, 0)),
+    ]:
+        ds = scidata.open_dataset(path, fields=["u"], patch=asked, **options)
+        for epoch in range(2):
+            loader = scidata.DataLoader(ds, batch_size=2, shuffle=False, num_workers=1)
+            loader.set_epoch(epoch)
+            sums = [float(batch["u"].double().sum()) for batch in loader]
+            assert loader.stats()["bytes_fetched"] == pytest.approx(times[epoch] * one, rel=0.01)
+            assert sums == [float(sum(ds[i]["u"].double().sum() for i in (k, k + 1))) for k in range(0, 16, 2)]
+    few = scidata.open_dataset(path, fields=["u"], patch=HALF)
+    assert not few.shared_reads(0)  # one patch of a sample is read by itself
+
+
 def test_tiles_cover_and_wrap(grid):
     path = grid[0]
     for periodic in ((), "longitude"):

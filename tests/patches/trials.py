@@ -57,6 +57,8 @@ def choose(seed: int, sizes: dict[str, int], shard: dict[str, str]) -> dict[str,
         if d != "time" and size[d] < sizes[d] and stream.integers(2):
             halo[d] = (int(stream.integers(0, 4)), int(stream.integers(0, 4)))
     steps = {} if "time" in size or stream.integers(2) else {"steps": (0, 1)}
+    caches = [{}, {"pool_bytes": 0}, {"decode": "node"}, {"cache_dir": "cache"}][int(stream.integers(4))]
+    steps |= caches
     return {"patch": Patches(size, **given), "periodic": [d for d in periodic if d in halo], "halo": halo, **steps}
 
 
@@ -108,10 +110,14 @@ def run(rank: int, num_ranks: int, folder: str, seeds: list[int]) -> int:
 def one(seed: int, path: str, whole: xr.Dataset, mesh: object, shard: dict[str, str]) -> int:
     """Compare some samples of one data set."""
     options = choose(seed, dict(whole.sizes), shard)
+    if "cache_dir" in options:
+        options["cache_dir"] = os.path.join(os.path.dirname(path), "cache")
     ds = scidata.open_dataset(path, mesh, fields=["u", "t", "z", "k"], shard=shard, coords=True, **options)
     stream, patch = np.random.default_rng([seed, 2]), options["patch"]
     parts, places = dict(ds._coordinate), []
-    for index in stream.integers(0, len(ds), 4).tolist():
+    first = int(stream.integers(0, len(ds)))
+    near = [first, (first + 1) % len(ds)]  # which may share what was decoded
+    for index in [*near, first, int(stream.integers(0, len(ds)))]:
         ds.set_epoch(epoch := int(stream.integers(3)))
         sample, origin = ds[index], ds.origin(index)
         places.append((index, epoch, origin))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from scidata.core.memory import ArrayPool
 from scidata.core.types import Segments
@@ -36,6 +36,8 @@ class BlockChain:
         Which chunks are decoded together with the other ranks of the node; None: none.
     disk
         Where blocks are kept for other epochs and runs, too; None: nowhere.
+    share_of_patch
+        See :class:`~scidata.grids.blocks.worth.BlockWorth`.
 
     Attributes
     ----------
@@ -47,9 +49,10 @@ class BlockChain:
         self, series: Series, fields: Mapping[str, Field], planner: Planner, *, steps: FieldSteps,
         selected: Mapping[str, Segments], threads: ReaderThreads, pool_bytes: int,
         pool_fits: bool, shares: NodeShares | None, disk: DiskCache | None,
+        share_of_patch: Callable[[str], tuple[float, int]] | None = None,
     ) -> None:  # fmt: skip
         self.layout, memory = BlockLayout(series, fields, selected), ArrayPool()
-        worth = BlockWorth(self.layout, steps, has_disk=disk is not None, shares=shares)
+        worth = BlockWorth(self.layout, steps, has_disk=disk is not None, shares=shares, share_of_patch=share_of_patch)
         sharers = () if shares is None else shares.ranks.coordinates
         self.sizes = BlockSizes(self.layout, worth, planner, max_bytes=pool_bytes, fits=pool_fits, sharers=sharers)
         files = SourceBlocks(self.layout, planner, threads=threads, memory=memory)

@@ -51,7 +51,8 @@ class SourceBlocks:
         if not names:
             return NO_READ
         find = self._planner.jobs_of if sample.keep else self._planner.plan_fields
-        jobs, shapes = find(sample.number, sample.part, tuple(names)), sample.part.shapes
+        part = sample.part if sample.patch is None else sample.patch.part
+        jobs, shapes = find(sample.number, part, tuple(names)), part.shapes
         reads = []
         for name in names:
             values = sample.out[name]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-from scidata.core.types import Array
+from scidata.core.types import Array, Segment
 from scidata.grids.parts import Part
 from scidata.read.context import ReadStats
 
@@ -67,6 +67,13 @@ class Wanted:
     rows: tuple[tuple[int, int], ...]
 
 
+class Patch(NamedTuple):
+    """A rank's part of a patch of a sample: as it is read by itself, and its rows in blocks, by dim."""
+
+    part: Part
+    rows: Mapping[str, tuple[Segment, ...]]
+
+
 class SampleRead(NamedTuple):
     """One rank's part of a sample, and the buffers that it is read into.
 
@@ -82,6 +89,8 @@ class SampleRead(NamedTuple):
         The blocks of each field that is cut into blocks; the first stage finds them.
     keep
         Whether other epochs read the same, so that plans of it are kept.
+    patch
+        Where only a patch is read of what ``part`` has in blocks.
     """
 
     part: Part
@@ -90,6 +99,7 @@ class SampleRead(NamedTuple):
     once: bool
     wanted: Mapping[str, Sequence[Wanted]] = MappingProxyType({})
     keep: bool = True
+    patch: Patch | None = None
 
 
 class BusyError(Exception):

@@ -12,7 +12,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, IntArray, Segment, Segments, Selection
-from scidata.grids.blocks.key import BlockKey, Rows
+from scidata.grids.blocks.key import BlockKey, Patch, Rows
 from scidata.grids.parts import Field, Part
 from scidata.grids.sample_rows import Places
 from scidata.grids.series import Series
@@ -89,6 +89,18 @@ class BlockLayout:
         """View values with the steps first as the source has them."""
         axis = self.axes[name]
         return values[0] if axis is None else np.moveaxis(values, 0, axis)
+
+    def cuts_of(self, name: str, patch: Patch) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Return which rows of a step of a patch's field are which of the whole's: slices of either."""
+        dims = [dim for dim in self.fields[name].source_dims if dim != self.series.sample_dim]
+        every = [(slice(None), slice(None))]
+        pairs = [
+            [(slice(s.offset, s.offset + s.count), slice(s.start, s.start + s.count)) for s in patch.rows[dim]]
+            if dim in patch.rows
+            else every
+            for dim in dims
+        ]
+        return [(tuple(to for to, _ in each), tuple(own for _, own in each)) for each in itertools.product(*pairs)]
 
     # -- trajectories that are decoded together ----------------------------------------------------------------------
 

@@ -145,7 +145,9 @@ class DiskBlocks:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
-        """Read a sample's rows of the fields that are kept; pass the others on."""
+        """Read a sample's rows of the fields that are kept; pass the others on, and patches."""
+        if sample.patch is not None:
+            return self._next.read_into(sample, names)
         shapes = sample.part.shapes
         mine = [
             n

@@ -157,9 +157,11 @@ class BlockPool:
         return stats + self._next.read_into(sample._replace(wanted=reads), others)
 
     def _is_mine(self, name: str, reads: Sequence[BlockRead], sample: SampleRead, kept: KeptFields) -> bool:
-        out, (shared, fixed) = sample.out[name], kept
-        if out.shape != sample.part.shapes[name]:
+        out, (shared, fixed), patch = sample.out[name], kept, sample.patch
+        if out.shape != (sample.part if patch is None else patch.part).shapes[name]:
             return False
+        if patch is not None and (name in self.worth.on_disk or (name in shared and reads[0].enough == 1)):
+            return out.size > 0
         if name in shared:
             return self.worth.are_worth_reading(reads, [self.is_kept(read.key) for read in reads])
         return name in fixed and not sample.once and out.size > 0
@@ -171,8 +173,10 @@ class BlockPool:
                 yield self._uncounted.popleft()
 
     def _copy(self, name: str, reads: Sequence[BlockRead], sample: SampleRead) -> list[ReadStats]:
-        out = sample.out[name].reshape(sample.part.families[name].out_shape)
+        patch = sample.patch
+        out = sample.out[name].reshape((sample.part if patch is None else patch.part).families[name].out_shape)
         values, stats = self._layout.rows_first(name, out), list[ReadStats]()
+        cuts = [] if patch is None else self._layout.cuts_of(name, patch)
         for read in reads:
             block = self._block(read.key, stats)
             with lock:
@@ -180,7 +184,10 @@ class BlockPool:
             whole = block.values if read.inside is None else block.values[read.inside]
             rows = self._layout.rows_first(name, whole)
             for row, place in read.rows:
-                values[place] = rows[row]
+                if patch is None:
+                    values[place] = rows[row]
+                for to, own in cuts:
+                    values[place, ...][to] = rows[row, ...][own]
         return stats
 
     def read_ahead(self, key: BlockKey, *, wait: bool = True) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class BlockWorth:
         Whether there is a disk to keep blocks on.
     shares
         Which chunks the ranks of the node share; None: they decode by themselves.
+    share_of_patch
+        Which share of a block a patch decodes by itself, and how many patches a sample has; None where there are none.
 
     Attributes
     ----------
@@ -56,7 +58,11 @@ class BlockWorth:
         Blocks of which a row was read alone, as many as could be kept.
     """
 
-    def __init__(self, layout: BlockLayout, steps: FieldSteps, *, has_disk: bool, shares: NodeShares | None) -> None:
+    def __init__(
+        self, layout: BlockLayout, steps: FieldSteps, *, has_disk: bool, shares: NodeShares | None,
+        share_of_patch: Callable[[str], tuple[float, int]] | None = None,
+    ) -> None:  # fmt: skip
+        self._share_of_patch = share_of_patch
         self._layout, self.steps, self._has_disk, self._shares = layout, steps, has_disk, shares
         self._series = layout.series
         self.wanted: dict[int, set[BlockKey]] = {}
@@ -77,6 +83,9 @@ class BlockWorth:
         return {name: size for name, size in sizes[first:] + sizes[:first] if self._is_shared(name, size)}
 
     def _is_shared(self, name: str, size: int) -> bool:
+        if self._share_of_patch is not None:
+            share, num = self._share_of_patch(name)
+            return self._layout.axes[name] is not None and self._takes_time(name) and size * num * share > _WORTH
         if size > 1 or name in self.by_node or (self.most[name] > 1 and name not in self.fixed):
             return True
         return self._layout.axes[name] is not None and self.steps.num(name) > 1 and self._takes_time(name)
@@ -120,6 +129,9 @@ class BlockWorth:
         """Samples that must use a block of each field for it to be worth reading."""
         enough = {}
         for name, size in self.shared_steps.items():
+            if self._share_of_patch is not None:
+                enough[name] = math.ceil(1 / self._share_of_patch(name)[0])
+                continue
             in_parts = decodes_in_parts(self._series.layout_in(0, name))
             shared = name in self.by_node
             few = shared and size == 1 if in_parts else shared or size > 1 or self.most[name] > 1

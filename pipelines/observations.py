@@ -204,7 +204,7 @@ def satellite(weather: Weather, rng: np.random.Generator, days: float, density: 
     across = np.linspace(-50, 50, 11)  # degrees from nadir
     for node in (0.0, 75.0):  # of the orbit, degrees east
         seconds = np.arange(0, days * 86400, 120 / density).round()
-        lost = np.cumsum(rng.random(len(seconds)) < 0.004) % 3 == 1  # from one fault to the next
+        lost = np.cumsum(rng.random(len(seconds)) < min(0.5, 0.01 / density)) % 3 == 1  # from one fault to the next
         seconds = np.repeat(seconds[~lost], len(across)) + np.tile(np.arange(len(across)), (~lost).sum())
         angle = np.tile(across, (~lost).sum())
         along = 2 * np.pi * seconds / 6060  # an orbit of 101 minutes

@@ -37,7 +37,7 @@ NOT_RUN = {
     "python -m tests.": "programs of their own, of which the tests run a share",
     "python tests/bench/": "measures for minutes",
     "PYTHONPATH=. python tests/bench/": "measures for minutes",
-    "torchrun … examples/": "tests/examples runs them",
+    "torchrun … examples/": "tests/examples runs them; a page that goes on from there has them in its folder",
     "python examples/": "tests/examples runs them",
     "tensorboard": "a server that does not end",
 }
@@ -80,7 +80,8 @@ def run_line(line: str, *, python: str | None = None) -> tuple[str, bool] | None
 def _not_run(words: list[str]) -> bool:
     text = " ".join(words)
     starts = text.startswith(tuple(NOT_RUN))
-    return starts or (words[0] == "torchrun" and any(word.startswith("examples/") for word in words))
+    script = next((word for word in words if word.startswith("examples/")), "")
+    return starts or (words[0] == "torchrun" and bool(script) and not Path(script).exists())
 
 
 def _run(words: list[str], python: str | None) -> tuple[str, bool]:

@@ -48,6 +48,13 @@ def pipelines(folder: Path, names: Names) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def examples(folder: Path, names: Names) -> Iterator[None]:
+    """The examples, so that what a page trains is there to look at."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    yield
+
+
+@contextlib.contextmanager
 def bucket(folder: Path, names: Names) -> Iterator[None]:
     """The same file in a bucket of moto's server, whose address and keys are where botocore looks."""
     server = names["server"]()
@@ -130,6 +137,7 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "docs/howto/open_mpi.md": open_mpi,
     "docs/howto/s3.md": bucket,
     "docs/howto/slurm.md": slurm,
+    "docs/howto/train_on_observations.md": examples,
     "pipelines/README.md": pipelines,
 }
 #: Modules without which a page is skipped.

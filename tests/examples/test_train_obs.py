@@ -14,6 +14,7 @@ from tests.examples._scripts import (
     assert_equal_to_one_process,
     in_turn_on_ranks_of,
     lines_of,
+    module_of,
     weights,
 )
 
@@ -30,22 +31,38 @@ def weather(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 # 20 latitudes make five rows of cells: two ranks share them as 3 + 2, three as 2 + 2 + 1
 @pytest.mark.parametrize(
-    ("num_ranks", "domain", "more"),
+    ("num_ranks", "domain", "runs"),
     [
         (1, 1, [("--batch-size", 2)]),
-        (2, 2, [("--batch-size", 2), ("--compile", "aot_eager"), ("--instruments", "radiosondes")]),
+        (2, 2, [("--batch-size", 2), ("--instruments", "radiosondes")]),
+        pytest.param(2, 2, [("--compile", "aot_eager")], marks=pytest.mark.slow),
         (3, 3, [("--batch-size", 2)]),
         (4, 2, [("--batch-size", 2), ("--strategy", "fsdp")]),
     ],
-    ids=["1", "2", "3", "2x2"],
+    ids=["1", "2", "compiled", "3", "2x2"],
 )
 def test_loss_and_gradients_are_those_of_one_process(
-    weather: str, num_ranks: int, domain: int, more: list[tuple[object, ...]]
+    weather: str, num_ranks: int, domain: int, runs: list[tuple[object, ...]]
 ) -> None:
     every = (*TINY, "--data", weather, "--domain", domain, "--dtype", "float64", "--check")
-    found = in_turn_on_ranks_of("train_obs", num_ranks, *((*every, *args) for args in more))
-    for args, (code, output) in zip(more, found, strict=True):
+    found = in_turn_on_ranks_of("train_obs", num_ranks, *((*every, *args) for args in runs))
+    for args, (code, output) in zip(runs, found, strict=True):
         assert_equal_to_one_process(code, f"{args}: {output}", f"{num_ranks // domain} dp x {domain} domain")
+
+
+def test_a_place_is_in_the_cell_of_the_row_before_it() -> None:
+    example = module_of("train_obs")
+    for lat in (np.linspace(80, -80, 9), np.linspace(-80, 80, 9)):  # rows of 20 degrees
+        grid = example.Grid(lat, np.arange(12) * 30.0, 3, torch.device("cpu"))
+        north = lat[0] > 0
+        pos = torch.tensor([[0.0, 89], [359, 60.1], [-1, 0], [100, -89], [45, 20]])
+        cell, inside = grid.cells(pos)
+        row = [0, 0, 1, 2, 0] if north else [2, 2, 1, 0, 1]  # a place on a row lies north of it
+        assert cell[:, 0].tolist() == row
+        assert cell[:, 1].tolist() == [0, 3, 3, 1, 0]
+        y = [-0.15, 0.33, 0.33, 0.82, 1.0] if north else [0.82, 0.335, 0.33, -0.15, 0.67]
+        np.testing.assert_allclose(inside[:, 0], y, atol=0.01)
+        np.testing.assert_allclose(inside[:, 1], [0, 0.99, 0.99, 0.11, 0.5], atol=0.01)
 
 
 def test_a_domain_goes_on_with_what_dp_ranks_began_and_writes_the_same(weather: str, tmp_path: Path) -> None:

@@ -119,10 +119,10 @@ WRITERS = {"hdf5": write_hdf5, "netcdf": write_netcdf, "parquet": write_parquet,
 def make_case(rng, folder: Path) -> Case:
     """Write a random table, in one to three files, and choose windows of it."""
     layout, chunk = str(rng.choice(LAYOUTS)), int(rng.choice([7, 64, 1000]))
-    units = str(rng.choice(UNITS[2:] if layout in ("zarr3", "hdf5", "netcdf") else UNITS))
     begin = pd.Timestamp(rng.choice(["2020-02-28", "1999-12-31T21", "1969-12-30", "2100-02-27"])).as_unit("ns").value
     frames, paths, firsts = [], [], [0]
     for number in range(rng.integers(1, 4)):
+        units = str(rng.choice(UNITS[2:] if layout in ("zarr3", "hdf5", "netcdf") else UNITS))
         times = random_times(rng, rng.integers(1, 400), begin)
         if units.startswith("hours"):  # of which a float has quarters exactly
             times = times // (900 * 10**9) * (900 * 10**9)

@@ -141,7 +141,8 @@ class PointsFiles:
         if len(first.shape) != 2:
             layouts = {f"point/{coordinate(i)}": layout for i, layout in enumerate(coordinates)}
             shapes[POS] = num_rows, len(coordinates)
-        for name, field in header.fields.items():
+        fields = {name: field for name, field in header.fields.items() if name != self._options.time}
+        for name, field in fields.items():
             assert isinstance(field.reader, ArrayReader)
             layout = field.reader.layout
             decoding = decoding_of(layout, self._dtype) if self._options.decodes else None

@@ -124,6 +124,7 @@ class WindowsReader(PointsReader):
     windows: Windows
     files: _Windows
     _column: TimeColumn
+    _columns: Sequence[TimeColumn]
 
     def _files_of(self, samples: RawSamples, options: ReadOptions) -> PointsFiles:
         return _Windows(samples, options)
@@ -153,6 +154,7 @@ class WindowsReader(PointsReader):
 
     def _number_samples(self) -> None:
         options, tables = self.options, [self._table(index) for index in range(len(self.files))]
+        self._columns = [table.time for table in tables]  # which may count from other dates
         for table in tables:
             if table.time.is_time != self._column.is_time:
                 raise ConfigError(f"{table.source.path}: {self.time!r} has units, or none, unlike that of {self.path}")
@@ -209,7 +211,8 @@ class WindowsReader(PointsReader):
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:
         """Return the rows of each table that a window lies in; of an empty one none of the first table."""
         window = self.numbering.locate(index)[0]
-        begin = self.sample_keys(self.time)[window]
+        start = int(self.windows.starts[window])
+        begin = np.datetime64(start, "ns") if self._column.is_time else start
         rows = self._rows(window, range(self._num_rows(window))) or [(0, range(0))]
         ends = [(table, (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)) for table, own in rows]
         return tuple(SampleSource(self.paths[table], window, begin, own) for table, own in ends)
@@ -327,7 +330,7 @@ class WindowsReader(PointsReader):
     def _values(self, access: RowAccess, window: int, rows: Sequence[tuple[int, _Rows]]) -> dict[str, Array]:
         """Read rows of all fields, all requests at once."""
         jobs: list[tuple[Job, npt.DTypeLike | None]] = []
-        reads: list[tuple[_Read, IntArray | None]] = []
+        reads: list[tuple[int, _Read, IntArray | None]] = []
         for table, own in rows:
             source = self.files.source(table)
             for read in self._reads_of(table):
@@ -336,13 +339,15 @@ class WindowsReader(PointsReader):
                     if read.path == _TIME:
                         job = Job(plan, source, allow_missing=self.options.allow_missing)
                     jobs.append((job, None))
-                    reads.append((read, pick))
+                    reads.append((table, read, pick))
         parts: dict[str, list[Array]] = {}
-        for (read, pick), values in zip(reads, access.run_each(jobs), strict=True):
+        for (table, read, pick), values in zip(reads, access.run_each(jobs), strict=True):
             taken = values if pick is None else values.take(pick, axis=read.dim)
             columns = read.columns
             for array, at in read.names.items():
-                parts.setdefault(array, []).append(taken if at is None else taken[:, columns.index(at)])
+                found = taken if at is None else taken[:, columns.index(at)]
+                found = self._since_begin(found, table, window) if array == self.time else found
+                parts.setdefault(array, []).append(found)
         return {name: self._field(access, name, window, parts) for name in self.fields}
 
     def _field(self, access: RowAccess, name: str, window: int, parts: Mapping[str, list[Array]]) -> Array:
@@ -356,8 +361,6 @@ class WindowsReader(PointsReader):
             ]
         else:
             found = parts.get(name, [])
-        if name == self.time:
-            found = [self._since_begin(values, window) for values in found]
         if len(found) == 1 and found[0].dtype == dtype and found[0].flags.c_contiguous:
             return found[0]
         num = sum(values.shape[dim] for values in found)
@@ -366,15 +369,16 @@ class WindowsReader(PointsReader):
         out = access.empty(tuple(shape), dtype)
         return np.concatenate(found, axis=dim, out=out, casting="same_kind") if found else out
 
-    def _since_begin(self, values: Array, window: int) -> FloatArray:
-        begin = int(self.windows.starts[window])
-        counts, valid = self._column.counts(values.reshape(-1))
+    def _since_begin(self, values: Array, table: int, window: int) -> FloatArray:
+        """Return times as seconds since a window's begin; raise where they are those of another one."""
+        begin, column = int(self.windows.starts[window]), self._columns[table]
+        counts, valid = column.counts(values.reshape(-1))
         after = counts - begin
-        if not (valid & (after >= 0) & (after < self.windows.length)).all():
-            label = self._column.label
+        wrong = ~valid | (after < 0) | (after >= self.windows.length)
+        if wrong.any():
+            first, other = column.label(begin), column.label(int(counts[np.argmax(wrong)]))
             raise CorruptDataError(
-                f"{self.path}: window {window} from {label(begin)} on: rows of other times were found, such as "
-                f"{label(int(counts[np.argmax(~valid | (after < 0) | (after >= self.windows.length))]))}; its index of "
-                "times is of other rows: remove it, and open the table again"
+                f"{self.paths[table]}: window {window} from {first} on: has rows of other times, such as {other}; "
+                "its index of times is of other rows: remove it, and open the table again"
             )
-        return after / (1e9 if self._column.is_time else 1.0)
+        return after / (1e9 if column.is_time else 1.0)

@@ -102,12 +102,9 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     @property
     def fingerprint(self) -> str:
         """Digest of all that decides the samples: the data sets', and which samples of them belong together."""
-        content = [[name, part.fingerprint, self._missing(name)] for name, part in self._parts.items()]
+        lacks = {name: np.flatnonzero(own).tolist() for name, own in self._lacks.items()}
+        content = [[name, part.fingerprint, lacks.get(name)] for name, part in self._parts.items()]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-    def _missing(self, name: str) -> list[int]:
-        """Return the samples that lack a part."""
-        return np.flatnonzero(self._lacks[name]).tolist() if name in self._lacks else []
 
     def counts(self, entity: str | None = None) -> IntArray:
         """Return how many rows of an entity each sample has, ``(len(self),)``, of all parts that have rows.

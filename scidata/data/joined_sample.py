@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from scidata.core.html import card
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import AnyArray
 from scidata.data.sample import Sample
@@ -96,10 +95,6 @@ class JoinedSample(Mapping[str, Any]):
     def __repr__(self) -> str:
         parts = ", ".join(f"{name}: {part!r}" for name, part in self.items())
         return f"JoinedSample(index={self.index}, key={self.key}, {parts})"
-
-    def _repr_html_(self) -> str:
-        rows = [(name, type(part).__name__, ", ".join(getattr(part, "keys", tuple)())) for name, part in self.items()]
-        return card("JoinedSample", {"index": self.index, "key": self.key}, ("part", "kind", "fields"), rows)
 
 
 def flat(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

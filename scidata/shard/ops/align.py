@@ -18,12 +18,13 @@ from scidata.shard.base import ViewState
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_parameters, replicate_to_shards
 from scidata.shard.comm.transport import Group
-from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
+from scidata.shard.op_table import TensorFunction, TorchFunction, is_in_place, unsupported
 from scidata.shard.ops.moving import to_layout
 from scidata.shard.rows.edge_order import as_joined, in_one_order, refuse_disorder
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory
+from scidata.shard.views import refuse_write_to_copy, written
 
 Dims = int | tuple[int, ...] | list[int] | None
 Dtype = torch.dtype | None
@@ -374,12 +375,19 @@ def meet_shards(parameters: Sequence[Tensor | None], groups: Sequence[Group]) ->
     return result
 
 
-def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
-    """Run a function that writes to a plain tensor, which every rank holds whole; sharded operands are gathered.
+def write_to_plain(func: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T | ShardTensor:
+    """Run a function that writes to its first argument, which every rank holds whole; sharded operands are gathered.
 
-    Collective. Gathered operands have the gradient of the plain tensor, the same on all ranks.
+    Collective. Gathered operands have the gradient of that tensor, the same on all ranks.
     """
-    return func(*[_whole(func, x) for x in args], **{name: _whole(func, x) for name, x in kwargs.items()})
+    target, *others = args
+    named = {name: _whole(func, x) for name, x in kwargs.items()}
+    if not isinstance(target, ShardTensor) or not is_in_place(func):
+        return func(*[_whole(func, x) for x in args], **named)
+    refuse_write_to_copy(func, target)
+    func(target.local, *[_whole(func, x) for x in others], **named)
+    written(target)
+    return target
 
 
 def _whole(func: TorchFunction, value: object) -> object:

@@ -28,7 +28,7 @@ from scidata.shard.ops.align import (
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.edges import gather_by_ids
-from scidata.shard.ops.moving import whole_along
+from scidata.shard.ops.moving import beside, whole_along
 from scidata.shard.rows.edge_order import refuse_disorder
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -103,10 +103,13 @@ def scatter_along(
     function = getattr(torch, func.__name__.rstrip("_"))
     dim = normal_dim(dim, target.spec.ndim)
     one_dim = "index" in func.__name__
-    beside = [index] if src is None else [index, src]
-    if dim in target.spec.sharded or len({x.spec.order if is_sharded(x) else None for x in beside}) > 1:
-        refuse_disorder(func, *specs_of([target, *beside]))
+    others = [index] if src is None else [index, src]
+    if dim in target.spec.sharded or len({x.spec.order if is_sharded(x) else None for x in others}) > 1:
+        refuse_disorder(func, *specs_of([target, *others]))
     given = [target, whole_along(index, 0 if one_dim else dim), *([] if src is None else [whole_along(src, dim)])]
+    if in_place:  # others come to the layout of what is written to
+        names = ["rows" if d == dim else d for d in range(target.spec.ndim)]
+        given[1:] = [beside(x, names[: len(x.shape)], target.spec) for x in given[1:]]
     operands = [given[0], *given[2:]] if one_dim else given
     _check_sharded_extents(func, operands, dim)
     labels = _labels(operands, dim)
@@ -158,15 +161,6 @@ def write_at(
     given = [*values, *(each for each in (src, source, value) if each is not None)]
     if is_sharded(x) and not isinstance(index, RoutedIndex):
         return scatter_along(func, x, dim, index, given[0], *given[1:], **options)
-    if not isinstance(x, ShardTensor):
-        return write_to_plain(func, (x, dim, index, *given), options)
-    operands = [each for each in (x, index, *given) if isinstance(each, ShardTensor)]
-    if any(map(is_sharded, operands)):
-        raise unsupported(func, "the ids are those of a graph", *specs_of(operands))
-    in_place = func.__name__.endswith("_")
-    if in_place:
-        refuse_write_to_copy(func, x)
-    result = func(x.local, dim, local_of(index), *map(local_of, given), **options)
-    if in_place:
-        written(x)
-    return result
+    if is_sharded(x):
+        raise unsupported(func, "the ids are those of a graph", *specs_of([x, index, *given]))
+    return write_to_plain(func, (x, dim, index, *given), options)

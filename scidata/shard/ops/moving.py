@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import overload
 
 import torch
@@ -44,6 +44,30 @@ def whole_along(x: Tensor | None, dim: int) -> Tensor | None:
         return x
     axis = x.spec.axis_of_dim(dim if dim >= 0 else dim + x.spec.ndim)
     return x if axis is None else replicated(x, {axis})
+
+
+def beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:
+    """Split a sharded value as the tensor that it is written to, where it has that dim; gather it along others.
+
+    ``labels`` are the dims of that tensor, by the value's own. Collective where the value was split otherwise.
+    """
+    if not isinstance(value, ShardTensor) or value.spec.device_mesh != spec.device_mesh:
+        return value  # align() says so
+    held = value.spec
+    dims: list[int | None] = [None] * len(held.dims)
+    for axis, dim in enumerate(held.dims):
+        goal = spec.dims[axis]
+        if (
+            dim is not None
+            and goal is not None
+            and goal in labels
+            and held.global_shape[labels.index(goal)] == spec.global_shape[goal]
+        ):
+            dims[axis] = labels.index(goal)
+    return value.redistribute(
+        placements=[Replicate() if d is None else Shard(d) for d in dims],
+        sizes={axis: spec.sizes_of(axis) for axis, d in enumerate(dims) if d is not None},
+    )
 
 
 def moved_off(x: ShardTensor, dims: Sequence[int]) -> ShardTensor:

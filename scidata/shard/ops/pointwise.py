@@ -27,6 +27,7 @@ from scidata.shard.ops.align import (
     write_to_plain,
 )
 from scidata.shard.ops.arguments import handles, normal_dim
+from scidata.shard.ops.moving import beside
 from scidata.shard.spec import HaloDim, ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import shares_memory, version_of
@@ -158,6 +159,10 @@ def elementwise_in_place(
         target.padded_version = version_of(held[0])
         return target
     locals_, layout, shape = _broadcast(func, operands)
+    if tuple(shape) == spec.global_shape and _result_spec(specs_of(operands), layout, shape) != spec:
+        dims = [range(spec.ndim - len(x.shape), spec.ndim) for x in operands]
+        operands = [target, *(beside(x, names, spec) for x, names in zip(operands[1:], dims[1:], strict=True))]
+        locals_, layout, shape = _broadcast(func, operands)
     if tuple(shape) != spec.global_shape or _result_spec(specs_of(operands), layout, shape) != spec:
         raise unsupported(func, "the result has another layout than the tensor it is written to", *specs_of(operands))
     new_args, new_kwargs = rebuild([locals_[0], *(_apart(part, locals_[0]) for part in locals_[1:])])

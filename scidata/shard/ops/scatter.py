@@ -6,7 +6,7 @@ are sent there. Where every rank holds the result, partial results are reduced o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,16 @@ from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_s
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.graphs.targets import FilledTensor
 from scidata.shard.op_table import TensorFunction, TorchFunction, op_name, unsupported
-from scidata.shard.ops.align import is_sharded, local_of, refuse_without_dims, specs_of
+from scidata.shard.ops.align import (
+    align,
+    finish,
+    is_sharded,
+    local_of,
+    refuse_without_dims,
+    spec_of_layout,
+    specs_of,
+    write_to_plain,
+)
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
@@ -145,18 +154,38 @@ def _to_all(
     raise unsupported(func, f"reduce={reduce!r} to rows that all ranks hold", index.spec)
 
 
+def _from_parts(func: TorchFunction, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute) -> Tensor:
+    """Add sharded values to rows that every rank holds, by an index that lies beside them or on every rank.
+
+    Each rank adds up its own values; where ``dim`` is sharded, ranks add up these sums. Collective.
+    """
+    names: list[Hashable] = ["values" if d == dim else d for d in range(len(src.shape))]
+    (ids, values), layout, _ = align(func, [index, src], [names[:1] if len(index.shape) < len(names) else names, names])
+    first = next(iter(specs_of([index, src])))
+    groups = [first.group(axis) for axis, entry in enumerate(layout) if entry is not None and entry[0] == "values"]
+    sharded = {entry[0] for entry in layout if entry is not None}
+    shape = [values.shape[d] if d in sharded else n for d, n in enumerate(target.shape)]
+    own = widened(values) if groups else values
+    fault = _fault_of(ids, target.shape[dim], groups[0]) if groups else None
+    if fault is not None:
+        ids, own = ids.narrow(dim if ids.ndim > 1 else 0, 0, 0), own.narrow(dim, 0, 0)
+    sums = compute(own.new_zeros(shape), ids, own)
+    for group in groups:
+        sums = _sum_over_ranks(func, sums, fault, group)
+    names[dim] = "target"
+    sums = finish(sums.to(values.dtype), spec_of_layout(layout, names, target.shape, first))
+    return target.add_(sums) if func.__name__.endswith("_") else target + sums
+
+
 def _scatter(
     func: TorchFunction, target: Tensor, dim: int, index: Tensor, src: Tensor, compute: Compute, reduce: str = "sum"
 ) -> Tensor:
-    if not is_sharded(index):
-        specs = specs_of([target, index, src])
-        raise unsupported(func, "the index is not sharded, but its target or values are", *specs, remedy=REMEDY)
     shape = target.shape
-    if not shape:
-        refuse_without_dims(func, target, index)
     dim = normal_dim(dim, len(shape))
-    if list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
-        raise unsupported(func, f"the index is sharded along another dim than {dim}", *specs_of([target, index, src]))
+    if not isinstance(index, ShardTensor) or list(index.spec.sharded) != [dim if index.spec.ndim > 1 else 0]:
+        raise unsupported(
+            func, "the index is not sharded as its values", *specs_of([target, index, src]), remedy=REMEDY
+        )
     in_place = func.__name__.endswith("_")
     if isinstance(index, RoutedIndex) and shape[dim] == sum(index.exchange.node_sizes):
         result, spec = _to_nodes(func, target, dim, index, src, compute, reduce == "sum")
@@ -194,8 +223,22 @@ def scatter(
     kind, values = func.__name__.rstrip("_"), source if src is None else src
     options: dict[str, object] = {"alpha": alpha} if kind == "index_add" else {}
     options |= {"reduce": reduce, "include_self": include_self} if kind == "scatter_reduce" else {}
-    if is_sharded(x) and not isinstance(index, RoutedIndex):
-        return scatter_along(func, x, dim, index, values, **options)
+    write: TensorFunction = getattr(Tensor, f"{kind}_")
+
+    def compute(rows: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        return write(rows, dim, ids, own, **options)
+
+    for each in (x, values):
+        if each is not None:
+            refuse_without_dims(func, each, index)
+    if not isinstance(index, RoutedIndex):
+        if is_sharded(x):
+            return scatter_along(func, x, dim, index, values, **options)
+        reduces = kind == "scatter_reduce" and (reduce == "mean" or include_self != (reduce in ("sum", "prod")))
+        if values is not None and (reduces or not _lies_along(dim, index, values)):
+            if kind != "scatter_reduce" and _fits(x.shape, dim, index.shape, values):
+                return _from_parts(func, x, normal_dim(dim, len(x.shape)), index, values, compute)
+            return write_to_plain(func, (x, dim, index, values), options)
     if kind == "index_add" and len(index.shape) != 1:
         raise unsupported(func, "the index must have one dim", *specs_of([x, index, values]))
     if values is None or (kind != "index_add" and tuple(index.shape) != tuple(values.shape)):
@@ -208,5 +251,22 @@ def scatter(
         if include_self != adds and not (include_self and routed):
             reason = f"include_self={include_self} with reduce={reduce!r}"
             raise unsupported(func, reason, *specs_of([x, index, values]))
-    write: TensorFunction = getattr(Tensor, f"{kind}_")
-    return _scatter(func, x, dim, index, values, lambda rows, ids, own: write(rows, dim, ids, own, **options), reduce)
+    return _scatter(func, x, dim, index, values, compute, reduce)
+
+
+def _lies_along(dim: int, index: Tensor, values: Tensor) -> bool:
+    """Whether an index is sharded along the dim that it numbers, and its values as it is, or not at all."""
+    if not is_sharded(index) or list(index.spec.sharded) != [dim % len(values.shape) if index.spec.ndim > 1 else 0]:
+        return False
+    (axis,) = index.spec.sharded.values()
+    alike = {dim % len(values.shape): axis}
+    return not is_sharded(values) or (
+        values.spec.sharded == alike and values.spec.sizes_of(axis) == index.spec.sizes_of(axis)
+    )
+
+
+def _fits(shape: Sequence[int], dim: int, index: Sequence[int], values: Tensor) -> bool:
+    """Whether values have the extents of their target along all sharded dims but ``dim``, and those of their index."""
+    if len(values.shape) != len(shape) or (len(index) > 1 and tuple(index) != tuple(values.shape)):
+        return False
+    return all(values.shape[d] == n or d == dim % len(shape) for d, n in enumerate(shape))

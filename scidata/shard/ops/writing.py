@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard
 
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import replicate_to_shards
@@ -22,9 +21,8 @@ from scidata.shard.ops.advanced import check_mask, count_true, flat_rows, split_
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.counting import alike, in_a_row
-from scidata.shard.ops.moving import as_sharded, to_layout
+from scidata.shard.ops.moving import as_sharded, beside, to_layout
 from scidata.shard.rows.edge_order import refuse_disorder
-from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.views import refuse_write_to_copy, written
 
@@ -81,7 +79,7 @@ def write_through(
             f"shape mismatch: values of shape {tuple(value.shape)} do not fit the indexed part, of shape "
             f"{tuple(extents[label] for label in labels)}"
         )
-    value = _beside(value, labels_of_value, spec)
+    value = beside(value, labels_of_value, spec)
     (part, values), _, _ = align(func, [target, value], [range(spec.ndim), labels_of_value])
     rest = [part.shape[d] for d in range(spec.ndim) if d not in indices]
     values = values.expand(*rest[:place], *shape, *rest[place:]).flatten(place, place + len(shape) - 1)
@@ -113,27 +111,6 @@ def _indices(func: TorchFunction, target: ShardTensor, tensors: Mapping[int, Ten
     return dict(sorted(result.items()))
 
 
-def _beside(value: Tensor, labels: Sequence[Hashable], spec: ShardSpec) -> Tensor:
-    """Split a sharded value as the tensor that it is written to, where it has that dim; gather it along others."""
-    if not isinstance(value, ShardTensor) or value.spec.device_mesh != spec.device_mesh:
-        return value  # align() says so
-    held = value.spec
-    dims: list[int | None] = [None] * len(held.dims)
-    for axis, dim in enumerate(held.dims):
-        goal = spec.dims[axis]
-        if (
-            dim is not None
-            and goal is not None
-            and goal in labels
-            and held.global_shape[labels.index(goal)] == spec.global_shape[goal]
-        ):
-            dims[axis] = labels.index(goal)
-    return value.redistribute(
-        placements=[Replicate() if d is None else Shard(d) for d in dims],
-        sizes={axis: spec.sizes_of(axis) for axis, d in enumerate(dims) if d is not None},
-    )
-
-
 def without_ones(value: T, ndim: int) -> T | Tensor:
     """Drop leading dims of extent 1 beyond ``ndim``, as torch does with values that are assigned."""
     if isinstance(value, Tensor) and len(value.shape) > ndim and value.shape[0] == 1:
@@ -145,7 +122,7 @@ def overwrite(target: ShardTensor, value: Tensor) -> None:
     """Copy values that broadcast. Collective where they are split differently."""
     ndim = len(target.shape)
     if len(value.shape) <= ndim:
-        value = _beside(value, range(ndim - len(value.shape), ndim), target.spec)
+        value = beside(value, range(ndim - len(value.shape), ndim), target.spec)
     target.copy_(value)
 
 
@@ -171,8 +148,6 @@ def take(input: Tensor, index: Tensor) -> Tensor:
 
 def _in_place(func: TorchFunction, x: Tensor) -> bool:
     """Whether a function writes to its first argument."""
-    if not is_sharded(x):
-        raise unsupported(func, "sharded values are written to a replicated tensor", *specs_of([x]))
     in_place: bool = func.__name__.endswith("_")
     if in_place:
         refuse_write_to_copy(func, x)
@@ -191,7 +166,7 @@ def index_put(
     func: TensorFunction, x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """Write values through index tensors and masks, or add them. Collective where one of these is sharded."""
-    if not isinstance(x, ShardTensor):
+    if not is_sharded(x):
         return write_to_plain(func, (x, indices, values, accumulate), {})
     target = x if _in_place(func, x) else x.clone()
     assert isinstance(target, ShardTensor)
@@ -207,7 +182,7 @@ def index_put(
 @handles("put", Tensor.put_)
 def put(func: TensorFunction, x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Write values to elements by their number in C order, or add them. Collective."""
-    if not isinstance(x, ShardTensor):
+    if not is_sharded(x):
         return write_to_plain(func, (x, index, source, accumulate), {})
     in_place = _in_place(func, x)
     _check_dtypes(func, x, source)
@@ -223,7 +198,7 @@ def put(func: TensorFunction, x: Tensor, index: Tensor, source: Tensor, accumula
 @handles(torch.masked_scatter, Tensor.masked_scatter, Tensor.masked_scatter_)
 def masked_scatter(func: TensorFunction, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Write one value after the other where a mask is true, in C order. Collective."""
-    if not isinstance(x, ShardTensor) and (func.__name__.endswith("_") or not is_sharded(mask)):
+    if not is_sharded(x) and (func.__name__.endswith("_") or not is_sharded(mask)):
         return write_to_plain(func, (x, mask, source), {})
     in_place = func.__name__.endswith("_") and _in_place(func, x)
     _check_dtypes(func, x, source)

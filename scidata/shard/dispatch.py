@@ -46,6 +46,8 @@ _NEEDS_INPUT = frozenset(
     + find("layer_norm batch_norm group_norm instance_norm cumprod amax amin max_pool1d max_pool2d max_pool3d")
     + find("avg_pool1d avg_pool2d avg_pool3d")
 )
+# of these, a plain out= takes gathered rows: PyG's way to put a zero before sums
+_TAKES_OUT = frozenset(find("cumsum cumprod logcumsumexp"))
 _Run: TypeAlias = Callable[[TorchFunction, Types, tuple[object, ...], dict[str, object]], object]
 _NOTED, _DISORDER = 1, 2  # flags of _look()
 _NO_TENSORS = frozenset({int, float, bool, str, slice, type(None), torch.dtype, torch.device})
@@ -59,6 +61,8 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
     (:func:`_call_watched`); edges are not in order (:func:`_all_in_order`); an argument is a copy, or not row-major
     (:func:`_call_noted`).
     """
+    if kwargs and (out := kwargs.get("out")) is not None and not (func in _TAKES_OUT and type(out) is Tensor):
+        return _into(func, args, kwargs)
     handler = HANDLERS.get(func) or handler_of_operator(func)
     first = args[0] if args else None
     if type(first) is list or type(first) is tuple:  # of cat, of stack
@@ -90,6 +94,25 @@ def dispatch(func: TorchFunction, types: Types, args: tuple[object, ...], kwargs
         if not is_capturing():
             record_error(error)  # the others may be in a collective by now
         raise
+
+
+def _into(func: TorchFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """Compute, and copy the results to the tensors of ``out=``. Collective where these lie otherwise."""
+    name, out = op_name(func), kwargs["out"]
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError(f"{name}: out= has no derivative, but a tensor requires grad; use torch.no_grad()")
+    result = func(*args, **{key: value for key, value in kwargs.items() if key != "out"})
+    for target, value in zip(*(tree_flatten(each)[0] for each in (out, result)), strict=True):
+        if target.shape != value.shape and not target.numel() and not isinstance(target, ShardBase):
+            target.resize_(value.shape)
+        if target.shape != value.shape:
+            specs = [x.spec for x in tensors if isinstance(x, ShardBase)]
+            raise unsupported(func, f"out= has shape {tuple(target.shape)}, not {tuple(value.shape)}", *specs)
+        if not torch.can_cast(value.dtype, target.dtype):
+            raise RuntimeError(f"{name}: result type {value.dtype} can't be cast to {target.dtype} of out=")
+        target.copy_(value)
+    return out if isinstance(out, Tensor) else tree_unflatten(list(tree_flatten(out)[0]), tree_flatten(result)[1])
 
 
 def _call_watched(

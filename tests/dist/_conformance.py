@@ -124,6 +124,35 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "index_in_place": written(lambda y: y.index_add_(1, INDEX, PLAIN[:, :5]).index_fill_(0, INDEX, 1.0).index_copy_(2, INDEX[:2], PLAIN[..., :2])),
 }  # fmt: skip
 
+
+def _out(function: Callable[..., Any], *dtypes: torch.dtype) -> Callable[[Any], Any]:
+    """Write the results to tensors of ``out=``: plain ones without elements, and others like the first operand."""
+
+    def run(x: Any) -> Any:
+        x = x.detach()
+        plain = [torch.empty(0, dtype=dtype) for dtype in dtypes or (x.dtype,)]
+        like = [torch.empty_like(x, dtype=dtype) for dtype in dtypes or (x.dtype,)]
+        return [function(x, out=tuple(out) if dtypes[1:] else out[0]) for out in (plain, like)]
+
+    return run
+
+
+#: Written to ``out=``, drawn by parameters of each element, and operators below torch's public functions.
+_BELOW: dict[str, Callable[[Any], Any]] = {
+    "out": lambda x: [_out(torch.exp)(x), _out(lambda y, out: torch.maximum(y, PLAIN, out=out))(x), _out(lambda y, out: torch.matmul(y, PLAIN, out=out))(x)],
+    "out_of_two": _out(lambda y, out: torch.sort(y, 1, out=out), torch.float64, torch.int64),
+    "out_of_joined": _out(lambda y, out: torch.cat([y[3:], y[:3]], out=out)),
+    "out_of_sums": lambda x: torch.sum(x.detach(), (0, 1), out=torch.empty_like(x.detach()[0, 0])),
+    "drawn": lambda x: [torch.normal(x, 2.0), torch.normal(x, x.exp()), torch.normal(1.0, x.exp()), torch.poisson(x.exp())],
+    "drawn_too": lambda x: [torch._standard_gamma(x.exp()), torch._sample_dirichlet(x.exp()), torch.binomial(torch.full_like(x.detach(), 9), torch.sigmoid(x.detach()))],
+    "init": lambda x: [f(torch.empty_like(x)) for f in (torch.nn.init.normal_, torch.nn.init.uniform_, torch.nn.init.zeros_, torch.nn.init.kaiming_uniform_)] + [torch.nn.init.eye_(torch.empty_like(x[0]))],
+    "distribution": lambda x: torch.distributions.Independent(torch.distributions.Normal(x, x.exp()), 1).log_prob(PLAIN),
+    "are_true": lambda x: [torch._is_all_true(x > 0), torch._is_any_true(x > 0), torch.is_same_size(x, PLAIN)],
+    "softmax_backward": lambda x: [torch._softmax_backward_data(x, x.softmax(1), 1, x.dtype), torch._log_softmax_backward_data(x, x.log_softmax(0), 0, x.dtype)],
+    "complex_norm": lambda x: [torch.norm(torch.complex(x, x.sin())), torch.linalg.vector_norm(torch.complex(x, x), 3, 1), torch.linalg.matrix_norm(torch.complex(x, x))],
+    "native_norms": lambda x: [*torch.native_batch_norm(x, PLAIN[0, 0], None, None, None, True, 0.1, 1e-5), *torch.native_group_norm(x, PLAIN[0, 0], None, 7, 7, 7, 7, 1e-5), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)],
+}  # fmt: skip
+
 #: Where two sharded dims are merged, or covered by one mask or several index tensors.
 _MERGING: dict[str, Callable[[Any], Any]] = {
     "reshape": lambda x: [x.reshape(49, 7), torch.reshape(x, (7, 49)), x.reshape(-1), x.reshape_as(PLAIN.view(49, 7))],
@@ -342,7 +371,7 @@ def cases() -> Iterator[Case]:
     """Yield every case but those of pointwise functions."""
     for name, function in _SHAPES.items():
         yield Case(name=name, function=function)
-    for name, function in (_MERGING | _WRITES).items():
+    for name, function in (_MERGING | _WRITES | _BELOW).items():
         yield Case(name=name, function=function)
     for name, function in _reductions():
         yield Case(name=name, function=function)

@@ -150,8 +150,10 @@ def check_in_place(rank, num_ranks):
         assert torch.equal(plain, torch.ones(2, 7, 3, dtype=torch.float64))
         with pytest.raises(UnsupportedShardOp, match="another layout"):
             x.add_(torch.zeros(5, 2, 7, 3))
-        with pytest.raises(UnsupportedShardOp, match="out="):
-            torch.exp(x, out=plain)
+        with pytest.raises(RuntimeError, match="derivative"):
+            torch.exp(shard_of(inputs[0], spec).requires_grad_(), out=plain)
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch.exp(x, out=x.long())
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

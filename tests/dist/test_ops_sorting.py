@@ -309,7 +309,6 @@ def check_strides_and_refusals(rank, num_ranks):
         ):
             assert function(x).stride() == function(whole).stride()
         for call in (
-            lambda y=x: torch.sort(y, out=(whole * 1, whole.long())),
             lambda y=x: torch.median(y, 1, out=(whole * 1, whole.long())),
             lambda y=x: torch.quantile(y, 0.5, out=whole * 1),
             lambda y=x: torch.nonzero(y, out=whole.long()),

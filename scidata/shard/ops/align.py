@@ -37,12 +37,6 @@ Layout = list[Entry | None]
 T = TypeVar("T")
 
 
-def refuse_out(func: TorchFunction, kwargs: Mapping[str, object], *specs: ShardSpec) -> None:
-    """Raise where ``out=`` is given."""
-    if kwargs.get("out") is not None:
-        raise unsupported(func, "out= is not supported", *specs, remedy="assign the result")
-
-
 def operands_of(
     args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], tuple[list[object], dict[str, object]]]]:

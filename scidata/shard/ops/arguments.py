@@ -12,7 +12,6 @@ from torch import Tensor
 
 from scidata.shard.graphs import targets
 from scidata.shard.op_table import BOUND, TorchFunction, enter, find
-from scidata.shard.ops.align import operands_of, refuse_out, specs_of
 
 Run = TypeVar("Run", bound=Callable[..., object])
 
@@ -28,7 +27,7 @@ def handles(
 
     Where ``topk(func, x, k, dim=-1)`` is decorated by ``handles(torch.topk)``, ``torch.topk(t, 3, axis=0)`` becomes
     ``topk(torch.topk, t, 3, dim=0)``. A first parameter ``func`` gets the torch function that is called. Torch's
-    ``input`` may have another name, ``x`` here; ``out=`` is refused where the handler has no such parameter.
+    ``input`` may have another name, ``x`` here; ``out=None`` is left out.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ def handles(
         @wraps(run)
         def handler(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
             if kwargs and not unusual.isdisjoint(kwargs):
-                args, kwargs = _renamed(func, args, kwargs, unusual)
+                args, kwargs = _renamed(args, kwargs, unusual)
             return run(func, *args, **kwargs) if takes_function else run(*args, **kwargs)
 
         named: list[object] = []
@@ -72,11 +71,9 @@ def composes(expressions: Mapping[object, Callable[..., object]], *, any_order: 
 
 
 def _renamed(
-    func: TorchFunction, args: Sequence[object], kwargs: Mapping[str, object], unusual: Collection[str]
+    args: Sequence[object], kwargs: Mapping[str, object], unusual: Collection[str]
 ) -> tuple[Sequence[object], dict[str, object]]:
     """Put arguments that were given by one of several names where the handler has them."""
-    if "out" in unusual:
-        refuse_out(func, kwargs, *specs_of(operands_of(args, kwargs)[0]))
     first = [kwargs[name] for name in _FIRST if name in kwargs and name in unusual]
     rest = {
         _NUMPY_NAMES.get(name, name): value

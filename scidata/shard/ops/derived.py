@@ -132,7 +132,7 @@ def cartesian_prod(*tensors: Tensor | Sequence[Tensor]) -> Tensor:
 # -- operators below torch's functions, that code calls by themselves ------------------------------------------------
 
 
-@handles(*kernels("_softmax_backward_data"))
+@handles("_softmax_backward_data", *kernels("_softmax_backward_data"))
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """Backward of a softmax."""
     products = grad_output * output
@@ -151,12 +151,52 @@ def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A layer norm, with the means and the inverse deviations that it takes, which have no gradient."""
-    if input.dtype.itemsize < 4:
-        raise unsupported(torch.native_layer_norm, "statistics of 16-bit floats", *specs_of([input, weight, bias]))
-    dims = list(range(-len(normalized_shape), 0))
-    var, mean = torch.var_mean(input.detach(), dims, correction=0, keepdim=True)
-    result = F.layer_norm(input, normalized_shape, weight, bias, eps)
-    return result, mean, (var + eps).rsqrt()
+    dims = range(-len(normalized_shape), 0)
+    return F.layer_norm(input, normalized_shape, weight, bias, eps), *_statistics(
+        input.detach(), dims, eps, keepdim=True
+    )
+
+
+@handles(torch.native_batch_norm, *kernels("native_batch_norm"))
+def batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch norm with its statistics; none where it takes running ones."""
+    result = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not training:
+        return result, input.new_empty(0), input.new_empty(0)
+    return result, *_statistics(input.detach(), [0, *range(2, len(input.shape))], eps)
+
+
+@handles(torch.native_group_norm, *kernels("native_group_norm"))
+def group_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,  # noqa: N803
+    C: int,  # noqa: N803
+    HxW: int,  # noqa: N803
+    group: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A group norm with its statistics, which have a gradient here alone."""
+    grouped = input.unflatten(1, (group, -1))  # type: ignore[no-untyped-call]
+    return F.group_norm(input, group, weight, bias, eps), *_statistics(grouped, range(2, len(grouped.shape)), eps)
+
+
+def _statistics(x: Tensor, dims: Sequence[int], eps: float, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the means and the inverse deviations that a norm takes."""
+    if x.dtype.itemsize < 4:
+        raise unsupported(F.layer_norm, "statistics of 16-bit floats", *specs_of([x]))
+    var, mean = torch.var_mean(x, [*dims], correction=0, keepdim=keepdim)
+    return mean, (var + eps).rsqrt()
 
 
 @handles(*kernels("max_pool2d_with_indices_backward"))
@@ -347,6 +387,18 @@ composes(
             input, along(input, dim, slice(start, end, step)), src
         ),
         "select_scatter": lambda input, src, dim, index: _with(input, along(input, dim, index), src),
+        torch.batch_norm: lambda input, weight, bias, mean, var, training, momentum, eps, cudnn_enabled: F.batch_norm(
+            input, mean, var, weight, bias, training, momentum, eps
+        ),
+        torch.instance_norm: lambda input, weight, bias, mean, var, use_stats, momentum, eps, cudnn_enabled: (
+            F.instance_norm(input, mean, var, weight, bias, use_stats, momentum, eps)
+        ),
+        "_log_softmax_backward_data": lambda grad_output, output, dim, input_dtype: (
+            grad_output - output.exp() * grad_output.sum(dim, keepdim=True)
+        ).to(input_dtype),
+        "_is_all_true": lambda input: input.all(),
+        "_is_any_true": lambda input: input.any(),
+        "is_same_size": lambda input, other: input.shape == other.shape,
         tuple(kernels("native_dropout_backward")): lambda grad_output, mask, scale: grad_output * mask * scale,
     }
 )

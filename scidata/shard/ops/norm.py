@@ -17,6 +17,7 @@ from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import align_parameters, finish, plain_of, refuse_plain, to_axis
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import mean_of_squares, standardized, widened
+from scidata.shard.ops.moving import there_and_back
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
@@ -32,11 +33,12 @@ def _scaled(result: Tensor, weight: Given, bias: Given, dtype: torch.dtype) -> T
 # -- channels ------------------------------------------------------------------------------------------------------
 
 
-def _check_channels(func: TorchFunction, x: ShardTensor, *others: Given) -> None:
-    """Refuse an input whose channels, dim 1, are sharded."""
+def _splits_channels(func: TorchFunction, x: ShardTensor, *others: Given) -> bool:
+    """Whether the channels, dim 1, are sharded, so that other dims have to be; refuse an input without any."""
     refuse_plain(func, x, *others)
-    if x.spec.ndim < 2 or 1 in x.spec.sharded:
-        raise unsupported(func, "the channels (dim 1) are sharded, or there are none", x.spec)
+    if x.spec.ndim < 2:
+        raise unsupported(func, "there are no channels (dim 1)", x.spec)
+    return 1 in x.spec.sharded
 
 
 def _of_channels(x: ShardTensor, weight: Given, bias: Given) -> tuple[Given, Given]:
@@ -65,7 +67,9 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalise each channel over all other dims. Collective in training; running statistics are one process's."""
-    _check_channels(func, x, running_mean, running_var, weight, bias)
+    if _splits_channels(func, x, running_mean, running_var, weight, bias):
+        rest = (running_mean, running_var, weight, bias, training, momentum, eps)
+        return there_and_back(x, [1], lambda whole: func(whole, *rest))
     spec, local = x.spec, widened(x.local)
     weight, bias = _of_channels(x, weight, bias)
     if training:
@@ -99,7 +103,9 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalise each channel of each sample over the spatial dims; running statistics are means over the batch."""
-    _check_channels(func, x, running_mean, running_var, weight, bias)
+    if _splits_channels(func, x, running_mean, running_var, weight, bias):
+        rest = (running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+        return there_and_back(x, [1], lambda whole: func(whole, *rest))
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training=False, eps=eps)
     spec, local = x.spec, widened(x.local)
@@ -134,7 +140,8 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Tensor:
     """Normalise groups of channels over themselves and the spatial dims."""
-    _check_channels(func, x, weight, bias)
+    if _splits_channels(func, x, weight, bias):
+        return there_and_back(x, [1], lambda whole: func(whole, num_groups, weight, bias, eps))
     spec = x.spec
     if spec.global_shape[1] % num_groups:
         raise RuntimeError(f"group_norm: {spec.global_shape[1]} channels are no multiple of {num_groups} groups")

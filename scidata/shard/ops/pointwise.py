@@ -22,7 +22,6 @@ from scidata.shard.ops.align import (
     finish,
     on_parts,
     operands_of,
-    refuse_out,
     specs_of,
     write_to_plain,
 )
@@ -76,7 +75,6 @@ def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwa
         return quick
     operands, rebuild = operands_of(args, kwargs)
     specs = specs_of(operands)
-    refuse_out(func, kwargs, *specs)
     if kwargs.get("inplace"):
         refuse_write_to_copy(func, operands[0])
     held = _held(operands)

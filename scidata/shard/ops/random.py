@@ -11,12 +11,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from scidata.shard.memory import strides_of
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.align import Dtype, finish, specs_of
+from scidata.shard.ops.align import Dtype, finish, operands_of, specs_of
 from scidata.shard.ops.arguments import handles
+from scidata.shard.ops.moving import to_layout
 from scidata.shard.rows.edge_order import edge_runs
 from scidata.shard.spec import UNKNOWN, ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -124,6 +125,19 @@ def bernoulli(
     return finish(torch.where(torch.ones_like(part, dtype=torch.bool), part, x.local), spec)  # a gradient of nought
 
 
+@handles("normal poisson binomial _standard_gamma _sample_dirichlet")
+def drawn(
+    func: TensorFunction, *args: Tensor | float, generator: torch.Generator | None = None, **named: Tensor | float
+) -> Tensor:
+    """Draw each element by parameters of its own, which are gathered. Collective. Gradients are torch's own."""
+    operands, rebuild = operands_of(args, named)
+    whole = [_whole(func, x).copy_(x.full_tensor()) if isinstance(x, ShardTensor) else x for x in operands]
+    given, options = rebuild(whole)
+    result = func(*given, generator=generator, **options)
+    spec = next(x.spec for x in operands if isinstance(x, ShardTensor) and x.shape == result.shape)
+    return to_layout(ShardTensor(result, spec.replicated(result.shape)), spec)
+
+
 @handles("multinomial")
 def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: object) -> Tensor:
     """Draw numbers of columns by their weights, which are gathered; each rank keeps its rows. Collective."""
@@ -145,3 +159,10 @@ def random_in_place(func: TensorFunction, x: ShardTensor, *args: object, **kwarg
     x.local.copy_(_own_part(func, func(_whole(func, x), *args, **kwargs), x.spec))
     written(x)
     return x
+
+
+@handles(nn.init.constant_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, any_order=True)
+def initialise(func: TensorFunction, tensor: ShardTensor, **how: object) -> Tensor:
+    """Overwrite as one process would, without a graph."""
+    with torch.no_grad():
+        return tensor.fill_(how["val"]) if func is nn.init.constant_ else random_in_place(func, tensor, **how)

@@ -424,7 +424,7 @@ def vector_norm(
     if not isinstance(order, int | float):
         raise unsupported(func, f"p={order!r} is a matrix norm", x.spec, remedy="use a number, or full_tensor()")
     if x.local.is_complex():
-        raise unsupported(func, "complex tensors", x.spec, remedy="take abs() first")
+        return vector_norm(func, x.abs(), ord, dim, keepdim, dtype=dtype and torch.empty((), dtype=dtype).abs().dtype)
     local, out = _wide(x.local, dtype, integers=False)
     if not local.is_floating_point():
         raise RuntimeError(f"norm: expected floating point or complex numbers, not {local.dtype}; pass dtype=")

@@ -16,7 +16,7 @@ from scidata.shard.comm.functions import known
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import Group, all_reduce_max, gathered_to_reduce, with_dim
 from scidata.shard.op_table import TensorFunction, find, unsupported
-from scidata.shard.ops.align import Dtype, finish, refuse_out, write_to_plain
+from scidata.shard.ops.align import Dtype, finish, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import there_and_back
@@ -90,7 +90,6 @@ def scan(func: TensorFunction, x: ShardTensor, dim: int, *, dtype: Dtype = None,
     how = {} if dtype is None else {"dtype": dtype}
     if type(out) is Tensor:  # PyG's way to put a zero before the sums
         return write_to_plain(func, (x, dim), {**how, "out": out})
-    refuse_out(func, {"out": out}, x.spec)
     spec, dim = x.spec, normal_dim(dim, x.spec.ndim)
     axis, run = spec.axis_of_dim(dim), getattr(torch, func.__name__)
     if axis is None or spec.axes[axis].size == 1:

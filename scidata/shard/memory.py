@@ -116,7 +116,9 @@ def memory_of(x: Tensor) -> Strides | None:
 
 def strides_of(x: Tensor) -> Strides:
     """Return a tensor's strides in one process, or UNKNOWN."""
-    return (x.global_strides or row_major(x.shape)) if isinstance(x, ShardBase) else x.stride()
+    if isinstance(x, ShardBase):
+        return x.global_strides or row_major(x.shape)
+    return x.stride() if x.layout is torch.strided else row_major(x.shape)  # what it is multiplied by decides
 
 
 def note(func: TorchFunction, args: _Args, kwargs: _Kwargs, result: object) -> object:
@@ -265,7 +267,7 @@ def _keyed(values: Iterable[object]) -> tuple[object, ...]:
         elif isinstance(value, tuple | list):
             found.append(_keyed(value))
         elif isinstance(value, Tensor):
-            found.append((value.shape, value.dtype, value.device, value.requires_grad, value.stride()))
+            found.append((value.shape, value.dtype, value.device, value.requires_grad, strides_of(value)))
         elif isinstance(value, dict):
             found.append(_keyed(value.items()))
         elif isinstance(value, slice):

@@ -144,7 +144,7 @@ _BELOW: dict[str, Callable[[Any], Any]] = {
     "out_of_joined": _out(lambda y, out: torch.cat([y[3:], y[:3]], out=out)),
     "out_of_sums": lambda x: torch.sum(x.detach(), (0, 1), out=torch.empty_like(x.detach()[0, 0])),
     "drawn": lambda x: [torch.normal(x, 2.0), torch.normal(x, x.exp()), torch.normal(1.0, x.exp()), torch.poisson(x.exp())],
-    "drawn_too": lambda x: [torch._standard_gamma(x.exp()), torch._sample_dirichlet(x.exp()), torch.binomial(torch.full_like(x.detach(), 9), torch.sigmoid(x.detach()))],
+    "drawn_too": lambda x: [torch._standard_gamma(x.exp()), torch._sample_dirichlet(x.detach().exp()), torch.binomial(torch.full_like(x.detach(), 9), torch.sigmoid(x.detach()))],
     "init": lambda x: [f(torch.empty_like(x)) for f in (torch.nn.init.normal_, torch.nn.init.uniform_, torch.nn.init.zeros_, torch.nn.init.kaiming_uniform_)] + [torch.nn.init.eye_(torch.empty_like(x[0]))],
     "distribution": lambda x: torch.distributions.Independent(torch.distributions.Normal(x, x.exp()), 1).log_prob(PLAIN),
     "are_true": lambda x: [torch._is_all_true(x > 0), torch._is_any_true(x > 0), torch.is_same_size(x, PLAIN)],

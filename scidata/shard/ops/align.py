@@ -336,11 +336,33 @@ def to_axis(local: Tensor, names: Labels, entry: Entry, spec: ShardSpec, axis: i
 
 def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec, axis: int) -> Tensor:
     if dim is not None and local.shape[dim] == sum(sizes):
+        if local.layout is not torch.strided:
+            return _cut_sparse(local, dim, sizes, spec, axis)
         if local.requires_grad:
             return slice_to_shard(local, sizes, dim, spec.group(axis))
         rank = spec.coordinate(axis)
         return local.narrow(dim, sum(sizes[:rank]), sizes[rank])
+    if local.layout is not torch.strided and local.requires_grad:
+        local = local.to_sparse_coo().coalesce()
+        values = replicate_to_shards(local.values(), [spec.group(axis)])
+        return torch.sparse_coo_tensor(local.indices(), values, local.shape, is_coalesced=True)
     return replicate_to_shards(local, [spec.group(axis)]) if local.requires_grad else local
+
+
+def _cut_sparse(x: Tensor, dim: int, sizes: tuple[int, ...], spec: ShardSpec, axis: int) -> Tensor:
+    """Return this rank's rows of a sparse tensor along a dim; the gradients of values are summed over the ranks."""
+    rank, x = spec.coordinate(axis), x.to_sparse_coo().coalesce()
+    indices, values, start = x.indices(), x.values(), sum(sizes[:rank])
+    if dim >= len(indices):  # dense values
+        values = _cut(values, dim - len(indices) + 1, sizes, spec, axis)
+    else:
+        if values.requires_grad:
+            values = replicate_to_shards(values, [spec.group(axis)])
+        (mine,) = ((indices[dim] >= start) & (indices[dim] < start + sizes[rank])).nonzero(as_tuple=True)
+        indices, values = indices[:, mine], values[mine]
+        indices = torch.cat([indices[:dim], indices[dim : dim + 1] - start, indices[dim + 1 :]])
+    shape = [sizes[rank] if d == dim else n for d, n in enumerate(x.shape)]
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)
 
 
 def align_parameters(x: ShardTensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -21,6 +21,7 @@ from scidata.shard.ops.align import align, align_parameters, extents_of, finish,
 from scidata.shard.ops.arguments import composes, handles, normal_dim, several
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.tensor import ShardTensor
+from scidata.shard.torch_internals import kernels
 
 
 def _labels_of_matmul(left: int, right: int) -> tuple[list[Hashable], list[Hashable], list[Hashable]]:
@@ -63,7 +64,7 @@ def contract(
     return finish(local, spec_of_layout(layout, out, [extents[name] for name in out], spec))
 
 
-@handles("matmul mm bmm mv dot", Tensor.__matmul__, any_order=True)
+@handles("matmul mm bmm mv dot", Tensor.__matmul__, torch.sparse.mm, *kernels("_sparse_mm"), any_order=True)
 def matmul(func: TensorFunction, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """Matrix product: rows, columns, batch and the summed dim may be sharded."""
     operands = [*args, *kwargs.values()]
@@ -157,7 +158,7 @@ def _spelled_out(equation: str, operands: Sequence[Tensor]) -> str:
     return ",".join(terms) + "->" + out.replace("...", "".join(free[:longest]))
 
 
-@handles("addmm addmv addbmm baddbmm addr", any_order=True)
+@handles("addmm addmv addbmm baddbmm addr", torch.sparse.addmm, any_order=True)
 def add_product(
     func: TensorFunction, x: Tensor, *factors: Tensor, beta: float = 1, alpha: float = 1, **named: Tensor
 ) -> Tensor:

@@ -162,7 +162,7 @@ def random_in_place(func: TensorFunction, x: ShardTensor, *args: object, **kwarg
 
 
 @handles(nn.init.constant_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, any_order=True)
-def initialise(func: TensorFunction, tensor: ShardTensor, **how: object) -> Tensor:
+def initialise(func: TensorFunction, tensor: ShardTensor, val: float = 0.0, **how: object) -> Tensor:
     """Overwrite as one process would, without a graph."""
     with torch.no_grad():
-        return tensor.fill_(how["val"]) if func is nn.init.constant_ else random_in_place(func, tensor, **how)
+        return tensor.fill_(val) if func is nn.init.constant_ else random_in_place(func, tensor, **how)

@@ -424,7 +424,8 @@ def vector_norm(
     if not isinstance(order, int | float):
         raise unsupported(func, f"p={order!r} is a matrix norm", x.spec, remedy="use a number, or full_tensor()")
     if x.local.is_complex():
-        return vector_norm(func, x.abs(), ord, dim, keepdim, dtype=dtype and torch.empty((), dtype=dtype).abs().dtype)
+        real = None if dtype is None else torch.empty((), dtype=dtype).abs().dtype
+        return torch.linalg.vector_norm(x.abs(), 2 if ord in ("fro", None) else ord, dim, keepdim, dtype=real)
     local, out = _wide(x.local, dtype, integers=False)
     if not local.is_floating_point():
         raise RuntimeError(f"norm: expected floating point or complex numbers, not {local.dtype}; pass dtype=")

@@ -125,6 +125,9 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+SPARSE = torch.where(PLAIN[0, :5] < -0.9, PLAIN[0, :5], 0).to_sparse()
+
+
 def _out(function: Callable[..., Any], *dtypes: torch.dtype) -> Callable[[Any], Any]:
     """Write the results to tensors of ``out=``: plain ones without elements, and others like the first operand."""
 
@@ -150,6 +153,8 @@ _BELOW: dict[str, Callable[[Any], Any]] = {
     "are_true": lambda x: [torch._is_all_true(x > 0), torch._is_any_true(x > 0), torch.is_same_size(x, PLAIN)],
     "softmax_backward": lambda x: [torch._softmax_backward_data(x, x.softmax(1), 1, x.dtype), torch._log_softmax_backward_data(x, x.log_softmax(0), 0, x.dtype)],
     "complex_norm": lambda x: [torch.norm(torch.complex(x, x.sin())), torch.linalg.vector_norm(torch.complex(x, x), 3, 1), torch.linalg.matrix_norm(torch.complex(x, x))],
+    "sparse": lambda x: [torch.sparse.mm(SPARSE, x[0]), SPARSE @ x[:, 1], torch.mv(SPARSE.to_sparse_csr(), x[1, 2]), SPARSE.to_sparse_csr() @ x[2], x[2] @ SPARSE.T, torch.bmm(torch.stack([SPARSE] * 7), x)],
+    "sparse_too": lambda x: [torch.ops.aten._sparse_mm(SPARSE, x[0]), torch.ops.aten._sparse_mm.default(SPARSE, x[0]), torch.sparse.addmm(x[0, :5], SPARSE, x[1]), F.linear(x[0], SPARSE)],
     "native_norms": lambda x: [*torch.native_batch_norm(x, PLAIN[0, 0], None, None, None, True, 0.1, 1e-5), *torch.native_group_norm(x, PLAIN[0, 0], None, 7, 7, 7, 7, 1e-5), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)],
 }  # fmt: skip
 
@@ -357,6 +362,13 @@ def _products() -> Iterator[Case]:
             dims=dims,
             function=lambda c, a, b, n=name: [getattr(torch, n)(c, a, b), getattr(c, n)(a, b, beta=0.5, alpha=2)],
         )
+    places = SPARSE.coalesce().indices()
+    yield Case(
+        name="sparse values",
+        function=lambda a, v: torch.sparse_coo_tensor(places, v, (5, 7)) @ a,
+        shapes=(square, (places.shape[1],)),
+        dims=((0, None), (1, None)),
+    )
     for equation, shapes, dims in [
         ("bnc,dc->bnd", (cube, square), ((0, None), (1, None), (2, None), (2, 1), (None, 0))),
         ("bnc,bnd->bcd", (cube, cube), ((1, 1), (1, None), (0, 0))),

@@ -43,6 +43,7 @@ ELSEWHERE = (
     "recurrent",
     "tables",
     "windows",
+    "sphere",
 )
 BY_CHANCE = ("bernoulli",)  # test_memory_order
 #: Losses that compare with margins: test_ops_points.

@@ -343,7 +343,7 @@ def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec
         rank = spec.coordinate(axis)
         return local.narrow(dim, sum(sizes[:rank]), sizes[rank])
     if local.layout is not torch.strided and local.requires_grad:
-        local = local.to_sparse_coo().coalesce()
+        local = local.to_sparse().coalesce()
         values = replicate_to_shards(local.values(), [spec.group(axis)])
         return torch.sparse_coo_tensor(local.indices(), values, local.shape, is_coalesced=True)
     return replicate_to_shards(local, [spec.group(axis)]) if local.requires_grad else local
@@ -351,7 +351,7 @@ def _cut(local: Tensor, dim: int | None, sizes: tuple[int, ...], spec: ShardSpec
 
 def _cut_sparse(x: Tensor, dim: int, sizes: tuple[int, ...], spec: ShardSpec, axis: int) -> Tensor:
     """Return this rank's rows of a sparse tensor along a dim; the gradients of values are summed over the ranks."""
-    rank, x = spec.coordinate(axis), x.to_sparse_coo().coalesce()
+    rank, x = spec.coordinate(axis), x.to_sparse().coalesce()
     indices, values, start = x.indices(), x.values(), sum(sizes[:rank])
     if dim >= len(indices):  # dense values
         values = _cut(values, dim - len(indices) + 1, sizes, spec, axis)

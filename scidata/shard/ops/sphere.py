@@ -7,7 +7,7 @@ up on each rank is summed by their owners. Longitudes are whole on each rank mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -102,12 +102,13 @@ def convolve_back(
 
 @handles("disco_kernels._disco_s2_fused_conv_optimized", "disco_kernels._disco_s2_conv_save_x_optimized")
 def convolve_fused(x: Tensor, weight: Tensor, *given: Tensor | int) -> Tensor:
-    """Do the convolution, and its product with weights, one after the other."""
-    lists, (basis, num_lat, num_lon, groups, channels) = given[:5], given[11:16]
+    """Convolve, and multiply by weights, one after the other."""
+    lists = given[:5]
+    basis, num_lat, num_lon, groups, channels = (int(n) for n in given[11:16])
     found = torch.ops.disco_kernels._disco_s2_contraction_optimized(x, *lists, basis, num_lat, num_lon)
-    found = found.reshape(found.shape[0], groups, channels, *found.shape[2:])
+    found = found.reshape(len(x), groups, channels, basis, num_lat, num_lon)
     result = torch.einsum("bgckxy,gock->bgoxy", found, weight.to(x.dtype))
-    return result.reshape(result.shape[0], -1, num_lat, num_lon)
+    return result.reshape(len(x), -1, num_lat, num_lon)
 
 
 @handles("attention_kernels.permute_to_nhwc")
@@ -156,7 +157,7 @@ def attend(
         ["batch", "of keys", "around", "value"],
         ["batch", "lat", "lon", "key"],
     ]
-    extents = {"lat": lat_out, "lon": lon_out}
+    extents: dict[Hashable, int] = {"lat": lat_out, "lon": lon_out}
     result = on_parts(func, compute, [*given, asked], labels, ["batch", "lat", "lon", "value"], extents)
     wanted = queries.spec if isinstance(queries, ShardTensor) else None
     if wanted is None or (not isinstance(result, ShardTensor) and wanted.is_replicated):

@@ -72,6 +72,7 @@ _UNSURE = frozenset(
         "pad max_pool1d max_unpool1d max_unpool2d max_unpool3d nll_loss cross_entropy channel_shuffle", namespaces=(F,)
     )
     + kernels("native_dropout_backward")
+    + find("native_batch_norm normal", namespaces=(torch,))
     + find("irfft hfft ihfft ihfft2 irfft2 ihfftn irfftn rfft2 rfftn", namespaces=(torch.fft,))
 )
 # and these not even for those, but for the last two dims.
@@ -267,7 +268,8 @@ def _keyed(values: Iterable[object]) -> tuple[object, ...]:
         elif isinstance(value, tuple | list):
             found.append(_keyed(value))
         elif isinstance(value, Tensor):
-            found.append((value.shape, value.dtype, value.device, value.requires_grad, strides_of(value)))
+            strides = value.stride() if value.layout is torch.strided else None  # called often: no function of ours
+            found.append((value.shape, value.dtype, value.device, value.requires_grad, strides))
         elif isinstance(value, dict):
             found.append(_keyed(value.items()))
         elif isinstance(value, slice):

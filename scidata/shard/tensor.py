@@ -19,10 +19,11 @@ from torch.autograd.graph import Node
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.serialization import add_safe_globals
 from torch.utils.hooks import RemovableHandle
 
 from scidata.core.keywords import checked_keywords
-from scidata.errors import ShardLayoutError, UnsupportedShardOp
+from scidata.errors import ShardLayoutError
 from scidata.shard import layouts
 from scidata.shard.base import ShardBase, ViewState
 from scidata.shard.dispatch import dispatch
@@ -32,6 +33,7 @@ from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
 from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
 from scidata.shard.rows.relayout import change_layout, gather_full
+from scidata.shard.saving import load_part, saved
 from scidata.shard.sizes import facts_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
 from scidata.shard.torch_internals import keep_out_of_graphs, tree_flatten
@@ -467,12 +469,12 @@ class ShardTensor(ShardBase):
         create_graph: bool = False,
         inputs: Tensor | Sequence[Tensor] | None = None,
     ) -> None:
-        """Backpropagate a gradient that is a ShardTensor of the same layout. Collective.
+        """Backpropagate a gradient. Collective.
 
         Parameters
         ----------
         gradient : Tensor or None, optional
-            Of the same layout as the tensor; needed unless it is one number.
+            A ShardTensor, or the whole gradient, the same on each rank; needed unless the tensor is one number.
         retain_graph : bool or None, optional
             Keep the graph for another backward.
         create_graph : bool, default False
@@ -487,17 +489,7 @@ class ShardTensor(ShardBase):
         >>> leaf.grad.sum()
         tensor(40.)
         """
-        if self.spec.is_replicated and not isinstance(gradient, ShardTensor):
-            self.local.backward(gradient, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
-            return
-        if not isinstance(gradient, ShardTensor) or gradient.spec != self.spec:
-            raise unsupported(
-                Tensor.backward,
-                "a sharded tensor needs its gradient as a ShardTensor of the same layout",
-                self.spec,
-                remedy="reduce to a loss (a plain tensor) and call its backward()",
-            )
-        torch.autograd.backward(self.local, gradient.local, retain_graph, create_graph, inputs=inputs)
+        torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
     # -- being a tensor ---------------------------------------------------------------------------------------------
 
@@ -555,8 +547,8 @@ class ShardTensor(ShardBase):
         memo[id(self)] = result
         return result
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise UnsupportedShardOp(
-            "a ShardTensor does not pickle: it is one part of a tensor, tied to this run's process groups. "
-            "Save full_tensor(), or to_local() together with sharding_shapes() and offsets"
-        )
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        return saved(self, ShardTensor)
+
+
+add_safe_globals([ShardTensor, load_part])  # for torch.load(weights_only=True)

@@ -38,13 +38,13 @@ class Copy(ViewState):
         Writes ``local`` to the base; None where that is not done.
     """
 
-    __slots__ = ("base", "follows_graph", "local", "may_be_base", "put", "seen", "take")
+    __slots__ = ("base", "follows_graph", "layout", "local", "may_be_base", "put", "seen", "take")
 
     def __init__(
         self, base: ShardBase, local: Tensor, take: Callable[[], Tensor], put: Callable[[], object] | None = None
     ) -> None:
         self.base, self.local, self.take, self.put = base, local, take, put
-        self.seen, self.follows_graph = _version(base), True
+        self.seen, self.follows_graph, self.layout = _version(base), True, base.spec
         self.may_be_base = False  # in one process: of contiguous()
 
     def refresh(self) -> None:
@@ -52,6 +52,7 @@ class Copy(ViewState):
         if self.base.copied is not None:
             self.base.copied.refresh()
         if self.seen != (now := _version(self.base)):
+            self.check_layout()
             # values written to the base keep their graph, also where the first use is under no_grad
             graph = not (self.local.is_leaf and self.local.requires_grad)
             with torch.inference_mode() if self.local.is_inference() else torch.set_grad_enabled(graph):
@@ -77,9 +78,16 @@ class Copy(ViewState):
         copied.seen, copied.follows_graph = self.seen, False
         return copied
 
+    def check_layout(self) -> None:
+        """Raise where the base has another shape since: by ``base.t_()``, say."""
+        if self.base.spec != self.layout:
+            reason = "a tensor was written to whose shape was changed in place after this copy of it was made"
+            raise unsupported(Tensor.copy_, reason, self.layout, self.base.spec, remedy="clone() the copy before that")
+
     def put_back(self) -> None:
         """Copy these values back to the base."""
         assert self.put is not None
+        self.check_layout()
         count = _writes[0]
         self.put()
         _writes[0] = count  # one write: some ranks have a copy where others have a view
@@ -157,6 +165,7 @@ def refuse_write_to_copy(func: TorchFunction, x: Tensor) -> None:
             reason = "a copy where torch would have made a view, so writing to it would not reach the original"
             remedy = "clone() it, write it as an expression, or write to the original by an index: x[i] = ..."
             raise unsupported(func, reason, x.spec, remedy=remedy)
+        copied.check_layout()
         base, copied = copied.base, copied.base.copied
         counts.add(base.spec.global_size.numel())
         if _repeats(base):

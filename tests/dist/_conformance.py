@@ -155,6 +155,10 @@ _BELOW: dict[str, Callable[[Any], Any]] = {
     "complex_norm": lambda x: [torch.norm(torch.complex(x, x.sin())), torch.linalg.vector_norm(torch.complex(x, x), 3, 1), torch.linalg.matrix_norm(torch.complex(x, x))],
     "sparse": lambda x: [torch.sparse.mm(SPARSE, x[0]), SPARSE @ x[:, 1], torch.mv(SPARSE.to_sparse_csr(), x[1, 2]), SPARSE.to_sparse_csr() @ x[2], x[2] @ SPARSE.T, torch.bmm(torch.stack([SPARSE] * 7), x)],
     "sparse_too": lambda x: [torch.ops.aten._sparse_mm(SPARSE, x[0]), torch.ops.aten._sparse_mm.default(SPARSE, x[0]), torch.sparse.addmm(x[0, :5], SPARSE, x[1]), F.linear(x[0], SPARSE)],
+    "shape_in_place": lambda x: [written(lambda y: y.transpose_(0, 2).mul_(2).unsqueeze_(1).swapaxes_(0, 1).squeeze_(0))(x), written(lambda y: [y.mT.mul_(3), y.swapdims_(1, 2), y.mT.mul_(2)])(x), (x[0] * 2).t_()],
+    "whole_meanwhile": lambda x: [torch.segment_reduce(x, "max", lengths=torch.tensor([2, 1, 4]), axis=0), torch.segment_reduce(x, "mean", offsets=torch.tensor([[0, 2, 7]] * 7), axis=1), *F.fractional_max_pool2d(x[None], 2, output_size=3, return_indices=True), F.fractional_max_pool3d(x[None], 2, output_ratio=0.5)],
+    "bags": lambda x: [F.embedding_bag(torch.tensor([1, 2, 0, 6, 3, 3]), x[0], torch.tensor([0, 2, 2, 5]), mode=mode) for mode in ("sum", "mean", "max")] + [F.embedding_bag(INDEX, x[:, 0], torch.tensor([0, 2, 5]), mode="sum", include_last_offset=True, per_sample_weights=x[0, 0, :5])],
+    "packed": lambda x: [torch.nn.utils.rnn.pack_padded_sequence(x, [7, 6, 6, 5, 3, 2, 1], batch_first=True).data],
     "native_norms": lambda x: [*torch.native_batch_norm(x, PLAIN[0, 0], None, None, None, True, 0.1, 1e-5), *torch.native_group_norm(x, PLAIN[0, 0], None, 7, 7, 7, 7, 1e-5), torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)],
 }  # fmt: skip
 

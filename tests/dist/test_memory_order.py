@@ -283,14 +283,24 @@ def check_unknown(rank, num_ranks):
     z = x[:1].expand(3, 4)
     with pytest.raises(UnsupportedShardOp, match="copy"):
         z.mul_(2)
-    for name in ("t_", "unsqueeze_", "transpose_", "swapaxes_", "resize_"):
-        for tensor in (x, x.redistribute(placements=[Replicate()]), x[2]):
-            before = tensor.shape, tensor.local.shape
-            with pytest.raises(UnsupportedShardOp, match="does not change in place"):
-                getattr(tensor, name)(
-                    *{"unsqueeze_": (0,), "resize_": (2, 2)}.get(name, (0, -1) if name != "t_" else ())
-                )
-            assert (tensor.shape, tensor.local.shape) == before
+    for tensor in (x, x.redistribute(placements=[Replicate()]), x[2]):
+        before = tensor.shape, tensor.local.shape
+        with pytest.raises(UnsupportedShardOp, match="does not change in place"):
+            tensor.resize_(2, 2)
+        assert (tensor.shape, tensor.local.shape) == before
+    whole = torch.arange(24.0).view(4, 6)
+    turned = shard_of(whole, x.spec)
+    row = turned[2]
+    assert torch.equal(turned.t_().full_tensor(), whole.T)
+    assert (turned.size(), turned.stride(), turned.dim()) == ((6, 4), (1, 6), 2)
+    assert (
+        torch.equal(row + 0, whole[2]) if type(row) is torch.Tensor else torch.equal((row + 0).full_tensor(), whole[2])
+    )
+    turned.mul_(2)
+    with pytest.raises(UnsupportedShardOp, match="changed in place"):
+        row.sum()
+    with pytest.raises(UnsupportedShardOp, match="change ranks"):
+        shard_of(whole[:1], ShardSpec.even(x.spec.device_mesh, [Shard(0)], (1, 6))).squeeze_()
     x.data = x.detach() * 2
     with pytest.raises(UnsupportedShardOp, match="another layout"):
         x.data = torch.ones(6, 4)

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.shard.op_table import TensorFunction, find, getters, unsupported
-from scidata.shard.ops.align import specs_of
+from scidata.shard.ops.align import finish, plain_of, specs_of
 from scidata.shard.ops.arguments import composes, handles, integers, normal_dim, several
+from scidata.shard.ops.moving import as_sharded, moved_off
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import definition_of, kernels, of_lists
 
@@ -67,6 +68,16 @@ def copied(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> 
 def defined(func: Callable[..., Results], *args: object, **kwargs: object) -> Results:
     """Follow torch's own definition in Python, in the operations that it is made of."""
     return definition_of(func)(*args, **kwargs)
+
+
+@handles("segment_reduce")
+def segment_reduce(func: TensorFunction, data: Tensor, reduce: str, *, axis: int = 0, **how: object) -> Tensor:
+    """Reduce rows of given lengths along a dim, which is whole on each rank meanwhile. Collective."""
+    whole = moved_off(
+        as_sharded(data, specs_of([data, *how.values()])[0]), range(normal_dim(axis, len(data.shape)) + 1)
+    )
+    found = func(whole.local, reduce, axis=axis, **{name: plain_of(value) for name, value in how.items()})
+    return finish(found, whole.spec.with_rows(normal_dim(axis, found.ndim), found.shape[axis]))
 
 
 # -- joining and dividing ------------------------------------------------------------------------------------------

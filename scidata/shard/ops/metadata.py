@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from scidata.shard.layouts import check_graphs
 from scidata.shard.memory import laid_out, strides_of
@@ -15,6 +16,7 @@ from scidata.shard.op_table import OF_THE_WHOLE, TensorFunction, TorchFunction, 
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
+from scidata.shard.ops.moving import as_sharded, to_layout
 from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
@@ -74,6 +76,13 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
     refuse_write_to_copy(func, x)
     func(x.local, local_of(value))
     written(x)
+
+
+@handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)
+def takes_data_of(x: Tensor, other: Tensor) -> bool:
+    """Whether ``x.data = other`` is possible: ``module.double()`` makes new parameters where it is not."""
+    specs = specs_of([x, other])
+    return len(specs) == 2 and specs[0] == specs[1] and (x.dtype, x.device) == (other.dtype, other.device)
 
 
 @handles("_is_view", Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True, any_order=True)
@@ -209,6 +218,47 @@ def to_numpy(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: objec
 Tensors = Sequence[Tensor]
 
 
+def _several(given: Tensor | Sequence[Tensor | None] | None) -> list[Tensor | None]:
+    return [given] if isinstance(given, Tensor) else list(given or ())
+
+
+def _gradients(
+    func: TorchFunction, outputs: Sequence[Tensor | None], given: Tensor | Sequence[Tensor | None] | None
+) -> list[Tensor | None]:
+    """Return the gradients of outputs, each split as its output. Collective where one is not."""
+    found: list[Tensor | None] = []
+    for output, gradient in zip(outputs, _several(given) or [None] * len(outputs), strict=True):
+        if not is_sharded(output):
+            found.append(local_of(gradient))
+        elif gradient is None or gradient.shape != output.shape:
+            reason = "a sharded output needs its gradient, of the same shape"
+            raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
+        else:
+            found.append(to_layout(as_sharded(gradient, output.spec), output.spec).local)
+    return found
+
+
+@handles(torch.autograd.backward, keeps_replicated=True, any_order=True)
+def backward(
+    func: Callable[..., None],
+    tensors: Tensor | Tensors,
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    *flags: bool | None,
+    inputs: Tensor | Tensors | None = None,
+    **named: bool | None,
+) -> None:
+    """Backpropagate from, and to, sharded tensors. Collective."""
+    outputs = _several(tensors)
+    given = _gradients(func, outputs, grad_tensors)
+    func([*map(local_of, outputs)], given, *flags, inputs=[*map(local_of, _several(inputs))] or None, **named)
+
+
+@handles(Tensor.register_post_accumulate_grad_hook, keeps_replicated=True, any_order=True)
+def register_post_accumulate_grad_hook(x: ShardTensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call ``hook`` with the tensor once its gradient has been added to ``.grad``."""
+    return x.local.register_post_accumulate_grad_hook(lambda _: hook(x))  # type: ignore[no-untyped-call]
+
+
 @handles(torch.autograd.grad, keeps_replicated=True, any_order=True)
 def grad(
     func: Callable[..., Sequence[Tensor | None]],
@@ -218,18 +268,14 @@ def grad(
     **kwargs: bool,
 ) -> tuple[Tensor | None, ...]:
     """Differentiate with respect to sharded tensors. A sharded output needs its ``grad_outputs``. Collective."""
-    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(outputs))
-    for output, gradient in zip(outputs, given, strict=True):
-        if is_sharded(output) and (not isinstance(gradient, ShardTensor) or gradient.spec != output.spec):
-            reason = "a sharded output needs grad_outputs of the same layout"
-            raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
+    given = _gradients(func, outputs, grad_outputs)
     for x in inputs:
         if isinstance(x, Later):
             x.refuse_passed(func)
         if isinstance(x, ShardTensor) and isinstance(x.copied, Copy) and x.copied.may_be_base:
             reason = "whether the result of contiguous() is the tensor itself is not known"
             raise unsupported(func, reason, x.spec, remedy="differentiate with respect to that, or to a clone() of it")
-    found = func([local_of(x) for x in outputs], [local_of(x) for x in inputs], [local_of(g) for g in given], **kwargs)
+    found = func([local_of(x) for x in outputs], [local_of(x) for x in inputs], given, **kwargs)
     pairs = list(zip(inputs, found, strict=True))
     for x, g in pairs if kwargs.get("create_graph") else ():
         if is_sharded(x):

@@ -12,10 +12,18 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
-from scidata.shard.ops.align import is_sharded, local_of, refuse_plain, specs_of
+from scidata.shard.ops.align import finish, is_sharded, local_of, refuse_plain, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moments import widened
-from scidata.shard.ops.moving import as_sharded, gather_from_owners
+from scidata.shard.ops.moving import (
+    as_sharded,
+    cut_to,
+    gather_from_owners,
+    moved_back,
+    moved_off,
+    to_layout,
+    without_empty,
+)
 from scidata.shard.ops.reductions import extreme_along
 from scidata.shard.ops.sliding import Extents, Middle, Windows, output_sizes, per_dim, row_values
 from scidata.shard.rows.runs import Runs
@@ -25,6 +33,8 @@ from scidata.shard.torch_internals import unpooled_extents
 _POOLS: tuple[TensorFunction, ...] = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
 _POOLS_BY_FLAG = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _POOLS_WITH_INDICES: list[Callable[..., tuple[Tensor, Tensor]]]
+_FRACTIONAL: list[Callable[..., tuple[Tensor, Tensor]]]
+_FRACTIONAL = [F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices]
 _POOLS_WITH_INDICES = [getattr(F, f"max_pool{n}d_with_indices") for n in (1, 2, 3)]
 
 
@@ -357,3 +367,37 @@ def _placed(values: Tensor, ids: Tensor, whole: Sequence[int], start: Sequence[i
     flat = torch.where(mine, flat, slots).flatten(len(lead))
     result = values.new_zeros((*lead, slots + 1)).scatter(-1, flat, values.flatten(len(lead)))
     return result[..., :slots].reshape(*lead, *own)
+
+
+# -- windows at random places ----------------------------------------------------------------------------------------
+
+
+@handles(*[getattr(F, f"fractional_max_pool{n}{suffix}") for n in ("2d", "3d") for suffix in ("", "_with_indices")])
+def fractional_max_pool(
+    func: TorchFunction,
+    x: ShardTensor,
+    kernel_size: Extents,
+    output_size: Extents | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Maximum of windows whose places are drawn for each channel, on whole channels meanwhile. Collective."""
+    refuse_plain(func, x)
+    count, spec = spatial(func), x.spec
+    first = spec.ndim - count
+    lead = (1, *spec.global_shape[:1]) if first == 1 else spec.global_shape[:2]
+    samples = _random_samples
+    if samples is None:
+        samples = torch.rand(*lead, count, dtype=x.dtype, device=x.device)
+    dims = range(first, spec.ndim)
+    whole = moved_off(x, dims)
+    places = [None if d is None else d + 2 - first for d in whole.spec.dims]
+    own = to_layout(as_sharded(samples, spec), spec.derive(samples.shape, places, whole.spec.sizes))
+    local = without_empty(whole.local, whole.spec)
+    pool = _FRACTIONAL[count - 2]
+    found = pool(local, kernel_size, output_size, output_ratio, _random_samples=without_empty(own.local, own.spec))
+    new = whole.spec.derive((*spec.global_shape[:first], *found[0].shape[first:]), whole.spec.dims, whole.spec.sizes)
+    results = [moved_back(ShardTensor(cut_to(part, new), new), dims, spec) for part in found]
+    finished = [finish(part.local, part.spec) for part in results]
+    return (finished[0], finished[1]) if return_indices or "indices" in func.__name__ else finished[0]

@@ -155,3 +155,9 @@ def _by_batch(x: Tensor) -> Tensor:
 def _by_time(output: Tensor, time: ShardSpec) -> Tensor:
     """Split the output as the input was."""
     return to_layout(as_sharded(output, time), time.derive(tuple(output.shape), time.dims, time.sizes))
+
+
+@handles("_pack_padded_sequence")
+def pack(func: Callable[..., Results], *args: Tensor | bool) -> Results:
+    """Put sequences of several lengths one behind the other, gathered: steps of a time are rows of one part there."""
+    return func(*map(plain_of, args))

@@ -18,6 +18,7 @@ from scidata.core.types import IntArray
 from scidata.shard.op_table import REFUSES, TensorFunction, TorchFunction, find, getters, register_op, unsupported
 from scidata.shard.ops.align import Dims, align, finish, specs_of
 from scidata.shard.ops.arguments import handles, integers, normal_dim
+from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
@@ -173,15 +174,35 @@ def expand_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
 
 # -- in place ----------------------------------------------------------------------------------------------------
 
-_IN_PLACE = "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ resize_ resize_as_"
+
+@handles(
+    *find("t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_", namespaces=(Tensor,)),
+    keeps_replicated=True,
+    any_order=True,
+)
+def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
+    """Turn the tensor into its own view; refused for copies of it from before, where it is written to later."""
+    if type(x) is not ShardTensor:
+        raise unsupported(func, "ids of a graph keep their shape", x.spec, remedy="assign the result")
+    if x.local.is_leaf and x.local.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{func.__name__}: a leaf that requires grad is changed in place")
+    result: Tensor = getattr(x, func.__name__.rstrip("_"))(*args, **kwargs)
+    new = as_sharded(result, x.spec)
+    if new is not x and new.copied is not x.copied:
+        raise unsupported(func, "the rows would change ranks", x.spec, remedy="assign the result")
+    if new is not x:
+        own = x.__dict__
+        other = new.like(new.local, new.spec, new.copied, new.global_strides)
+        torch.utils.swap_tensors(x, other)  # type: ignore[no-untyped-call]
+        x.__dict__.update(own)
+    return x
 
 
-@register_op(*find(_IN_PLACE, namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
-def change_shape(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> NoReturn:
-    """Raise: a tensor's layout is its own from the start, also where it is replicated."""
-    name = func.__name__.rstrip("_")
-    remedy = f"assign the result: x = x.{name}(...)" if hasattr(ShardTensor, name) else "make a new tensor"
-    raise unsupported(func, "the shape of a ShardTensor does not change in place", *specs_of(args), remedy=remedy)
+@register_op(*find("as_strided_ resize_ resize_as_", namespaces=(Tensor,)), keeps_replicated=True, any_order=True)
+def change_size(func: TorchFunction, types: object, args: Sequence[object], kwargs: Mapping[str, object]) -> NoReturn:
+    """Raise: the size of a layout is its own from the start, also where it is replicated."""
+    remedy = "make a new tensor"
+    raise unsupported(func, "the size of a ShardTensor does not change in place", *specs_of(args), remedy=remedy)
 
 
-REFUSES.add(change_shape)
+REFUSES.add(change_size)

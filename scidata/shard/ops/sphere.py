@@ -21,6 +21,8 @@ from scidata.shard.ops.moving import as_sharded, tied_to, to_layout, whole_along
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 
+_CONTRACTION = "_disco_s2_contraction_optimized"
+
 
 def _of_rows(
     spec: ShardSpec, dim: int, starts: Tensor, kernels: Tensor, rows: Tensor, neighbours: Tensor, weights: Tensor
@@ -53,7 +55,7 @@ def _placed(local: Tensor, computed: ShardSpec, wanted: ShardSpec) -> Tensor:
     return finish(result.local, result.spec)
 
 
-@handles("disco_kernels._disco_s2_contraction_optimized")
+@handles(f"disco_kernels.{_CONTRACTION}")
 def convolve(
     func: TensorFunction,
     x: ShardTensor,
@@ -105,7 +107,7 @@ def convolve_fused(x: Tensor, weight: Tensor, *given: Tensor | int) -> Tensor:
     """Convolve, and multiply by weights, one after the other."""
     lists = given[:5]
     basis, num_lat, num_lon, groups, channels = (int(n) for n in given[11:16])
-    found = torch.ops.disco_kernels._disco_s2_contraction_optimized(x, *lists, basis, num_lat, num_lon)
+    found = getattr(torch.ops.disco_kernels, _CONTRACTION)(x, *lists, basis, num_lat, num_lon)
     found = found.reshape(len(x), groups, channels, basis, num_lat, num_lon)
     result = torch.einsum("bgckxy,gock->bgoxy", found, weight.to(x.dtype))
     return result.reshape(len(x), -1, num_lat, num_lon)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
-from scidata.shard.ops.align import align, finish, is_sharded, on_parts, spec_of_layout, specs_of
+from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.checking import in_range
 from scidata.shard.ops.moving import whole_along
@@ -84,15 +84,29 @@ def embedding_bag(
     func: TensorFunction,
     x: Tensor,
     weight: Tensor,
+    offsets: Tensor | None = None,
     *,
     mode: str = "mean",
     per_sample_weights: Tensor | None = None,
     padding_idx: int | None = None,
+    include_last_offset: bool = False,
     **options: object,
 ) -> Tensor:
-    """Reduce the rows of each bag of ids; bags and features may be sharded."""
+    """Reduce the rows of each bag of ids; bags and features may be sharded, bags by offsets are gathered."""
     factors = [] if per_sample_weights is None else [per_sample_weights]
     operands = [x, weight, *factors]
+    if offsets is not None:
+        ids, starts, *given = map(plain_of, (x, offsets, *factors))
+        how = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": include_last_offset, **options}
+
+        def of_table(table: Tensor, *factors: Tensor) -> Tensor:
+            return func(ids, table, starts, per_sample_weights=factors[0] if factors else None, **how)
+
+        if not is_sharded(weight):
+            return of_table(local_of(weight), *given)
+        labels = [["id", "feature"], *[["in bag"] for _ in given]]
+        count = len(starts) - include_last_offset
+        return on_parts(func, of_table, [whole_along(weight, 0), *given], labels, ["bag", "feature"], {"bag": count})
     _refuse(func, operands, options, "give bags as rows of ids")
     if len(x.shape) != 2 or len(weight.shape) != 2 or any(each.shape != x.shape for each in factors):
         raise unsupported(func, f"ids of shape {tuple(x.shape)}", *specs_of(operands))

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import scidata
+from scidata.errors import UnsupportedShardOp
 from scidata.shard import ShardSpec, ShardTensor
 from scidata.shard.compile import regions_of
 from scidata.shard.graphs.parts import call_on_parts
@@ -196,6 +197,40 @@ class Two(Chosen):
         return y[ids > 0] * x.mean(), y * y.sum(0)
 
 
+def gradients_differentiated(mesh):
+    """A rank's ids change: calls whose gradients are differentiated stay eager, or are refused, and no rank waits."""
+    sizes, rank = (6, 5), mesh.get_local_rank()
+    x = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    specs = [ShardSpec.even(mesh, [Shard(0)], shape, {0: sizes}) for shape in (x.shape, (11,))]
+
+    def step(model, last, penalty):
+        rows = ShardTensor(x.split(sizes)[rank].clone(), specs[0]).requires_grad_()
+        ids = torch.tensor([1, 0, 2, 0, 0, 1, 1, 0, 0, 0, last]).split(sizes)[rank]
+        model.zero_grad()
+        loss = (model(rows, ShardTensor(ids, specs[1])) ** 2).sum()
+        if penalty:
+            loss = loss + (torch.autograd.grad(loss, rows, create_graph=True)[0] ** 2).sum()
+        loss.backward()
+        return model.layer.weight.grad
+
+    def make():
+        model = Chosen()
+        model.dropout.p = 0.0
+        return model
+
+    models = pair(mesh, make)
+    for last in (0, 0, 1, 0, 1):
+        expected, found = [step(model, last, penalty=True) for model in models]
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert "differentiated" in regions_of(models[1])[0].reason
+    _, model = pair(mesh, make)
+    for _ in range(3):
+        step(model, 0, penalty=False)
+    assert regions_of(model)[0].captured
+    with pytest.raises(UnsupportedShardOp, match="may differ from rank to rank"):
+        step(model, 0, penalty=True)
+
+
 def scattered_inside(mesh):
     """Ranks learn the shape by a broadcast, which is in the graph where integers are constants, and else refused."""
 
@@ -272,8 +307,8 @@ def arguments_that_are_changed(mesh):
 
 ALL = [
     one_graph_by_exchange, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_ghosts, other_values_on_one_graph,
-    arguments_that_are_changed, ids_of_other_ranks, recurrent_layers, one_of_two_results, scattered_inside,
-    communicates_past_scidata,
+    arguments_that_are_changed, ids_of_other_ranks, recurrent_layers, one_of_two_results, gradients_differentiated,
+    scattered_inside, communicates_past_scidata,
 ]  # fmt: skip
 SLOW = [one_graph_by_ghosts, many_graphs_by_exchange]
 

@@ -19,6 +19,7 @@ from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError, near_matches
 from scidata.shard.attention.algorithms import chosen_by_user
+from scidata.shard.base import ShardBase
 from scidata.shard.comm.operators import OtherValuesError, expecting, tapes, telling
 from scidata.shard.comm.operators import noting as keep
 from scidata.shard.compile.capture import Captured, capture, casts, surroundings
@@ -101,6 +102,7 @@ class Region:
         self._ran: dict[int, CodeType] = {}  # of the first call
         self._values: Values | None = None  # where integers among the arguments are constants of graphs
         self._notes: dict[Any, list[tuple[str, torch.Tensor]]] = {}  # by key: of eager calls
+        self._is_differentiated = False  # gradients of calls that read integers
         self._num_new = 0  # calls of integers that no graph is of, one after the other
         self._num_others = 0  # calls whose ranks held other integers than a graph takes for granted
 
@@ -143,6 +145,8 @@ class Region:
             aliases_of([x for leaf in leaves for x in leaf.tensors]),
         )
         all_leaves = leaves
+        if self._is_differentiated:
+            return self._eagerly(call, args, kwargs, "gradients are differentiated, and integers may differ by rank")
         if self._values is not None:
             key = (*key, *self._values.key(leaves))
             leaves = [leaf.by_value(keeps=False) for leaf in leaves]
@@ -182,6 +186,7 @@ class Region:
         with nullcontext() if self._ran else noting(self._ran), nullcontext() if self._values is None else keep(known):
             result = call(*args, **kwargs)
         if self._values is not None:
+            self._watch_gradients(result)
             self._num_new += 1
             if self._num_new > _MOST_SEEN:
                 self._open("integers among its arguments, whose values it reads, differ from call to call")
@@ -189,6 +194,17 @@ class Region:
             if len(self._notes) > _MOST_NOTES:
                 del self._notes[next(iter(self._notes))]
         return result
+
+    def _watch_gradients(self, result: Any) -> None:
+        """Stay eager where gradients of results are differentiated: ranks with other integers have to do it alike."""
+
+        def look(grad: torch.Tensor) -> None:
+            self._is_differentiated |= torch.is_grad_enabled()
+
+        for x in tree_flatten(result)[0]:
+            part = x.local if isinstance(x, ShardBase) else x
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                part.register_hook(look)  # type: ignore[no-untyped-call]
 
     def _by_graph(
         self, captured: Captured, leaves: Sequence[Leaf], call: Callable[..., Any], args: Any, kwargs: Any

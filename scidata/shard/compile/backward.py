@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from scidata.device_mesh.board import record_error
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.comm.operators import group_of
 from scidata.shard.comm.sums import all_reduce_sum
@@ -46,6 +47,8 @@ class Again:
         Places of tensors that require grad, and get none.
     draws
         Whether it draws random numbers.
+    differs
+        Whether it has collectives, and other ranks may run it eagerly, as they hold other integers.
     next_left_out
         Other such numbers, by a backward pass since.
     """
@@ -58,6 +61,7 @@ class Again:
     left_out: Sequence[int]
     unused: Sequence[int] = ()
     draws: bool = False
+    differs: bool = False
     next_left_out: Sequence[int] | None = None
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -122,6 +126,13 @@ class Again:
     def gradients(self, inputs: Any, of_results: Mapping[int, Tensor]) -> dict[int, Tensor | None]:
         """Run the call again, and return the gradients of its tensors by their places."""
         create_graph = torch.is_grad_enabled()
+        if create_graph and self.differs:  # the graph's rank has more collectives than a rank without one then
+            error = UnsupportedShardOp(
+                "create_graph=True in the backward pass of a compiled call that reads integers, which may differ from "
+                "rank to rank. Remedy: in such steps call the module's forward(...), which is not compiled"
+            )
+            record_error(error)  # the others may be in a collective by now
+            raise error
         self._check(inputs)
         held = [x if x.requires_grad else x.clone() for x in inputs.held]  # buffers, which the function may write to
         with ExitStack() as stack:

@@ -196,7 +196,7 @@ def capture(
         made.snapshot = again.snapshot = snapshot.narrowed(watch.codes)
         made.operations = [sum(node.op == "call_function" for node in gm.graph.nodes) for gm in graphs]
         made.collectives = [len(_collectives(gm)) for gm in graphs]
-        made.expected = {**calls.expected}
+        made.expected, again.differs = {**calls.expected}, by_value and calls.num > 0
         if sum(made.collectives) != calls.num:
             raise NotCapturedError("its collectives are not those of an eager step")
         made.constants += constants.read.values()

@@ -45,7 +45,7 @@ CASES = {
     "in place": applied,
     "kernel": lambda x: Reversed.apply(x * 2),
     "to numpy": lambda x: torch.from_numpy(x.detach().numpy().cumsum(0)),
-    "drawn": lambda x: torch.normal(x.detach(), x.detach().abs() + 0.1),
+    "drawn": lambda x: F.rrelu(x * 2, training=True),
 }
 
 

@@ -173,7 +173,7 @@ def test_embedding(num_ranks):
 
 def check_channels(rank, num_ranks):
     channels = ShardSpec.even(mesh_of(num_ranks), [Shard(1)], IMAGE, {0: (4, 0)})
-    for layer in (nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, track_running_stats=True)):
+    for layer in (nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)):
         assert_like_one_process(layer.double(), [random(*IMAGE)], [channels])
     with pytest.raises(ValueError, match="more than 1"):
         F.instance_norm(shard_of(random(2, 4, 1), ShardSpec.even(mesh_of(num_ranks), [Shard(0)], (2, 4, 1))))

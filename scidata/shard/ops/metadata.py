@@ -231,7 +231,7 @@ def _gradients(
         if not is_sharded(output):
             found.append(local_of(gradient))
         elif gradient is None or gradient.shape != output.shape:
-            reason = "a sharded output needs its gradient, of the same shape"
+            reason = "a sharded output needs its gradient (grad_outputs), of the same shape"
             raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
         else:
             found.append(to_layout(as_sharded(gradient, output.spec), output.spec).local)

@@ -182,7 +182,7 @@ def expand_as(func: TensorFunction, x: Tensor, other: Tensor) -> Tensor:
 )
 def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Turn the tensor into its own view; refused for copies of it from before, where it is written to later."""
-    if type(x) is not ShardTensor:
+    if type(x) is not ShardTensor or x.spec.exchange is not None:
         raise unsupported(func, "ids of a graph keep their shape", x.spec, remedy="assign the result")
     if x.local.is_leaf and x.local.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(f"{func.__name__}: a leaf that requires grad is changed in place")

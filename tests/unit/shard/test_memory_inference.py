@@ -116,7 +116,7 @@ def test_strides_of_all_results(layout):
     assert not compared.wrong, "\n".join(f"{name}: {what}" for name, what in compared.wrong.items())
     assert compared.right > 1000
     left = {n for n in compared.unknown if "fft" not in n and not any(known in n for known in UNKNOWN)}
-    assert left <= {"torch.Tensor.__getitem__"}, left
+    assert left <= {"torch.Tensor.__getitem__", "torch.native_batch_norm", "torch.normal", "_sparse_mm"}, left
 
 
 @pytest.mark.parametrize("function", [torch.fft.fftn, torch.fft.ifftn, torch.fft.fft2, torch.fft.rfft, torch.fft.irfft])

@@ -298,7 +298,7 @@ def check_unknown(rank, num_ranks):
     with pytest.raises(UnsupportedShardOp, match="changed in place"):
         row.sum()
     with pytest.raises(UnsupportedShardOp, match="change ranks"):
-        shard_of(whole[:1], ShardSpec.even(x.spec.device_mesh, [Shard(0)], (1, 4))).squeeze_()
+        shard_of(whole[:1], ShardSpec.even(x.spec.device_mesh, [Shard(0)], (1, 4), {0: (1, 0)})).squeeze_()
     x.data = x.detach() * 2
     with pytest.raises(UnsupportedShardOp, match="another layout"):
         x.data = torch.ones(6, 4)

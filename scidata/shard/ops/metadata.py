@@ -232,7 +232,7 @@ def _gradients(
             found.append(local_of(gradient))
         elif gradient is None or gradient.shape != output.shape:
             reason = "a sharded output needs its gradient (grad_outputs), of the same shape"
-            raise unsupported(func, reason, output.spec, remedy="reduce it to a loss first")
+            raise unsupported(func, reason, output.spec, remedy="reduce to a loss, a plain tensor")
         else:
             found.append(to_layout(as_sharded(gradient, output.spec), output.spec).local)
     return found

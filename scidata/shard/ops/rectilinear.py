@@ -29,25 +29,27 @@ class GridAxis:
     period: float
     outside: str
 
-    def locate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return whether each place lies inside, the rows before and after it, and its share of the way between.
-
-        A place on a row has share 0 of the next, as SciPy does; on the last row, share 1 of that.
-        """
-        values = torch.from_numpy(self.values).to(x.device)
+    def enter(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return places wrapped or clipped, and whether each lies inside; no NaN does."""
         first, last = self.values[0], self.values[-1]
         x = x.to(torch.float64)
         if self.period:
             x = first + torch.remainder(x - first, self.period)
         elif self.outside == "clip":
             x = x.clamp(first, last)
-        inside = (x >= first) & (x <= last)  # no NaN is
-        x = torch.where(inside, x, first)
+        return x, (x >= first) & (x <= last)
+
+    def locate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows before and after each place, and its share of the way between.
+
+        A place on a row has share 0 of the next, as SciPy does; on the last row, share 1 of that.
+        """
+        values = torch.from_numpy(self.values).to(x.device)
         low = torch.searchsorted(values, x.detach(), right=True).sub_(1).clamp_(0, len(values) - 2)
         share = (x - values[low]) / (values[low + 1] - values[low])
         rows = [row % self.num_rows for row in (low, low + 1)]
         before, after = [self.num_rows - 1 - row for row in rows] if self.descends else rows
-        return inside, before, after, share
+        return before, after, share
 
 
 def _axis(number: int, coordinate: object, extent: int, period: float, outside: str) -> GridAxis:
@@ -111,12 +113,13 @@ class Grid:
 
     def find(self, positions: Tensor) -> Found:
         """Return where points ``(num_points, num_dims)`` lie."""
-        inside, corners = torch.ones_like(positions[:, 0], dtype=torch.bool), [Corner((), None)]
-        refused = ~inside
-        for axis, x in zip(self.axes, positions.unbind(1), strict=True):
-            is_in, before, after, share = axis.locate(x)
-            inside = inside & is_in
+        entered = [axis.enter(x) for axis, x in zip(self.axes, positions.unbind(1), strict=True)]
+        inside = torch.stack([is_in for _, is_in in entered]).all(0)
+        refused, corners = torch.zeros_like(inside), [Corner((), None)]
+        for axis, (x, is_in) in zip(self.axes, entered, strict=True):
             refused = refused | ~is_in if axis.outside == "error" else refused
+            # places outside lie on the first row of each dim: so nothing that is NaN meets their gradients
+            before, after, share = axis.locate(torch.where(inside, x, axis.values[0]))
             if self.method == "nearest":
                 corners = [Corner((*corners[0].rows, torch.where(share <= 0.5, before, after)), None)]
                 continue

@@ -1,0 +1,1 @@
+"""Random fields, grids, points and layouts held against SciPy: ``python -m tests.interpolation``."""

@@ -316,7 +316,7 @@ def open_dataset(
         Of the draws, which are a function of seed, epoch and index of the sample.
     positions : Sequence[str] or str or None, optional
         Raw points: names of their coordinates, one array of shape ``(N, 2 or 3)`` or two or three of ``(N,)``; default
-        by CF's attributes, or the usual names.
+        by CF's attributes, or the usual names. ``pos`` has x (longitude) first, in whichever order they are named.
     time : str or None, optional
         Of a table of observations: its column of times, in which rows are sorted. Then samples are windows of it, the
         rows in ``[t, t + window)``, and the column is a field: seconds since ``t``. Files follow each other. The first

@@ -219,8 +219,10 @@ def interpolate(
         ``(..., rows of each dim of the grid)``: its last dims, as many as positions have coordinates, are the grid. A
         ShardTensor that is split along any of these, or a plain tensor.
     positions : Tensor or Sequence[Tensor]
-        ``(num_points, num_dims)``, in the order of the dims; or a tensor ``(num_points,)`` for each dim. A ShardTensor
-        that is split by points: each rank's points may lie anywhere. Plain: the same on every rank, as is the result.
+        ``(num_points, num_dims)``, in the order of the dims; or a tensor ``(num_points,)`` for each dim. On a grid of
+        latitudes and longitudes, those of a cloud are ``sample["pos"].flip(1)``: its longitude comes first. A
+        ShardTensor that is split by points: each rank's points may lie anywhere. Plain: the same on every rank, as is
+        the result.
     coords : Sequence[array_like] or None, optional
         Of each dim of the grid, the coordinates of all its rows, ascending or descending: ``ds.coordinate("lat")``.
         None: positions count rows.

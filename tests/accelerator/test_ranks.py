@@ -21,6 +21,7 @@ import scidata
 from pipelines import era5_grid, flow_graph, graphcast
 from scidata.device_mesh import axis_rank
 from scidata.device_mesh.devices import current_device, default_backend, kind_of
+from scidata.shard import ShardSpec
 from scidata.testing import make_grid
 from scidata.testing.oracle import assert_like_one_process, specs_of
 from tests.accelerator._device import IS_SIM, KIND
@@ -95,6 +96,20 @@ def test_operations_on_shards(every: int) -> None:
 
 
 # -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+def interpolates(rank: int, num_ranks: int) -> None:
+    """Points of which some lie in the other rank's part, with gradients of field and positions."""
+    mesh = scidata.init_mesh(domain=num_ranks)["domain"]
+    generator = torch.Generator().manual_seed(0)
+    field, places = (torch.rand(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 8, 6), (20, 2)))
+    inputs = [field.to(KIND).requires_grad_(), (places * torch.tensor([7.0, 6.0])).to(KIND).requires_grad_()]
+    specs = [ShardSpec.even(mesh, (Shard(dim),), x.shape) for dim, x in zip((1, 0), inputs, strict=True)]
+    assert_like_one_process(lambda x, at: scidata.interpolate(x, at, period=(0, 6)), inputs, specs)
+
+
+def test_fields_at_points() -> None:
+    on_devices(interpolates, 2)
 
 
 def reads_and_writes(rank: int, num_ranks: int, folder: str) -> None:

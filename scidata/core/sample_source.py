@@ -17,8 +17,8 @@ class SampleSource:
     index : int
         The row along the sample dimension in that file; 0 where it has none.
     time : object or None
-        The label of that row: ``numpy.datetime64``, an object of cftime, a number or a text. None where nothing labels
-        it. Of a window of observations, its beginning.
+        The label of that row: ``numpy.datetime64``, an object of cftime, a number or a text; where nothing labels it,
+        that of the row along another sample dimension, or None. Of a window of observations, its beginning.
     rows : tuple[int, int] or None
         Of a window, the first row and the one after the last; else None.
     trajectory : Mapping[str, int]

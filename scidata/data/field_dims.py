@@ -28,10 +28,11 @@ def dims_of_made(
     ConfigError, UnknownNameError
         Dims are given that do not fit, or of a field that is not there.
     """
-    given = {} if given is None else given
-    check_mapping("dims", given, "{'speed': ('lat', 'lon')}")
-    check_known("replace: dims of field", list(given), fields)
-    by_shape = {shape: dims for dims, shape in old.values()}
+    if given is None:
+        given = {}
+    else:
+        check_mapping("dims", given, "{'speed': ('lat', 'lon')}")
+        check_known("replace: dims of field", list(given), fields)
     made = {}
     for name, tensor in fields.items():
         shape = tuple(tensor.shape)
@@ -42,7 +43,8 @@ def dims_of_made(
         elif name in old and len(old[name][0]) == len(shape):
             made[name] = old[name][0]
         else:
-            found = _left_of([old[name]] if name in old else [], shape)
+            by_shape = {shape: dims for dims, shape in old.values()}
+            found = _left_of([old[name]], shape) if name in old else set()
             found = found or ({by_shape[shape]} if shape in by_shape else _left_of(old.values(), shape))
             made[name] = found.pop() if len(found) == 1 else tuple([f"dim_{i}" for i in range(len(shape))])
     return made

@@ -91,19 +91,21 @@ class Labels:
         every = np.concatenate(found) if len(found) > 1 else found[0]
         return np.broadcast_to(every[tuple(along[dim] for dim in own)], rows.shape)
 
+    def _known_of(self, dim: str) -> npt.NDArray[Any] | None:
+        return self._known.get_or_make(("known", dim), lambda: (known_labels(self._series, dim),))[0]
+
     def sources_of(self, rows: Sequence[int]) -> tuple[SampleSource, ...]:
-        """Return file, row and label of each of a sample's rows; no labels where times cannot be decoded here."""
-        series, dim = self._series, self._series.sample_dim
-        if dim is None:
-            return (series.source_of(0, None),)
-        labels = self._known.get_or_make(("known", dim), lambda: (known_labels(series, dim),))[0]
-        places = series.places_of(rows)[dim]
-        return tuple(
-            [
-                series.source_of(row, None if labels is None else labels[at])
-                for row, at in zip(rows, places, strict=True)
-            ]
-        )
+        """Return file, row and label of each of a sample's rows: along the last dimension of samples that has labels.
+
+        None where nothing labels them, or times cannot be decoded here.
+        """
+        series, times = self._series, list[object]([None] * len(rows))
+        for dim, places in reversed(series.places_of(rows).items()):
+            labels = self._known_of(dim)
+            if labels is not None:
+                times = [labels[row] for row in places] * (len(rows) // len(places))
+                break
+        return tuple(map(series.source_of, rows, times))
 
 
 def chosen_rows(series: Series, isel: Crop, sel: Crop, sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def test_source_of_members_and_of_a_file_without_times(tmp_path):
     ds = scidata.open_dataset(str(tmp_path / "ens.nc"), sample_dim=("member", "time"), steps=(0, 1))
     first, second = ds[len(TIMES)].source  # each member has one window less than times
     assert (first.trajectory, first.index, second.index, second.time) == ({"member": 1}, 1, 2, TIMES[2])
+    turned = scidata.open_dataset(str(tmp_path / "ens.nc"), sample_dim=("time", "member"))
+    assert [(s.trajectory, s.index, s.time) for s in turned[7].source] == [({"time": 2}, 1, TIMES[2])]
     whole = scidata.open_dataset(str(tmp_path / "ens.nc"), sample_dim=False)
     (source,) = whole[0].source
     assert (source.index, source.time) == (0, None)

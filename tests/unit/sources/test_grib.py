@@ -108,8 +108,9 @@ def test_ranks_of_a_node_decode_each_message_once(levels):
 def test_reduced_gaussian_points(tmp_path, edition):
     sample = f"reduced_gg_pl_32_grib{edition}"
     values = write(tmp_path / "r.grib", [message(sample, dataDate=day) for day in DAYS])
-    ds = scidata.open_dataset(str(tmp_path / "r.grib"), scidata.init_mesh(device="cpu"), fields=["t"])
+    ds = scidata.open_dataset(str(tmp_path / "r.grib"), scidata.init_mesh(device="cpu"), fields=["t"], coords=True)
     assert ds.dims("t") == ("values",)
+    assert [str(ds[i].coords["time"])[:10] for i in range(3)] == ["2020-02-28", "2020-02-29", "2020-03-01"]
     assert all(np.array_equal(ds[i]["t"].full_tensor(), values[i]) for i in range(3))
     source = open_source(tmp_path / "r.grib")
     assert source.arrays["latitude"].dims == source.arrays["longitude"].dims == ("values",)
@@ -143,6 +144,38 @@ def test_members_steps_and_gaps(tmp_path):
     write(tmp_path / "e.grib", [made[0], made[0]])
     with pytest.raises(UnsupportedFormatError, match=r"two messages, at bytes 0 and \d+, of t at {'time'"):
         scidata.open_dataset(path)
+
+
+def test_sums_over_half_hours(tmp_path):
+    made = [
+        message(
+            "regular_ll_sfc_grib2",
+            productDefinitionTemplateNumber=8,
+            shortName="tp",
+            stepUnits="m",
+            stepRange=f"0-{end}",
+        )
+        for end in (120, 60, 90)
+    ]
+    values = write(tmp_path / "tp.grib", made)
+    ds = scidata.open_dataset(str(tmp_path / "tp.grib"), sample_dim=("time", "step"), fields=["tp"])
+    np.testing.assert_array_equal(ds.coordinate("step"), [1, 1.5, 2])
+    assert all(np.array_equal(ds[i]["tp"].ravel(), values[k]) for i, k in enumerate((1, 2, 0)))
+
+
+def test_messages_of_edition_1_above_8_mib(tmp_path):
+    area = {"latitudeOfFirstGridPoint": 80, "latitudeOfLastGridPoint": -80, "longitudeOfLastGridPoint": 299.9}
+    size = {"Ni": 3000, "Nj": 1601, "iDirectionIncrementInDegrees": 0.1, "jDirectionIncrementInDegrees": 0.1}
+    keys = size | {f"{key}InDegrees": value for key, value in area.items()} | {"bitsPerValue": 16}
+    handle = eccodes.codes_grib_new_from_samples("regular_ll_pl_grib1")
+    for key, value in keys.items():
+        eccodes.codes_set(handle, key, value)
+    eccodes.codes_set_values(handle, np.tile(RNG.normal(size=3000), 1601))
+    data, small = eccodes.codes_get_message(handle), message("regular_ll_pl_grib1")
+    assert len(data) > 1 << 23
+    (tmp_path / "large.grib").write_bytes(small[0] + data + small[0])
+    found = [(offset, nbytes) for offset, nbytes, _ in grib_messages.headers(str(tmp_path / "large.grib"))]
+    assert found == [(0, len(small[0])), (len(small[0]), len(data)), (len(small[0]) + len(data), len(small[0]))]
 
 
 def test_columns_first_and_other_grids(tmp_path):

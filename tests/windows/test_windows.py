@@ -368,3 +368,33 @@ def test_series_of_stations(dims, tmp_path):
     assert ds[2]["time"][::7].tolist() == [3600.0 * i for i in range(6)]
     each = scidata.open_dataset(tmp_path / "stations.nc", kind="points", time="station", window=1, fields=["t2m"])
     assert np.array_equal(each[3]["t2m"], values[:, 3])
+
+
+def test_rows_of_windows_are_drawn_anew_in_each_epoch(gappy):
+    opened = ReadOptions(**OPTIONS, where={"qc": (0, 2, 3)}, subsample={"point": 5})
+    reader, drawn = WindowsReader(gappy, opened, num_parts=2), []
+    for epoch in range(2):
+        parts = [reader.read(3, part, epoch=epoch) for part in range(2)]
+        rows = np.concatenate([part.fields["bt"] for part in parts])
+        ids = [reader.original_id(3, part, "point", rows=each.rows["point"]) for part, each in enumerate(parts)]
+        assert np.concatenate(ids).tolist() == rows.tolist()
+        assert set(rows % 4) <= {0, 2, 3}
+        assert len(rows) == 5
+        assert len(set(rows)) == 5
+        assert rows.min() >= 36
+        assert rows.max() < 48
+        assert reader.plan(3, 1, epoch=epoch).bytes_fetched == parts[1].stats.bytes_fetched
+        drawn.append(rows.tolist())
+    assert drawn[0] != drawn[1]
+    assert reader.read(5, 0).fields["bt"].shape == (0,)
+
+
+def test_tables_and_profiles_are_partitioned_too(tmp_path):
+    path = table(tmp_path / "obs.zarr", BEGIN + np.arange(96) * HOUR // 2, layout="table")
+    scidata.partition(path, tmp_path / "obs.store", kind="points", points="lat,lon")
+    sample = scidata.open_dataset(tmp_path / "obs.store")[0]
+    assert sample["bt"].tolist() == sample.original_id("point").tolist()
+    frame = ragged(tmp_path / "profiles.nc", "contiguous")
+    scidata.partition(tmp_path / "profiles.nc", tmp_path / "profiles.store", kind="points")
+    sample = scidata.open_dataset(tmp_path / "profiles.store")[0]
+    assert np.array_equal(sample["t"], frame.t.to_numpy()[sample.original_id("point")])

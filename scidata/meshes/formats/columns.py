@@ -68,7 +68,7 @@ class RowsSource(ABC):
         return {**self.columns, **{n: x for n, x in self._source.arrays.items() if n not in self.columns}}
 
     def _is_column(self, layout: ArrayLayout) -> bool:
-        return layout is self.columns.get(layout.name)
+        return layout.name in self.columns
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks; of columns say that all is there."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import zarr
 
 from pipelines import observations
-from pipelines.observations import INSTRUMENTS, LAYOUTS, Weather
+from pipelines.observations import INSTRUMENTS, LAYOUTS, Weather, value_columns
 
 SMALL = {"days": 2.5, "shape": (12, 16), "density": 0.3}
 
@@ -86,6 +87,21 @@ def test_indexes_of_other_layouts_say_where_rows_are(made: Path) -> None:
     ranges = table(made / "anemoi" / "stations.zarr")["date_index_ranges"]
     assert np.array_equal(np.repeat(ranges[:, 0], ranges[:, 2]), dates)
     assert np.array_equal(ranges[:, 1], np.cumsum(ranges[:, 2]) - ranges[:, 2])
+
+
+def test_weathergenerators_tables_open_as_columns_do(made: Path) -> None:
+    mine, theirs = (
+        observations.open_observations(str(made / layout), None, patch=4) for layout in ("columns", "weathergenerator")
+    )
+    assert len(mine) == len(theirs) == 7  # of ten analyses: the first radiosondes are of the sixth to twelfth hour
+    for name in INSTRUMENTS:
+        columns = value_columns(theirs.parts[name])
+        assert {column.removeprefix("obsvalue_") for column in columns} == {*value_columns(mine.parts[name])}
+        for column in ("pos", "dates", *columns):
+            found, expected = theirs[2][name][column], mine[2][name][column.removeprefix("obsvalue_")]
+            torch.testing.assert_close(found, expected.to(found.dtype), rtol=0, atol=0, equal_nan=True)
+        assert (mine[2][name]["qc"] < 2).all()
+        assert (mine[2][name]["dates"] < 12 * 3600).all()
 
 
 def test_what_is_there_and_what_is_unknown_is_refused(

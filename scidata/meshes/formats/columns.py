@@ -34,6 +34,8 @@ class RowsSource(ABC):
         By name.
     """
 
+    _table = ""  # an array all of which is in the columns
+
     def __init__(self, source: Source) -> None:
         self._source = source
 
@@ -65,7 +67,8 @@ class RowsSource(ABC):
     @cached_property
     def arrays(self) -> Mapping[str, ArrayLayout]:
         """The columns, and the other arrays."""
-        return {**self.columns, **{n: x for n, x in self._source.arrays.items() if n not in self.columns}}
+        seen = {*self.columns, self._table}
+        return {**self.columns, **{n: x for n, x in self._source.arrays.items() if n not in seen}}
 
     def _is_column(self, layout: ArrayLayout) -> bool:
         return layout.name in self.columns

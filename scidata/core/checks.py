@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import SupportsIndex, TypeVar
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scidata.core.install import install_hint
 from scidata.core.memory import empty
 from scidata.core.types import AnyArray, Empty, IntArray
-from scidata.errors import ConfigError, MissingDependencyError, TooLargeError
+from scidata.errors import ConfigError, MissingDependencyError, TooLargeError, near_matches
 
 
 def as_index(index: SupportsIndex) -> int:
@@ -84,6 +84,12 @@ def check_field_steps(steps: object) -> None:
         if not isinstance(name, str):
             raise ConfigError(f"steps names {name!r}: expected fields by name, such as {{'u': (-1, 0, 1)}}")
         check_steps(each, f"steps of {name!r}")
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise unless a value is one of some words; near ones are named."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}{near_matches(value, choices)}")
 
 
 def check_mapping(name: str, value: object, example: str) -> None:

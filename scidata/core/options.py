@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from scidata.core.checks import (
+    check_choice,
     check_field_steps,
     check_flag,
     check_int,
@@ -130,9 +131,9 @@ class ReadOptions:
         else:
             check_flag("decode", self.decode)
         check_field_steps(self.steps)
-        _check_choice("gaps", self.gaps, _GAPS)
+        check_choice("gaps", self.gaps, _GAPS)
         if self.kind is not None:
-            _check_choice("kind", self.kind, _KINDS)
+            check_choice("kind", self.kind, _KINDS)
         check_int("num_threads", self.num_threads, least=0)
         check_optional_int("cache_bytes", self.cache_bytes, least=0)
         check_optional_int("pool_bytes", self.pool_bytes, least=0)
@@ -176,11 +177,6 @@ def _is_default(value: object, default: object) -> bool:
     if isinstance(value, str | bytes | Mapping | Sequence) and not value:
         return True
     return value is default or bool(value == default)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}{near_matches(value, choices)}")
 
 
 #: All options at their defaults.

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from scidata.core.checks import names_of
+from scidata.core.checks import check_choice, names_of
 from scidata.core.passes import FieldPass
 from scidata.core.types import AnyArray, BoolArray, FloatArray, IntArray
 from scidata.data.statistics_table import FieldStatistics, Statistics
@@ -137,8 +137,7 @@ def scales_of(
 
     ``fields`` has the dims of a sample of each field, and ``passes`` know the labels of its rows.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method must be one of {', '.join(METHODS)}, not {method!r}{near_matches(method, METHODS)}")
+    check_choice("method", method, METHODS)
     if not isinstance(stats, Statistics):
         raise ConfigError(
             f"normalise: expected scidata.statistics(…), or Statistics.load(path), not {type(stats).__name__}"

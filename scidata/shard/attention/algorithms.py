@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from scidata.core.checks import check_choice
 from scidata.core.keywords import checked_keywords
-from scidata.errors import ConfigError, near_matches
 
 ALGORITHMS = ("auto", "gather", "ring", "heads")
 _GATHER_BELOW = 64 * 2**20  # bytes of the whole keys and values: no memory that matters
@@ -50,10 +50,7 @@ def attention(way: str) -> Iterator[None]:
     >>> torch.allclose(by_gather, by_ring, atol=1e-6)
     True
     """
-    if way not in ALGORITHMS:
-        raise ConfigError(
-            f"attention must be one of {', '.join(ALGORITHMS)}, not {way!r}{near_matches(way, ALGORITHMS)}"
-        )
+    check_choice("attention", way, ALGORITHMS)
     token = _algorithm.set(way)
     try:
         yield

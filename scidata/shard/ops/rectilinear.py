@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scidata.core.checks import check_choice
 from scidata.core.types import FloatArray
-from scidata.errors import ConfigError, near_matches
+from scidata.errors import ConfigError
 from scidata.shard.tensor import ShardTensor
 
 _METHODS = ("bilinear", "nearest")
@@ -141,7 +142,7 @@ def grid_of(
     has_nan: bool,
 ) -> Grid:
     """Check what the user says of the grid; integers have no NaN for points outside."""
-    _check_choice("method", method, _METHODS)
+    check_choice("method", method, _METHODS)
     num = len(extents)
     coords, period = [None] * num if coords is None else coords, [0.0] * num if period is None else period
     outside = [outside] * num if isinstance(outside, str) else outside
@@ -150,11 +151,6 @@ def grid_of(
             raise ConfigError(f"interpolate: {name} has {len(given)} entries for {num} dims of the grid")
     axes = []
     for number, (extent, values, width, beyond) in enumerate(zip(extents, coords, period, outside, strict=True)):
-        _check_choice("outside", beyond, _OUTSIDE)
+        check_choice("outside", beyond, _OUTSIDE)
         axes.append(_axis(number, values, extent, width, "error" if beyond == "nan" and not has_nan else beyond))
     return Grid(axes=tuple(axes), method=method)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {value!r}{near_matches(value, choices)}")

@@ -106,6 +106,8 @@ REFUSED = [
     lambda x: x.view(torch.float16),
     lambda x: x.as_strided((2, 2), (1, 1)),
     lambda x: x.data_ptr(),
+    lambda x: x.__dlpack__(),
+    lambda x: x.__cuda_array_interface__,
     lambda x: x.untyped_storage(),
     lambda x: x.tolist(),
     lambda x: x.numpy(),

@@ -12,7 +12,16 @@ from torch.utils.hooks import RemovableHandle
 
 from scidata.shard.layouts import check_graphs
 from scidata.shard.memory import laid_out, strides_of
-from scidata.shard.op_table import OF_THE_WHOLE, TensorFunction, TorchFunction, find, getters, register_op, unsupported
+from scidata.shard.op_table import (
+    OF_THE_WHOLE,
+    REFUSES,
+    TensorFunction,
+    TorchFunction,
+    find,
+    getters,
+    register_op,
+    unsupported,
+)
 from scidata.shard.ops.align import is_sharded, local_of, map_local, operands_of, specs_of
 from scidata.shard.ops.arguments import handles, integers
 from scidata.shard.ops.edges import new_filled
@@ -89,6 +98,25 @@ def takes_data_of(x: Tensor, other: Tensor) -> bool:
 def of_the_part(func: TorchFunction, *args: object, **kwargs: object) -> object:
     """Answer for, or act on, this rank's part."""
     return func(*map(local_of, args), **kwargs)
+
+
+@register_op(
+    *find("data_ptr storage untyped_storage __dlpack__ __dlpack_device__", namespaces=(Tensor,)),
+    *getters("__cuda_array_interface__"),
+    any_order=True,
+)
+def memory_of_a_part(func: TorchFunction, types: object, args: Sequence[object], kwargs: object) -> NoReturn:
+    """Raise: a kernel that takes addresses (of warp, say) would see this rank's part alone."""
+    raise unsupported(
+        func,
+        "a kernel that takes a tensor's memory would see this rank's part alone",
+        *specs_of(args),
+        remedy="give it to_local() if it computes each row by itself, full_tensor() if it needs the rows of other "
+        "ranks, or give the function that calls it a rule by scidata.register_op",
+    )
+
+
+REFUSES.add(memory_of_a_part)
 
 
 @handles(_CONVERSIONS, keeps_replicated=True, any_order=True)

@@ -191,26 +191,33 @@ class PatchDataset(ShardedDataset[TensorT]):
             index = local.index if index is None else index
             self._note(*(index if isinstance(index, list) else [index]))
             local = local.fields()
-        origins = self._origins(local.get(_PLACE), index)
-        view = self._view(origins)
+        placed = self._placed(local.get(_PLACE), index)
+        view = self._view([each.origin for each in placed] if self._reaches else ())
         fields = {name: view._clipped(name, tensor) for name, tensor in local.items() if name != _PLACE}
         sample = ShardedDataset.assemble(view, fields, index=index, batched=batched)
-        pairs = zip(origins, sample.members, strict=True) if sample.members else ()
-        sample.members = [(PlacedOrigin(self, origin), number, step) for origin, (_, number, step) in pairs]
+        pairs = zip(placed, sample.members, strict=True) if sample.members else ()
+        sample.members = [(each, number, step) for each, (_, number, step) in pairs]
         return sample
 
-    def _origins(self, place: torch.Tensor | None, index: int | list[int] | None) -> list[Origin]:
+    def _placed(self, place: torch.Tensor | None, index: int | list[int] | None) -> list[PlacedOrigin]:
         if place is None:
             if index is None:
                 raise ConfigError("assemble: which patch is it? pass index=, or the '#patch' that was read with it")
-            return [self._origin(i) for i in (index if isinstance(index, list) else [index])]
-        if not self.reader.patches.dims:
-            return [()] * (len(index) if isinstance(index, list) else 1)
-        return list(map(tuple, place.reshape(-1, place.shape[-1]).tolist()))
+            place = torch.tensor([self._origin(i) for i in (index if isinstance(index, list) else [index])])
+        num = len(index) if isinstance(index, list) else 1 if place.ndim < 2 else len(place)
+        place = place.reshape(num, -1)
+        if place.device.type != "cpu":  # a copy, which nobody waits for unless it is asked for
+            return [PlacedOrigin(self, row) for row in place.clone()]
+        return [PlacedOrigin(self, torch.tensor(row)) for row in place.tolist()]
+
+    @cached_property
+    def _reaches(self) -> bool:
+        """Whether a halo reaches beyond patches."""
+        return any(dim in self.reader.cut.halo for dim in self.reader.patches.dims)
 
     def _view(self, origins: Sequence[Origin]) -> Self:
         """Return this data set for patches whose halo is clipped at the edges of the grid as all of these are."""
-        cuts = [self.reader.cut.at(origin) for origin in origins]
+        cuts = [self.reader.cut.at(origin) for origin in origins] if self._reaches else [self.reader.cut]
         every = {dim: [cut.beyond(dim) for cut in cuts] for dim in self.reader.patches.dims}
         beyond = {dim: (min(a for a, _ in each), min(b for _, b in each)) for dim, each in every.items()}
         return self._views.get_or_make(tuple(beyond.items()), lambda: self._clipped_like(beyond))
@@ -291,7 +298,12 @@ class PlacedOrigin:
     """The data set that a patch is of, and the patch's place."""
 
     dataset: PatchDataset[Any]
-    origin: Origin
+    place: torch.Tensor
+
+    @cached_property
+    def origin(self) -> Origin:
+        """The first row of the patch along each of its dims."""
+        return tuple(self.place.tolist())
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset":  # of one that is being unpickled

@@ -6,6 +6,7 @@ the edges of the patch are read, too, where the grid has some.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import numpy as np
 from scidata.core.bounds import rows_of, wrapped
 from scidata.core.options import ReadOptions
 from scidata.core.patches import Patches
-from scidata.core.types import FloatArray, IntArray, Segment, Source
+from scidata.core.types import Array, FloatArray, IntArray, Segment, Source
 from scidata.errors import ConfigError
 from scidata.grids.partition import GridPartition, chunk_edges, make_partition, resolve_dim
 from scidata.read.arrays import array_of, read_array
@@ -179,9 +180,11 @@ class PatchPlan:
     @property
     def recipe(self) -> list[object]:
         """What decides the patches, as plain values."""
-        asked = self.patches
-        drawn = [] if asked.is_regular else [asked.num, asked.seed, None if self._edges is None else _sum(self._edges)]
-        return [asked.order, dict(asked.size), [starts.tolist() for starts in self.starts], len(self._bases), *drawn]
+        asked, edges = self.patches, self._edges
+        shares = None if edges is None else _digest((edges / edges[-1]).round(6))
+        drawn = [] if asked.is_regular else [asked.num, asked.seed, shares]
+        starts = [f"{len(starts)} places, {_digest(starts)}" for starts in self.starts]
+        return [asked.order, dict(asked.size), starts, len(self._bases), *drawn]
 
     def _edges_of(self, weights: FloatArray, cut: PatchPartition, sample_dim: str | None) -> FloatArray:
         """Return the running sum of the weights of all places where a patch may begin."""
@@ -202,8 +205,8 @@ class PatchPlan:
         return np.cumsum(found.reshape(-1))
 
 
-def _sum(edges: FloatArray) -> list[float]:
-    return [float(edges[-1]), float((edges * np.arange(1, len(edges) + 1)).sum())]
+def _digest(values: Array) -> str:
+    return hashlib.sha256(values.tobytes()).hexdigest()[:8]
 
 
 def named(patches: Patches, sizes: Mapping[str, int], sample_dims: Sequence[str]) -> Patches:

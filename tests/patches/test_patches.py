@@ -24,12 +24,12 @@ def grid(tmp_path_factory):
     return path, make_grid(path, num_times=5, num_lat=16, num_lon=18, chunks=(1, 1, 8, 6))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_random_trials(tmp_path, num_ranks):
-    seeds = list(range(40 * num_ranks, 40 * num_ranks + 4))
+    seeds = list(range(40 * num_ranks, 40 * num_ranks + 3))  # ``python -m tests.patches`` has more
     for seed in seeds:
         trials.make_file(str(tmp_path), seed)
-    assert run_ranks(trials.run, num_ranks, str(tmp_path), seeds) == [16] * num_ranks
+    assert run_ranks(trials.run, num_ranks, str(tmp_path), seeds) == [12] * num_ranks
 
 
 def _of_batches(rank, num_ranks, path):

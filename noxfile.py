@@ -11,7 +11,7 @@ import nox
 PROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PROJECT)
 TESTED = ".[test,s3,obstore,trainers]"
-NEWEST = ".[test,s3,obstore,trainers,virtual]"  # what writes sets asks for newer versions than the lowest
+NEWEST = ".[test,s3,obstore,trainers,virtual,grib]"  # what writes sets asks for newer versions than the lowest
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["newest", "lowest_torch", "lowest", "docs"]

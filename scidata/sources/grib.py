@@ -15,7 +15,7 @@ import numpy as np
 from scidata.core.types import AnyArray, ArrayLayout, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.sources.formats import FileFormat, Place
-from scidata.sources.grib_messages import codec_of, dated, eccodes, headers
+from scidata.sources.grib_messages import codec_of, dated, eccodes, headers, opened
 
 _MAX_POINTS = 1 << 28
 _HOUR = datetime.timedelta(hours=1)
@@ -99,16 +99,13 @@ class GribSource(FileFormat):
 
     def _messages(self, grids: dict[str, _Grid], facts: dict[_Variable, dict[str, object]]) -> Iterator[_Message]:
         """Yield the messages of gridded fields; note their grids, and attributes of their variables."""
-        library = eccodes(f"{self.path}: GRIB")
+        eccodes(f"{self.path}: GRIB")
         known: dict[bytes, tuple[_Variable, _Place] | None] = {}  # messages of other times are alike
         for offset, nbytes, header in headers(self.path):
             begin, rest = dated(header)
             if rest not in known:
-                handle = library.codes_new_from_message(header)
-                try:
+                with opened(header) as (library, handle):
                     known[rest] = self._keys(library, handle, grids, facts)
-                finally:
-                    library.codes_release(handle)
             if (found := known[rest]) is not None:
                 variable, place = found
                 yield _Message(variable, (begin, *place), offset, nbytes)

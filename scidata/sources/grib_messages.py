@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -31,6 +33,27 @@ def eccodes(why: str) -> Any:
         raise MissingDependencyError(f"{why} needs eccodes: {install_hint('grib')} ({e})") from e
 
 
+@contextlib.contextmanager
+def opened(message: bytes) -> Iterator[tuple[Any, int]]:
+    """Open a message; give eccodes, and its handle of it."""
+    library = eccodes("a GRIB message")
+    with _turn():
+        handle = library.codes_new_from_message(message)
+        try:
+            yield library, handle
+        finally:
+            library.codes_release(handle)
+
+
+@functools.cache
+def _turn() -> contextlib.AbstractContextManager[object]:
+    """Return a lock, where eccodes was built for one thread; its own wheels were not."""
+    library = eccodes("a GRIB message")
+    features = getattr(library, "codes_get_features", lambda which: "")  # older ones do not say
+    built = features(getattr(library, "CODES_FEATURES_ENABLED", 1))
+    return contextlib.nullcontext() if "THREADS" in built else threading.RLock()
+
+
 def codec_of(name: str, dtype: object) -> Codec | None:
     """Return the codec of kerchunk's filter ``grib``; None where nothing that is installed decodes it."""
     if dtype not in _DTYPES or not (find_spec("eccodes") or find_spec("gribberish")):
@@ -44,16 +67,12 @@ def decode(data: memoryview, nbytes: int, *, key: str = "values", dtype: str = "
     kind, message = np.dtype(dtype), bytes(data)
     if not find_spec("eccodes") and key == "values":
         return importlib.import_module("gribberish").parse_grib_array(message, 0).astype(kind, copy=False)
-    library = eccodes("a GRIB message")
-    handle = library.codes_new_from_message(message)
-    try:
+    with opened(message) as (library, handle):
         if (size := library.codes_get_size(handle, key)) * kind.itemsize != nbytes:
             raise ValueError(f"{size} points, but {nbytes // kind.itemsize} were expected")
         if is_masked := key == "values" and library.codes_get(handle, "bitmapPresent"):
             library.codes_set(handle, "missingValue", _MISSING)
         values: AnyArray = library.codes_get_array(handle, key)
-    finally:
-        library.codes_release(handle)
     if is_masked:
         values[values == _MISSING] = np.nan
     return values.astype(kind, copy=False)

@@ -87,8 +87,8 @@ def test_fields_times_and_levels(levels):
 
 
 def parts(rank, num_ranks, path, expected):
-    calls, before = [], grib_messages.eccodes
-    grib_messages.eccodes = lambda why: calls.append(why) or before(why)
+    calls, before = [], grib_messages.decode
+    grib_messages.decode = lambda *args, **keys: calls.append(1) or before(*args, **keys)
     mesh = scidata.init_mesh(domain=2, device="cpu")
     options = {"halo": {"latitude": 2}, "fields": ["t"], "bounds": {"latitude": (0, 11, 31)}}
     ds = scidata.open_dataset(path, mesh, decode="node", **options)
@@ -97,7 +97,7 @@ def parts(rank, num_ranks, path, expected):
         local = batch["t"].local_with_halo()[0].numpy()
         np.testing.assert_array_equal(local, expected["t"][batch.index[0]][:, rows])
     torch.distributed.barrier()
-    return sum(why == "a GRIB message" for why in calls)
+    return len(calls)
 
 
 def test_ranks_of_a_node_decode_each_message_once(levels):

@@ -16,6 +16,7 @@ import zarr
 
 import scidata
 from scidata.core.options import ReadOptions
+from scidata.data.facts import facts_of
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
 from scidata.sources import tables
 from scidata.store.raw_points import time_index
@@ -207,6 +208,7 @@ def test_everything_of_data_sets(gappy):
     assert batch["bt"].tolist() == ds[6]["bt"].tolist()
     assert set(batch["batch"].tolist()) == {1}
     assert ds.fingerprint != twice.fingerprint
+    assert facts_of(ds)["the windows"] != facts_of(scidata.open_dataset(gappy, **OPTIONS))["the windows"]
     assert repr(ds)
     assert ds._repr_html_()
 

@@ -15,7 +15,10 @@ from scidata.testing import run_ranks
 
 ROWS = 40
 GRIDS = {"fine": (7, 1), "deep": (6, 5), "coarse": (4, 7)}  # latitudes, steps of a chunk
-COUNTS = [3 + k * 7 % 11 for k in range(ROWS)]
+COUNTS = {
+    "cloud": [3 + k * 7 % 11 for k in range(ROWS)],
+    "obs": [(k * 5 + 4) % 9 for k in range(ROWS - 1)] + [2],  # windows of a table, some of them empty
+}
 LONS = np.arange(3)
 MESHES = [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3)]  # ranks of dp, of the domain
 
@@ -30,9 +33,19 @@ def write(folder: Path) -> None:
         )
         ds.to_zarr(folder / f"{name}.zarr", encoding={"u": {"chunks": (steps, num, 3)}}, consolidated=False)
     (folder / "clouds").mkdir()
-    for k, num in enumerate(COUNTS):
+    for k, num in enumerate(COUNTS["cloud"]):
         with h5py.File(folder / "clouds" / f"{k:03}.h5", "w") as file:
             file["pos"], file["v"] = np.random.default_rng(k).random((num, 3)), k * 100.0 + np.arange(num)
+    hours = np.repeat(np.arange(ROWS) * 10, COUNTS["obs"])
+    rows = {
+        "hour": hours,
+        "x": hours * 0.1,
+        "y": hours * 0.2,
+        "v": np.concatenate([*map(np.arange, COUNTS["obs"])]) * 1.0,
+    }
+    xr.Dataset({name: ("row", values) for name, values in rows.items()}).to_zarr(
+        folder / "obs.zarr", consolidated=False
+    )
     scidata.partition(str(folder / "clouds" / "*.h5"), folder / "cloud", kind="points", order="rows")
 
 
@@ -42,10 +55,10 @@ class Trial:
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.seed = seed
-        names = list(rng.permutation([*GRIDS, "cloud"])[: rng.integers(2, 5)])
-        self.left = names[0] != "cloud" and rng.random() < 0.5
+        names = list(rng.permutation([*GRIDS, *COUNTS])[: rng.integers(2, 5)])
+        self.left = bool(rng.random() < 0.5)
         if self.left:
-            names = [names[0], "cloud"]
+            names = [names[0], *(name for name in COUNTS if name != names[0])]
         self.rows, self.keys = {}, {}
         for name in map(str, names):
             self.rows[name] = rng.choice(ROWS, rng.integers(15, ROWS), replace=False)
@@ -67,7 +80,9 @@ class Trial:
     def open(self, folder: Path, mesh: Any) -> Any:
         parts = {}
         for name, rows in self.rows.items():
-            more = {} if name == "cloud" or mesh is None else {"shard": {"lat": "domain"}}
+            more = {"shard": {"lat": "domain"}} if name in GRIDS and mesh is not None else {}
+            if name == "obs":
+                more = {"kind": "points", "time": "hour", "window": 10, "every": 10, "positions": ("x", "y")}
             path = folder / (name if name == "cloud" else f"{name}.zarr")
             parts[name] = scidata.subset(scidata.open_dataset(path, mesh, **more), rows)
         return scidata.join(parts, on=self.keys, how="left" if self.left else "inner")
@@ -79,12 +94,14 @@ class Trial:
         for name, part in batch.items():
             rows = np.array([own[name] for _, own in wanted])
             assert part.index == batch.index
-            if name == "cloud":
+            if name in COUNTS:
                 numbers = part["batch"].to_local().numpy()
-                assert (
-                    part["v"].to_local().numpy() == rows[numbers] * 100 + part.original_id("point").to_local().numpy()
-                ).all()
-                assert part.index_map("point").num_global == sum(COUNTS[row] for row in rows if row >= 0)
+                own = part.original_id("point").to_local().numpy()
+                if name == "obs":  # rows of the table: of the window those after its first
+                    own = own - np.cumsum([0, *COUNTS[name]])[rows[numbers]]
+                wanted_v = own + rows[numbers] * (100 if name == "cloud" else 0)
+                assert np.array_equal(part["v"].to_local().numpy(), wanted_v)
+                assert part.index_map("point").num_global == sum(COUNTS[name][row] for row in rows if row >= 0)
                 continue
             lats = np.array_split(np.arange(GRIDS[name][0]), num_parts)[place]
             u, oro = (part[field].to_local().numpy() for field in ("u", "oro"))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import xarray as xr
 
 from pipelines import observations
 from tests.examples._scripts import (
+    LAUNCHER,
     assert_equal_to_one_process,
     in_turn_on_ranks_of,
     lines_of,
@@ -88,3 +91,27 @@ def test_a_domain_goes_on_with_what_dp_ranks_began_and_writes_the_same(weather: 
         np.testing.assert_allclose(written[0][name], written[1][name], rtol=1e-5, atol=1e-5)
         rmse = float(np.sqrt(((written[0][name] - truth[name]) ** 2).weighted(area).mean()))
         assert rmse == pytest.approx(scores[0][str(name)], rel=1e-4)  # as written: float32
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--depth", "0"], "--depth must be at least 1, not 0"),
+        (["--instruments", "station"], "did you mean 'stations.zarr'"),
+        (["--fields", "t2"], "'t2m'"),
+        (["--write", "."], "--write .: exists"),
+    ],
+)
+def test_bad_arguments_exit_with_2(
+    weather: str, args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+        monkeypatch.delenv(name)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            module_of("train_obs").main([*TINY, "--data", weather, *args])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

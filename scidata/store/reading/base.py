@@ -270,9 +270,9 @@ class PartReader:
 
     def topology_of(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Return this part's edges and cells, and its ghosts: read, unless they are kept."""
-        make = lambda: self._topology(access, cut, part)  # noqa: E731
         if cut.rows is not None:  # as many as the sample has, which no other shares
-            return make()
+            return self._topology(access, cut, part)
+        make = lambda: self._topology(access, cut, part)  # noqa: E731
         return self.topologies.get_or_make((cut.index, part), make, LocalTopology.num_bytes, once=True)
 
     def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:

@@ -14,16 +14,23 @@ import os
 import posixpath
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import AnyArray, ArrayLayout, ChunkRefs, Codec, Files, FindChunk, IntArray, Source
 from scidata.core.urls import is_url
-from scidata.errors import ConfigError, CorruptDataError, RefusedError, SciDataError, UnsupportedFormatError
+from scidata.errors import (
+    ConfigError,
+    CorruptDataError,
+    RefusedError,
+    SciDataError,
+    ShortReadError,
+    UnsupportedFormatError,
+)
 from scidata.sources.access.files import files
 from scidata.sources.file_source import FileSource
 
@@ -39,21 +46,10 @@ _MAX_BYTES = 1 << 62
 Place: TypeAlias = tuple[str, int, int]
 
 
-class Format(Protocol):
-    """A class, or function, that opens files of one format: all that :func:`register_format` needs.
-
-    ``patterns`` are those of file names; of an entry point its name is the pattern. It may have a method
-    ``takes(path)``, which says of a file with such a name whether it is one.
-    """
-
-    patterns: Sequence[str]
-
-    def __call__(self, path: str, *, allow_external: bool) -> Source:
-        """Open a file."""
-
-
+#: A class, or function, that makes a source of ``(path, allow_external=…)``.
+Format: TypeAlias = Callable[..., Source]
 _FormatT = TypeVar("_FormatT", bound=Format)
-_registered: list[Format] = []
+_registered: list[tuple[Format, Sequence[str]]] = []
 
 
 class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
@@ -271,7 +267,8 @@ def register_format(format: _FormatT) -> _FormatT:
     Parameters
     ----------
     format
-        A subclass of :class:`FileFormat`, or what makes a :class:`Source` of a path; with ``patterns``.
+        A subclass of :class:`FileFormat`; or another class or function, with an attribute ``patterns``, that makes a
+        :class:`Source` of ``(path, allow_external=False)``. A method ``takes(path)`` may say that a file is another's.
 
     Raises
     ------
@@ -284,8 +281,7 @@ def register_format(format: _FormatT) -> _FormatT:
     for pattern in patterns:
         if is_taken(pattern := _full(pattern)):
             raise ConfigError(f"register_format: {pattern!r} are files that scidata reads itself; name others")
-    _registered[:] = [each for each in _registered if each is not format]
-    _registered.append(format)
+    _registered[:] = [each for each in _registered if each[0] is not format] + [(format, tuple(patterns))]
     return format
 
 
@@ -299,11 +295,22 @@ def open_own(path: str, *, allow_external: bool) -> Source | None:
     base = posixpath.basename(str(path).partition("?")[0].rstrip("/"))
     if not base or is_taken(base):
         return None
-    named = [each for each in _registered if any(_matches(base, pattern) for pattern in each.patterns)]
+    named = [each for each, patterns in _registered if any(_matches(base, pattern) for pattern in patterns)]
     for found in (*reversed(named), *map(_load, (each for each in _entry_points() if _matches(base, each.name)))):
-        if found is not None and getattr(found, "takes", lambda path: True)(path):
+        if found is not None and _takes(found, path):
             return found(path, allow_external=allow_external)
     return None
+
+
+def _takes(found: Format, path: str) -> bool:
+    try:
+        return bool(getattr(found, "takes", lambda path: True)(path))
+    except ShortReadError:
+        return False
+    except Exception as e:  # any, of code that is not ours: other formats may read the file
+        name = getattr(found, "__qualname__", repr(found))
+        warnings.warn(f"{path}: {name}.takes failed ({type(e).__name__}: {e}); it is read without", stacklevel=2)
+        return False
 
 
 def _full(pattern: str) -> str:

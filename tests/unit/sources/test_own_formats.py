@@ -207,6 +207,24 @@ def test_another_file_of_that_name_is_not_taken(site, tmp_path):
     assert open_source(tmp_path / "grid.lab").format == "npy"
 
 
+def test_a_format_that_cannot_tell_stops_no_other(site, tmp_path, registry):
+    (tmp_path / "short.lab").write_bytes(b"LA")
+    with pytest.raises(UnsupportedFormatError, match="which is no format that scidata reads"):
+        open_source(tmp_path / "short.lab")
+    path = write(tmp_path / "a.lab")
+
+    @register_format
+    class Careless(FileFormat):
+        patterns = ("lab",)
+
+        @classmethod
+        def takes(cls, path):
+            return path["x"]
+
+    with pytest.warns(UserWarning, match=r"a\.lab: .*Careless\.takes failed \(TypeError"):
+        assert open_source(path).format == "lab"
+
+
 def test_damage_is_told(site, tmp_path):
     path = write(tmp_path / "a.lab")
     data = Path(path).read_bytes()

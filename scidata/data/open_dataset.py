@@ -248,7 +248,8 @@ def open_dataset(
         nodes, points, cells and edges.
     sel : Mapping[str, value or slice or list] or None, optional
         The same by the values of coordinates, of grids: ``{"level": [500, 850], "time": slice("1990", "2015")}``, as
-        xarray takes them: slices hold both ends, and go the way that the coordinate goes.
+        xarray takes them: slices hold both ends, and go the way that the coordinate goes. Of windows of a table, those
+        that begin then: ``{"dates": slice("2019", "2021-06")}``.
     patch : Mapping[str, int] or Patches or None, optional
         Grids: samples are patches, ``{"lat": 128, "lon": 128}`` rows of each global sample, at places that are drawn
         anew in each epoch (``DataLoader.set_epoch``), the same on all ranks; several of each, tiles, or places by

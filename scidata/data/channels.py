@@ -126,9 +126,10 @@ class Channels:
             return ShardTensor.from_padded(torch.cat(parts, dim=axis), spec, halos[0])  # type: ignore[return-value]
         return torch.cat(flat, dim=axis)  # type: ignore[return-value]
 
-    def _flat(self, sample: NamedFields[TensorT], name: str) -> tuple[TensorT, torch.Tensor]:
+    def _flat(self, sample: NamedFields[torch.Tensor], name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a field, and a view of it whose dims are those of the tensor of channels."""
-        field, dims = sample[name], sample.dims[name]
+        field: torch.Tensor = sample[name]
+        dims = sample.dims[name]
         if name in self.picked:
             dim, num, rows = self.picked[name]
             if dim in dims and field.shape[at := dims.index(dim)] == num:  # not where they are taken already
@@ -171,7 +172,7 @@ class Channels:
         return found
 
 
-def take(x: TensorT, dim: int, rows: int | Sequence[int]) -> TensorT:
+def take(x: torch.Tensor, dim: int, rows: int | Sequence[int]) -> torch.Tensor:
     """Return one row along a dim that no rank shares, without that dim, or several; the halo that was read is kept."""
 
     def part(x: torch.Tensor) -> torch.Tensor:

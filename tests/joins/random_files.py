@@ -72,7 +72,7 @@ class Trial:
             found = {str(name): where[name].get(key, -1) for name in others}
             if self.left or min(found.values()) >= 0:
                 self.wanted.append((key, {str(first): row} | found))
-        self.shuffle = [False, True, "blocks"][rng.integers(3)]
+        self.shuffle = [False, True, "blocks" if GRIDS.keys() & self.rows.keys() else True][rng.integers(3)]
         self.batch = int(rng.integers(1, 5))
         self.workers = int(rng.integers(0, 3))
         self.stop = int(rng.integers(1, 4))

@@ -31,7 +31,8 @@ from scidata.plan.windows import Windows, cut_windows, index_step
 from scidata.read import Job
 from scidata.sources.times import TimeColumn
 from scidata.store.format.manifest import ArrayInfo, FieldInfo, SampleInfo
-from scidata.store.raw_points.reader import PointsFiles, PointsPass, PointsReader, check_no_ghosts
+from scidata.store.raw_points.files import PointsFiles
+from scidata.store.raw_points.reader import PointsPass, PointsReader, check_no_ghosts
 from scidata.store.raw_points.time_index import HOUR, Table, index_tables, open_table
 from scidata.store.reading.part import LocalTopology
 from scidata.store.reading.rows import Others, RowAccess

@@ -136,17 +136,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     def read_local(self, index: int, *, epoch: int | None = None) -> dict[str, torch.Tensor]:
         """Read this rank's part of a patch, as plain tensors with its whole halo, and ``"#patch"``, its place.
 
-        Parameters
-        ----------
-        index : int
-            The patch.
-        epoch : int or None, optional
-            Default the one that was set.
-
-        Examples
-        --------
-        >>> ds.read_local(0)["#patch"]
-        tensor([3, 2])
+        ``epoch``: default the one that was set.
         """
         made = {name: np.empty(spec.shape, spec.dtype) for name, spec in self.buffer_specs().items()}
         self.read_into(index, made, epoch=epoch)
@@ -165,24 +155,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     ) -> Sample[TensorT]:
         """Wrap local parts, as :meth:`read_local` gives them, as a patch of ShardTensors, or a batch of them.
 
-        Parameters
-        ----------
-        local : Mapping[str, Tensor]
-            With room for the whole halo; without ``"#patch"``, places are those of ``index`` in the present epoch.
-        index : int or list[int] or None, optional
-            The patch, or the patches of a batch.
-        batched : bool or None, optional
-            Default: found from the number of dims.
-
-        Raises
-        ------
-        ConfigError
-            Called in a worker process, or with tensors that do not have this rank's shapes.
-
-        Examples
-        --------
-        >>> tuple(ds.assemble(ds.read_local(0), index=0)["u"].shape)
-        (3, 4, 5)
+        As :meth:`ShardedDataset.assemble`. Without ``"#patch"``, places are those of ``index`` in the present epoch.
         """
         if isinstance(local, Sample):
             return local

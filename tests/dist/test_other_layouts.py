@@ -53,6 +53,11 @@ FUNCTIONS = {
     "put_": writes(lambda x, y: x.put_(torch.arange(49), y[0])),
     "masked_scatter_": writes(lambda x, y: x.masked_scatter_(y.detach() > 0, y)),
     "add_to_plain": lambda x, y: [plain(9, 7, 7).index_add(0, torch.arange(7) // 2, x, alpha=2), y * 2],
+    "add_columns": lambda x, y: [
+        plain(7, 9, 7).index_add(1, torch.arange(7) // 2, x),
+        plain(7, 7, 9).index_add_(-1, PLACES[0, 0], x),
+        y * 2,
+    ],
     "add_in_plain": lambda x, y: [plain(7, 9, 7).scatter_add_(1, PLACES, x), y * 2],
     "sharded_index": lambda x, y: plain(7, 9, 7).scatter_add(1, numbers(x), y),
     "sharded_index_in_place": lambda x, y: plain(9, 7, 7).index_add_(0, numbers(x[:, 0, 0]), y),
@@ -65,7 +70,7 @@ def check(rank, num_ranks):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("h", "w"))
     for turn, (name, function) in enumerate(FUNCTIONS.items()):
         for i, pair in enumerate(PAIRS):
-            if (turn + i) % 3 and name not in ("add_", "cat", "add_to_plain"):
+            if (turn + i) % 3 and name not in ("add_", "cat", "add_to_plain", "add_columns"):
                 continue  # a third of the pairs, another one for each function
             torch.default_generator.manual_seed(1)
             inputs = [torch.randn(7, 7, 7, dtype=torch.float64).requires_grad_() for _ in pair]

@@ -160,7 +160,9 @@ def _from_parts(func: TorchFunction, target: Tensor, dim: int, index: Tensor, sr
     Each rank adds up its own values; where ``dim`` is sharded, ranks add up these sums. Collective.
     """
     names: list[Hashable] = ["values" if d == dim else d for d in range(len(src.shape))]
-    (ids, values), layout, _ = align(func, [index, src], [names[:1] if len(index.shape) < len(names) else names, names])
+    (ids, values), layout, _ = align(
+        func, [index, src], [names if len(index.shape) == len(names) else ["values"], names]
+    )
     first = next(iter(specs_of([index, src])))
     groups = [first.group(axis) for axis, entry in enumerate(layout) if entry is not None and entry[0] == "values"]
     sharded = {entry[0] for entry in layout if entry is not None}

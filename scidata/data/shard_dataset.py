@@ -77,12 +77,11 @@ def shard_dataset(
         default ``"input.0"``, ``"input.1"``, ….
     fields : Sequence[str] or str or None, optional
         Those to take; default all, which must then be tensors, arrays or numbers.
-    mesh, shard, steps, isel, bounds, weights, align, halo, periodic, dtype, transform, local_transform, dp
-        As of :func:`scidata.open_dataset`; so are ``num_threads`` and ``pool_bytes``. ``steps`` are offsets to other
-        samples.
+    mesh, shard, steps, isel, bounds, weights, align, halo, periodic, dtype, transform, local_transform, dp : optional
+        As of :func:`scidata.open_dataset`; ``steps`` are offsets to other samples.
     decode : str, default "rank"
         ``"node"``: one rank of a node asks for each sample.
-    num_threads, pool_bytes : int
+    num_threads, pool_bytes : int, optional
         As of :func:`scidata.open_dataset`.
 
     Raises

@@ -99,7 +99,13 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
 
     @classmethod
     def takes(cls, path: str) -> bool:
-        """Say whether a file whose name matches is of this format; looks at what it begins with, for instance."""
+        """Say whether a file whose name matches is of this format; looks at what it begins with, for instance.
+
+        Parameters
+        ----------
+        path : str
+            File, folder or URL.
+        """
         return True
 
     @abstractmethod
@@ -107,14 +113,29 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         """Return the arrays, each made by :meth:`array`. Called at the first use; reads metadata only."""
 
     def place(self, layout: ArrayLayout, chunk: tuple[int, ...]) -> Place | None:
-        """Return the file, first byte and bytes of the chunk at these coordinates; None where there is none.
+        """Return the file, first byte and bytes of a chunk; None where there is none.
 
         Another file than the format's own lies in its folder.
+
+        Parameters
+        ----------
+        layout : ArrayLayout
+            The array.
+        chunk : tuple[int, ...]
+            Coordinates of the chunk, in chunks.
         """
         raise NotImplementedError
 
     def read(self, layout: ArrayLayout, box: tuple[slice, ...]) -> AnyArray:
-        """Return the values of a box: slices with start, stop and a positive step. Thread-safe."""
+        """Return the values of a box. Many threads call it.
+
+        Parameters
+        ----------
+        layout : ArrayLayout
+            The array.
+        box : tuple[slice, ...]
+            With start, stop and a positive step, one for each dim.
+        """
         raise NotImplementedError
 
     # -- for describe ------------------------------------------------------------------------------------------------
@@ -124,7 +145,13 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         return files().size(self.path)
 
     def read_bytes(self, offset: int, nbytes: int) -> bytearray:
-        """Return bytes of the file, or of the object behind a URL; ShortReadError where it ends before."""
+        """Return bytes of the file, or of the object behind a URL; ShortReadError where it ends before.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+            The first byte, and how many.
+        """
         return files().read(self.path, offset, nbytes)
 
     def array(
@@ -141,6 +168,27 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         attributes: Mapping[str, Any] | None = None,
     ) -> ArrayLayout:
         """Describe an array: see :class:`~scidata.sources.ArrayLayout`. Default: one chunk, not encoded, in C order.
+
+        Parameters
+        ----------
+        name : str
+            Of the field.
+        shape : Sequence[int]
+            Of the whole array.
+        dtype : dtype
+            With its byte order.
+        dims : Sequence[str] or None, optional
+            Names of the dims; default ``dim_0``, ``dim_1``, ….
+        chunks : Sequence[int] or None, optional
+            Shape of a chunk; default one chunk.
+        codecs : Sequence[Codec], default ()
+            By which chunks are encoded, in the order of encoding.
+        axis_order : Sequence[int] or None, optional
+            The array's dims in the order in which they lie in a chunk.
+        fill_value : object, optional
+            Of chunks that are not there.
+        attributes : Mapping[str, Any] or None, optional
+            Of the field, such as CF's.
 
         Raises
         ------
@@ -266,7 +314,7 @@ def register_format(format: _FormatT) -> _FormatT:
 
     Parameters
     ----------
-    format
+    format : type or Callable
         A subclass of :class:`FileFormat`; or another class or function, with an attribute ``patterns``, that makes a
         :class:`Source` of ``(path, allow_external=False)``. A method ``takes(path)`` may say that a file is another's.
 
@@ -274,6 +322,10 @@ def register_format(format: _FormatT) -> _FormatT:
     ------
     ConfigError
         It names no files, or those that scidata reads itself.
+
+    Examples
+    --------
+    See :class:`FileFormat`.
     """
     patterns = getattr(format, "patterns", ())
     if not callable(format) or isinstance(patterns, str) or not patterns:

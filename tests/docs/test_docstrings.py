@@ -83,6 +83,8 @@ NO_EXAMPLE = (
     "HeteroSample.call_on_parts",
     "DomainDataset.",
     "CombinedDataset.counts",
+    "sources.FileFormat.",
+    "PatchDataset.normalise",
 )
 
 

@@ -273,7 +273,7 @@ class CRPS(PairMetric):
     ----------
     member_dim : int, default 0
         The prediction's dim of members, in a sample: not counting a batch's. Where ranks share the members,
-        :meth:`update` exchanges them for rows of another dim: collective over their axis.
+        ``update`` exchanges them for rows of another dim: collective over their axis.
     fair : bool, default True
         Take E|X - X'| over pairs of different members, ``M (M - 1)`` of them, which does not depend on the ensemble's
         size (Ferro, "Fair scores for ensemble forecasts", 2014; as WeatherBench 2). False: over all ``M²``, which

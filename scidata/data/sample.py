@@ -17,7 +17,7 @@ from scidata.data.field_dims import dims_of_made
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
 if TYPE_CHECKING:
-    from scidata.data.joined_sample import JoinedSample
+    pass
 
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
 Coordinate: TypeAlias = torch.Tensor | Array
@@ -51,8 +51,8 @@ class Origin(Protocol):
         """Return where the steps, or one of them, of one sample come from."""
 
 
-def call_transform(transform: Callable[[Any], Any] | None, sample: Sample[Any] | JoinedSample) -> Any:
-    """Return what a data set's transform makes of a sample; an error of it says where the sample comes from."""
+def call_transform(transform: Callable[[Any], Any] | None, sample: Any) -> Any:
+    """Return what a data set's transform makes of a sample, or a joined one; an error says where that comes from."""
     if transform is None:
         return sample
     try:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import check_function
+from scidata.core.checks import check_function, check_mapping
 from scidata.core.durations import Duration
 from scidata.core.keywords import checked_keywords
 from scidata.data.adapter import Readable
@@ -86,6 +86,7 @@ def join(
         raise ConfigError(
             f"how={how!r}: expected 'inner' or 'left'{near_matches(how, ('inner', 'left'), listed=False)}"
         )
+    check_mapping("at", at, "{'obs': '-6h'}")
     offsets = {} if at is None else dict(at)
     check_known("join: at names no data set", list(offsets), given)
     if isinstance(on, Mapping):

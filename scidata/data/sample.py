@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import numpy as np
 import torch
 
-from scidata.core.checks import as_index, check_mapping
+from scidata.core.checks import check_int, check_mapping
 from scidata.core.html import card, sizes
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array
@@ -359,7 +359,7 @@ class Sample(Mapping[str, TensorT]):
         >>> later.dims["u"], bool((later["u"] == sample["u"][1]).all()), later.coords["time"]
         (('level', 'latitude', 'longitude'), True, array('2020-01-01T12:00:00.000000000', dtype='datetime64[ns]'))
         """
-        k = as_index(k)
+        k = check_int("step: k", k)
         if not self.members:
             raise ConfigError(
                 "step: the sample was not read from a data set, whose steps= say which rows are which step"

@@ -148,11 +148,11 @@ class TableSource(FileSource[_Contents]):
 
 def _dtype_of(kind: pyarrow.DataType) -> np.dtype[Any] | None:
     """Return the dtype of a column as an array; None where it is none of numbers or times."""
+    if str(kind).startswith(("timestamp", "date")):
+        unit = getattr(kind, "unit", "s")
+        return np.dtype(f"M8[{unit}]")  # stored as UTC where it has a time zone
     try:
         dtype = np.dtype(kind.to_pandas_dtype())
     except (NotImplementedError, TypeError):
         return None
-    if str(kind).startswith(("timestamp", "date")):
-        unit = getattr(kind, "unit", "s")
-        return np.dtype(f"M8[{unit}]")
     return dtype if dtype.kind in "biuf" else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -58,7 +60,9 @@ class TimeColumn:
     layout
         As stored: ``(N,)``, or ``(N, 1)``.
     origin, step
-        Of stored value 0, and from one to the next.
+        Of stored value ``-shift``, and from one to the next.
+    shift
+        Added to stored values, which may count from a date that ``datetime64`` in nanoseconds lacks.
     is_time
         Whether these are nanoseconds.
     missing
@@ -68,6 +72,7 @@ class TimeColumn:
     layout: ArrayLayout
     origin: int = 0
     step: int = 1
+    shift: int = 0
     is_time: bool = True
     missing: tuple[Any, ...] = ()
 
@@ -79,13 +84,14 @@ class TimeColumn:
             valid = (-far < coarse) & (coarse < far)  # which leaves out NaT
             return np.where(valid, values, np.datetime64(0, "s")).astype("M8[ns]").astype(np.int64), valid
         limit = (np.iinfo(np.int64).max - abs(self.origin)) / self.step
-        valid = np.isfinite(values) & (np.abs(values.astype(np.float64)) < limit) & ~np.isin(values, self.missing)
+        near = np.abs(values.astype(np.float64) + self.shift) < limit
+        valid = np.isfinite(values) & near & ~np.isin(values, self.missing)
         sound = np.where(valid, values, values.dtype.type(0))
         whole = np.floor(sound).astype(np.int64)  # apart, since the sum has more digits than a float
         parts = (
             np.rint((sound - whole).astype(np.float64) * self.step).astype(np.int64) if sound.dtype.kind == "f" else 0
         )
-        return np.where(valid, self.origin + whole * self.step + parts, 0), valid
+        return np.where(valid, self.origin + (whole + self.shift) * self.step + parts, 0), valid
 
     def label(self, count: int) -> str:
         """Return a count as text."""
@@ -116,9 +122,15 @@ def time_column(layout: ArrayLayout) -> TimeColumn:
     if not is_time(layout.attributes):
         return TimeColumn(layout=layout, is_time=False, missing=missing)
     remedy = "write datetime64, or mend the attributes of a copy"
-    ends = decode_times(layout.store, layout.name, layout.attributes, np.array([0, 1]), remedy)
-    if ends.dtype.kind != "M":
-        calendar = layout.attributes.get("calendar")
-        raise UnsupportedFormatError(f"{where}: calendar {calendar!r} has days that datetime64 lacks; {remedy}")
-    origin, one = ends.astype("M8[ns]").astype(np.int64).tolist()
-    return TimeColumn(layout=layout, origin=origin, step=one - origin, missing=missing)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unable to decode time axis")  # of xarray: the date that is counted from
+        ends = decode_times(layout.store, layout.name, layout.attributes, np.array([0, 1]), remedy)
+    if ends.dtype.kind == "M":
+        origin, one = ends.astype("M8[ns]").astype(np.int64).tolist()
+        return TimeColumn(layout=layout, origin=origin, step=one - origin, missing=missing)
+    first, second = ends.tolist()  # of cftime; a date before 1678, of times that may be later
+    if first.calendar not in ("standard", "gregorian", "proleptic_gregorian"):
+        raise UnsupportedFormatError(f"{where}: calendar {first.calendar!r} has days that datetime64 lacks; {remedy}")
+    epoch = first.replace(year=1970, month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
+    origin, step = (1000 * (span // timedelta(microseconds=1)) for span in (first - epoch, second - first))
+    return TimeColumn(layout=layout, origin=origin % step, step=step, shift=origin // step, missing=missing)

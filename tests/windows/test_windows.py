@@ -147,6 +147,8 @@ def test_faults_are_named_with_the_row(tmp_path):
     zarr.open_group(path)["dates"][3] = np.datetime64("NaT")
     with pytest.raises(CorruptDataError, match="row 3 has no time"):
         scidata.open_dataset(path, **OPTIONS)
+    with pytest.raises(ConfigError, match=r"where of 'qc': .*windows are chosen by their time with sel="):
+        scidata.open_dataset(late, **OPTIONS, where={"qc": slice("2020", None)})
     with pytest.raises(UnknownNameError, match=r"no field 'date'.*dates"):
         scidata.open_dataset(late, **OPTIONS | {"time": "date"})
     with pytest.raises(FieldMismatchError, match="tells no times"):
@@ -159,6 +161,26 @@ def test_faults_are_named_with_the_row(tmp_path):
         scidata.open_dataset(late, kind="points", time="dates")
     with pytest.raises(ConfigError, match="means nothing without time="):
         scidata.open_dataset(late, kind="points", where={"qc": 1})
+
+
+@pytest.mark.parametrize("calendar", ["standard", "proleptic_gregorian"])
+def test_times_may_count_from_a_date_before_those_of_numpy(calendar, tmp_path):
+    times = BEGIN + np.array([0, 1, 5, 6, 30]) * HOUR
+    path = table(tmp_path / "old.zarr", times, layout="zarr3", units="hours since 1900-01-01")
+    dates = zarr.open_group(path)["dates"]
+    julian = {"standard": 2, "proleptic_gregorian": 0}[calendar]  # days between the two calendars in the year 1
+    dates[:] = dates[:] / 24 + pd.Timestamp("1900-01-01").toordinal() - 1 + julian
+    dates.attrs.update(units="days since 0001-01-01", calendar=calendar)
+    ds = scidata.open_dataset(path, **OPTIONS)
+    assert ds.sample_keys("dates")[0] == np.datetime64("2020-02-28")
+    assert [sample["bt"].tolist() for sample in ds] == [[0, 1, 2], [3], [], [], [], [4]]
+    assert [round(seconds) for seconds in ds[0]["dates"].tolist()] == [0, 3600, 18000]
+    dates.attrs["units"] = "days since 1300-01-01"
+    with pytest.raises(CorruptDataError, match=r"row 0 has no time: .* outside of the years 1678 to 2261"):
+        scidata.open_dataset(path, **OPTIONS)
+    dates.attrs["calendar"] = "noleap"
+    with pytest.raises(UnsupportedFormatError, match="calendar 'noleap' has days that datetime64 lacks"):
+        scidata.open_dataset(path, **OPTIONS)
 
 
 def test_rows_of_other_times_are_found_out(tmp_path):
@@ -195,7 +217,9 @@ def test_everything_of_data_sets(gappy):
     assert np.isclose(stats["bt"].mean, rows.mean())
     assert stats["bt"].count == len(rows)
     twice = scidata.open_dataset(gappy, **OPTIONS | {"window": "12h"}, every="6h", where={"qc": (0, 1, 2)})
-    assert np.isclose(scidata.statistics(twice, fields=["bt"])["bt"].mean, rows.mean())  # each row once
+    sums = scidata.statistics(twice, fields=["bt", "dates"])
+    assert np.isclose(sums["bt"].mean, rows.mean())  # each row once
+    assert np.isclose(sums["dates"].mean, float(torch.cat([sample["dates"] for sample in twice]).mean()))  # each window
     normal = ds.normalise(stats, fields=["bt"])
     loader = scidata.DataLoader(normal, batch_size=3, shuffle=True)
     seen = list(loader)
@@ -294,6 +318,12 @@ def test_parquet_is_read_by_row_groups_and_columns(tmp_path, monkeypatch):
     assert counts[0]["count"].tolist() == list(range(12))
     with pytest.raises(UnsupportedFormatError, match="'count' of int32 lacks values in row group 3"):
         counts[7]
+    frame["dates"] = frame["dates"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo")
+    frame.to_parquet(tmp_path / "zone.parquet")
+    zone = scidata.open_dataset(tmp_path / "zone.parquet", **opened, where={"bt": slice(None)}, fields=["bt", "dates"])
+    assert zone.sample_keys("dates").tolist() == ds.sample_keys("dates").tolist()
+    assert zone[3]["bt"].tolist() == ds[3]["bt"].tolist()
+    assert torch.equal(zone[3]["dates"], ds[3]["dates"])
     (tmp_path / "short.parquet").write_bytes((tmp_path / "obs.parquet").read_bytes()[:-100])
     with pytest.raises(CorruptDataError, match="is no whole parquet file"):
         scidata.open_dataset(tmp_path / "short.parquet", **opened)

@@ -147,6 +147,8 @@ def grid_of(
     coords, period = [None] * num if coords is None else coords, [0.0] * num if period is None else period
     outside = [outside] * num if isinstance(outside, str) else outside
     for name, given in {"coords": coords, "period": period, "outside": outside}.items():
+        if not hasattr(given, "__len__"):
+            raise ConfigError(f"interpolate: {name}={given!r}: expected one for each of the {num} dims of the grid")
         if len(given) != num:
             raise ConfigError(f"interpolate: {name} has {len(given)} entries for {num} dims of the grid")
     axes = []

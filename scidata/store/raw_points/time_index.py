@@ -81,7 +81,7 @@ class Table:
             row = int(np.argmin(valid))
             raise CorruptDataError(
                 f"{self.source.path}: row {start + row} has no time: {layout.name!r} is {values[row]} there; leave "
-                "such rows out of a copy"
+                "such rows, and those outside of the years 1678 to 2261, out of a copy"
             )
         return counts
 
@@ -119,7 +119,8 @@ def _check_wanted(name: str, wanted: Any) -> None:
     strided = isinstance(wanted, slice) and wanted.step is not None
     if strided or not all(isinstance(each, bool | int | float) for each in numbers):
         raise ConfigError(
-            f"where of {name!r}: {wanted!r}: expected a number, several of them, or a slice without a step"
+            f"where of {name!r}: {wanted!r}: expected a number, several of them, or a slice of numbers without a step; "
+            "windows are chosen by their time with sel="
         )
 
 

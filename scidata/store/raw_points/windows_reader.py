@@ -229,9 +229,13 @@ class WindowsReader(PointsReader):
         return self._digest(content)
 
     def field_pass(self, name: str, samples: IntArray, rank: int = 0) -> PointsPass:
-        """Return a pass over the rows of a field in some samples, each row once: windows end where the next begins."""
+        """Return a pass over the rows of a field in some samples, each row once: windows end where the next begins.
+
+        Not of times, which count from the begin of each window that a row is in.
+        """
         reader = copy.copy(self)
-        reader._take(self.windows.disjoint())
+        if name != self.time:
+            reader._take(self.windows.disjoint())
         return PointsPass(reader, self._known(name), samples, self._checked_part(rank))
 
     # -- cutting and rows ----------------------------------------------------------------------------------------

@@ -206,6 +206,7 @@ def test_refusals(opened: dict[str, object], tmp_path: Path) -> None:
         ((pair, "time"), {"how": "lefft"}, "did you mean 'left'"),
         ((pair, "time"), {"how": "left"}, "no sample of 'coarse' for the key 2020-02-28T18:00:00; only"),
         ((pair, "time"), {"tolerance": 3}, "expected a span of time"),
+        ((pair, "time"), {"at": "6h"}, r"at='6h': expected a mapping, such as \{'obs': '-6h'\}"),
         ((pair, "time"), {"tolerance": "-1h"}, "must not be negative"),
         (({"fine": fine, "c": cloud}, {"fine": "time", "c": "name"}), {}, "'fine' are times, and .* 'c' are texts"),
         (({"fine": fine, "twice": twice}, "time"), {}, r"2 samples of 'twice' have the key 2020-02-28T0.*: \[0, 5\]"),

@@ -143,6 +143,8 @@ def test_one_step_has_its_dims_times_and_source(weather):
     assert ds[4].step(1).to_xarray().time.values == TIMES[6]
     with pytest.raises(ConfigError, match="no step 2, but -1, 0, 1"):
         ds[0].step(2)
+    with pytest.raises(ConfigError, match="step: k"):
+        ds[0].step("1")
     with pytest.raises(ConfigError, match="field 'u' has 2 rows of 'time', not steps"):
         ds[0].replace({"u": ds[0]["u"][:2]}).step(0)
     with pytest.raises(ConfigError, match="not read from a data set"):

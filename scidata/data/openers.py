@@ -60,7 +60,8 @@ def cut_of(like: Any) -> GridCut | None:
     if like is None:
         return None
     if isinstance(like, Mapping):
-        check_known("cut_like: no coordinate", [name for name in like if role_of_name(name) not in COLUMNS], ["x", "y"])
+        unknown = [name for name in like if role_of_name(name) not in COLUMNS]
+        check_known("cut_like: no coordinate", unknown, ["latitude", "longitude", "x", "y"])
         named = {COLUMNS[role_of_name(name)]: ends for name, ends in like.items()}
         return GridCut.of([(column, ends, np.arange(len(ends)), False) for column, ends in named.items()])
     make: Callable[[], GridCut] | None = getattr(getattr(like, "reader", None), "grid_cut", None)

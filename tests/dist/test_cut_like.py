@@ -117,6 +117,7 @@ def by_coordinate(rank, num_ranks, folder):
         ("split along 'level'", {"cut_like": grid}),
         ("cut_like is a IrregularDataset", {"cut_like": cloud}),
         ("no coordinate 'level'", {"cut_like": {"level": [0, 1, 2]}}),
+        ("did you mean 'latitude'", {"cut_like": {"latitud": [90, 0, -90]}}),
         ("a grid in 3 parts, for a domain of 2 ranks", {"cut_like": {"lat": [90, 0, -10, -90]}}),
         ("weights", {"cut_like": {"lat": [90, 0, -90]}, "weights": "value"}),
     ]:

@@ -118,7 +118,7 @@ def _inside(inner: FloatArray, outer: FloatArray, max_gap: float | None) -> npt.
         raise ConfigError(f"cutout: inner: its {len(inner)} points lie on one line and span no area") from None
     corners = inner[triangles.simplices]
     longest = np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=2).max(1)
-    limit = _LONG * np.median(longest) if max_gap is None else 2 * np.sin(np.deg2rad(max_gap) / 2)
+    limit = _LONG * np.median(longest) if max_gap is None else 2 * np.sin(np.deg2rad(min(max_gap, 180)) / 2)
     which = triangles.find_simplex(found, tol=1e-9)
     inside[inside] = (which >= 0) & (longest <= limit)[which]
     return inside
@@ -160,6 +160,9 @@ def cutout(inner: Degrees, outer: Degrees, *, min_distance: float = 0.0, max_gap
     >>> int((~around.kept).sum())  # rows at 60, 50 and 40 degrees, columns at 0, 10, 20 and 30
     12
     """
+    for name, degrees in {"min_distance": min_distance, "max_gap": 0.0 if max_gap is None else max_gap}.items():
+        if not isinstance(degrees, int | float | np.number) or not degrees >= 0:
+            raise ConfigError(f"cutout: {name}={degrees!r}: expected degrees, not negative")
     (own, _), (others, shape) = _set(inner, "inner"), _set(outer, "outer")
     chord, _ = make_tree(own.positions()).query(others.positions())
     distance = np.rad2deg(2 * np.arcsin(np.minimum(chord / 2, 1.0)))

@@ -90,7 +90,17 @@ def test_the_union_covers_the_sphere_once():
     assert np.array_equal(fewer.kept, around.kept & (around.distance >= 3))
 
 
+def test_gaps_wider_than_half_the_globe_are_no_limit():
+    ring = np.linspace(40, 60, 3)[:, None], np.linspace(0, 60, 7)
+    kept = [scidata.cutout(ring, GLOBE, max_gap=gap).kept for gap in (1, 90, 180, 360, np.inf)]
+    assert kept[0].sum() > kept[1].sum()
+    assert all(np.array_equal(own, kept[1]) for own in kept[2:])
+
+
 def test_messages():
+    for name, value in [("min_distance", -1), ("min_distance", "1"), ("max_gap", np.nan), ("max_gap", "3")]:
+        with pytest.raises(ConfigError, match=f"{name}=.*expected degrees"):
+            scidata.cutout((np.arange(3), np.arange(3) ** 2), GLOBE, **{name: value})
     with pytest.raises(ConfigError, match=r"inner: .*pass \(lat, lon\) of each point"):
         scidata.cutout((np.zeros(3), np.zeros(4)), GLOBE)
     with pytest.raises(ConfigError, match="inner has no points"):

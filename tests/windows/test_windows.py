@@ -92,6 +92,8 @@ def test_windows_overlap_and_are_chosen_by_their_begin(gappy):
     assert len(days) == 4  # the text of a day holds all of it
     with pytest.raises(ConfigError, match="no window begins there"):
         scidata.open_dataset(gappy, **OPTIONS, sel={"dates": slice("2021", None)})
+    with pytest.raises(ConfigError, match=r"end of sel of 'dates': '2020-13' is no time \(Month out of range"):
+        scidata.open_dataset(gappy, **OPTIONS, sel={"dates": slice("2020-13", None)})
 
 
 def test_a_window_costs_its_rows_and_not_the_column(gappy, monkeypatch):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, segments_of_slice
 from scidata.core.cache import Cache
-from scidata.core.checks import check_int, refuse
+from scidata.core.checks import check_int, check_optional_int, refuse
 from scidata.core.durations import nanoseconds
 from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.sample_source import SampleSource
@@ -178,11 +178,16 @@ class WindowsReader(PointsReader):
         wanted = (self.options.sel or {}).get(self.time, slice(None))
         if not isinstance(wanted, slice) or wanted.step is not None:
             raise ConfigError(f"sel of {self.time!r}: expected a slice, such as slice('2019', '2021-06-30')")
+        ends = {"first": wanted.start, "last": wanted.stop}
+        what = f"end of sel of {self.time!r}"
         if not self._column.is_time:
-            return {"first": wanted.start, "last": wanted.stop}
+            return {name: check_optional_int(what, end) for name, end in ends.items()}
         found: dict[str, int | None] = {}
-        for name, end in (("first", wanted.start), ("last", wanted.stop)):
-            date = None if end is None else np.datetime64(str(end) if isinstance(end, int) else end)
+        for name, end in ends.items():
+            try:
+                date = None if end is None else np.datetime64(str(end) if isinstance(end, int) else end)
+            except (ValueError, TypeError) as e:
+                raise ConfigError(f"{what}: {end!r} is no time ({e}); expected such as '2021-06-30'") from None
             rest = int(name == "last" and isinstance(end, str | int))  # a day, or a year, holds all of it, as in xarray
             found[name] = None if date is None else int((date + rest).astype("M8[ns]").astype(np.int64)) - rest
         return found

@@ -12,6 +12,7 @@ import torch
 
 from scidata.core.bounds import halo_widths
 from scidata.core.cache import Cache
+from scidata.core.checks import check_int
 from scidata.core.types import Array, BufferSpec, Empty
 from scidata.data.channels import TensorT
 from scidata.data.grid_dataset import ShardedDataset
@@ -72,15 +73,13 @@ class PatchDataset(ShardedDataset[TensorT]):
         Raises
         ------
         ConfigError
-            A negative epoch.
+            A negative epoch, or not an integer.
 
         Examples
         --------
         >>> ds.set_epoch(1)
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch must not be negative, but is {epoch}")
-        self._epoch.fill_(int(epoch))
+        self._epoch.fill_(check_int("epoch", epoch, least=0))
 
     def origin(self, index: int, *, epoch: int | None = None) -> dict[str, int]:
         """Return the first row of a patch along each of its dims, of those that crop and stride leave.

@@ -188,7 +188,10 @@ class PatchPlan:
 
     def _edges_of(self, weights: FloatArray, cut: PatchPartition, sample_dim: str | None) -> FloatArray:
         """Return the running sum of the weights of all places where a patch may begin."""
-        found = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0, posinf=np.inf)
+        try:
+            found = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0, posinf=np.inf)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"patch: weights must be an array of numbers, or the name of a field: {error}") from error
         size = {dim: n for dim, n in self.patches.size.items() if dim != sample_dim}
         whole = tuple(cut.whole[dim] for dim in size)
         if found.shape != whole:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.nn import Parameter
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.base import ShardBase
@@ -35,7 +36,8 @@ def saved(x: ShardBase, kind: type[ShardBase]) -> tuple[object, ...]:
     halo = None if held is None else {dim: vars(each) for dim, each in x.halo.items()}
     layout = spec.device_mesh, spec.global_shape, spec.dims, spec.sizes
     memory = "unknown" if x.global_strides is UNKNOWN else x.global_strides
-    return load_part, (kind, part.detach(), *layout, dist.get_rank(), halo, memory, bool(x.requires_grad))
+    flags = bool(x.requires_grad), isinstance(x, Parameter)
+    return load_part, (kind, part.detach(), *layout, dist.get_rank(), halo, memory, *flags)
 
 
 def load_part(
@@ -49,6 +51,7 @@ def load_part(
     halo: Mapping[int, Mapping[str, Any]] | None,
     memory: str | Strides | None,
     requires_grad: bool,
+    is_parameter: bool = False,
 ) -> T:
     """Wrap a part again; no communication.
 
@@ -65,6 +68,8 @@ def load_part(
     strides = UNKNOWN if isinstance(memory, str) else memory
     result = kind(local, spec, padded=None if halo is None else part, halo=widths, global_strides=strides)
     result.local.requires_grad_(requires_grad)
+    if is_parameter:
+        result._is_param = True  # as torch.nn.Parameter marks it
     return result
 
 

@@ -548,6 +548,7 @@ class ShardTensor(ShardBase):
             padded, local = None, copy.deepcopy(self.local, memo)
         result = ShardTensor(local, self.spec, padded=padded, halo=self.halo, global_strides=self.global_strides)
         memo[id(self)] = result
+        result.__dict__.update(copy.deepcopy(self.__dict__, memo))  # torch's mark of a parameter is there
         return result
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:

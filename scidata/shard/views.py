@@ -134,6 +134,13 @@ def written(target: ShardBase) -> None:
         target.copied.put_back()
 
 
+def become(x: ShardBase, other: ShardBase) -> None:
+    """Turn a tensor into one of another shape, dtype or device; whoever holds it sees that."""
+    own = x.__dict__
+    torch.utils.swap_tensors(x, other)  # type: ignore[no-untyped-call]
+    x.__dict__.update(own)
+
+
 def _repeats(x: Tensor) -> bool:
     """Whether several elements are one in memory, as after expand()."""
     return isinstance(x, ShardBase) and _any_repeated(x.shape, x.global_strides or ())

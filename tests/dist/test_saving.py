@@ -24,6 +24,7 @@ class Held(nn.Module):
     def __init__(self, x):
         super().__init__()
         self.weight, self.inner = nn.Parameter(x.detach()), nn.Linear(6, 6).double()
+        self.tied = self.weight
         self.register_buffer("values", x.detach() * 2)
 
 
@@ -60,8 +61,16 @@ def save(rank, num_ranks, domain, sizes):
 
     model = Held(x)
     saved = bytes_of(model.state_dict())
+    first, optimiser = model.weight, torch.optim.SGD(model.parameters(), 0.5)
     for dtype in (torch.float32, torch.bfloat16):
+        (model.weight * model.tied).sum().backward()
         model.to(dtype)
+        assert model.tied is model.weight is first is optimiser.param_groups[0]["params"][0]
+        assert model.weight.grad.dtype == (model.weight + 1).dtype == dtype
+        optimiser.step()
+        optimiser.zero_grad()
+        assert not model.tied.full_tensor().any()  # w - 2 w / 2
+        model.load_state_dict(load(saved))
         assert {p.dtype for p in model.state_dict().values()} == {dtype}
         assert model.weight.is_floating_point()
         assert model.weight.element_size() == dtype.itemsize
@@ -72,7 +81,10 @@ def save(rank, num_ranks, domain, sizes):
     model.load_state_dict(load(saved))
     assert model.to("cpu").weight is before
     assert torch.equal(model.weight.full_tensor() * 2, model.values.full_tensor())
-    assert torch.equal(copy.deepcopy(model).weight.full_tensor(), WHOLE)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin.weight.full_tensor(), WHOLE)
+        assert isinstance(twin.weight, nn.Parameter)
+        assert twin.tied is twin.weight is not model.weight
     return bytes_of({"x": x, "twice": x.detach() * 2}), saved
 
 

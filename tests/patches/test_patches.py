@@ -231,11 +231,14 @@ def test_what_is_refused(grid):
         (Patches({"latitude": 5}, weights="u"), ConfigError, "the same in all samples"),
         (Patches({"latitude": 5}, weights=np.ones(3)), ConfigError, r"along latitude have shape \(16,\), not \(3,\)"),
         (Patches({"latitude": 5}, weights=np.zeros(16)), ConfigError, "weights are 0"),
+        (Patches({"latitude": 5}, weights=["x"] * 16), ConfigError, "weights must be an array of numbers"),
     ]:
         with pytest.raises(error, match=words):
             scidata.open_dataset(path, patch=patch)
     with pytest.raises(ConfigError, match="leave out steps"):
         scidata.open_dataset(path, patch={"time": 2}, steps=(0, 1))
+    with pytest.raises(ConfigError, match=r"epoch=1\.5: expected an integer"):
+        scidata.open_dataset(path, patch={"latitude": 5}).set_epoch(1.5)
     with pytest.raises(ConfigError, match="overlap means nothing with order='random'"):
         Patches({"latitude": 5}, overlap=1)
     with pytest.raises(ConfigError, match="overlap of 'latitude' is 5, and a patch has 5 rows"):

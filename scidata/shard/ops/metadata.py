@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
+from weakref import getweakrefs
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from scidata.shard.ops.spectra import Blank, Later, Spectrum
 from scidata.shard.spec import UNKNOWN
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import DisableTorchFunctionSubclass, make_dual, unpack_dual
-from scidata.shard.views import Copy, gradient_of, refuse_write_to_copy, written
+from scidata.shard.views import Copy, become, gradient_of, refuse_write_to_copy, written
 
 _GLOBAL = (
     "size dim ndimension numel nelement is_floating_point is_complex is_signed element_size get_device is_inference"
@@ -73,7 +74,10 @@ def of_the_memory(func: TorchFunction, x: ShardTensor, *args: object, **kwargs: 
 
 @handles(Tensor.data.__set__, keeps_replicated=True, any_order=True)  # type: ignore[attr-defined]
 def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
-    """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay."""
+    """Put other values in the place of a tensor's own, of the same layout; its gradient and graph stay.
+
+    They may have another dtype or device: so ``module.double()`` keeps parameters that are tied, or an optimiser's.
+    """
     fits = value.shape == x.shape
     if (
         not isinstance(x, ShardTensor)
@@ -83,15 +87,19 @@ def set_data(func: TorchFunction, x: Tensor, value: Tensor) -> None:
         reason = "data of another layout takes the place of a tensor's own"
         raise unsupported(func, reason, *specs_of([x, value]), remedy="use copy_()")
     refuse_write_to_copy(func, x)
+    changed = (x.dtype, x.device) != (value.dtype, value.device)
     func(x.local, local_of(value))
     written(x)
+    if changed:
+        become(x, x.like(x.local, x.spec, x.copied, x.global_strides))
 
 
 @handles("_has_compatible_shallow_copy_type", keeps_replicated=True, any_order=True)
 def takes_data_of(x: Tensor, other: Tensor) -> bool:
     """Whether ``x.data = other`` is possible: ``module.double()`` makes new parameters where it is not."""
     specs = specs_of([x, other])
-    return len(specs) == 2 and specs[0] == specs[1] and (x.dtype, x.device) == (other.dtype, other.device)
+    alike = (x.dtype, x.device) == (other.dtype, other.device)
+    return len(specs) == 2 and specs[0] == specs[1] and (alike or (type(x) is ShardTensor and not getweakrefs(x)))
 
 
 @handles("_is_view", Tensor.is_pinned, Tensor.record_stream, torch.result_type, keeps_replicated=True, any_order=True)

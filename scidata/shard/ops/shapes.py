@@ -22,7 +22,7 @@ from scidata.shard.ops.moving import as_sharded
 from scidata.shard.rows.redistribute import RowPlan, move_rows, plan_rows
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
-from scidata.shard.views import Copy
+from scidata.shard.views import Copy, become
 
 
 def derived(x: ShardTensor, local: Tensor, spec: ShardSpec) -> Tensor:
@@ -191,10 +191,7 @@ def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: 
     if new is not x and new.copied is not x.copied:
         raise unsupported(func, "the rows would change ranks", x.spec, remedy="assign the result")
     if new is not x:
-        own = x.__dict__
-        other = new.like(new.local, new.spec, new.copied, new.global_strides)
-        torch.utils.swap_tensors(x, other)  # type: ignore[no-untyped-call]
-        x.__dict__.update(own)
+        become(x, new.like(new.local, new.spec, new.copied, new.global_strides))
     return x
 
 

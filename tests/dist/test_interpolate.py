@@ -202,7 +202,9 @@ def names_what_is_wrong(rank, num_ranks):
         ("positions of shape .* and torch.int64", (x, torch.zeros(3, 2).long(), (lat, lon)), {}),
         ("a field of torch.int64", ((9 * x).long(), inside, (lat, lon)), {}),
         ("period=360: expected one for each of the 2 dims", (x, inside, (lat, lon)), {"period": 360}),
-        ("positions are a tensor", (x, np.zeros((3, 2)), (lat, lon)), {}),
+        ("the field and positions are tensors", (x, np.zeros((3, 2)), (lat, lon)), {}),
+        ("the field and positions are tensors", (np.zeros((9, 8)), inside, (lat, lon)), {}),
+        (r"positions of shapes \[\(3,\), \(4,\)\]", (x, (torch.zeros(3), torch.zeros(4)), (lat, lon)), {}),
         ("two are needed", (x[:, :1], inside, (lat, lon[:1])), {}),
     ]:
         with pytest.raises(ConfigError, match=message):

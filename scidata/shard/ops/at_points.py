@@ -270,11 +270,12 @@ def interpolate(
     >>> scidata.interpolate(x, points, [(90, 0), (0, 120, 240)], period=(0, 360)).full_tensor()
     tensor([ 5., 11.])
     """
-    if not isinstance(positions, Tensor):
-        columns = tuple(positions)
-        if not all(isinstance(column, Tensor) for column in columns):
-            raise ConfigError("interpolate: positions are a tensor, or one for each dim; torch.as_tensor makes them")
-        positions = torch.stack(columns, -1)
+    columns = [positions] if isinstance(positions, Tensor) else positions
+    if not isinstance(columns, Sequence) or not all(isinstance(each, Tensor) for each in (field, *columns)):
+        raise ConfigError("interpolate: the field and positions are tensors (or one for each dim); see torch.as_tensor")
+    if len({column.shape for column in columns}) != 1:
+        raise ConfigError(f"interpolate: positions of shapes {[tuple(x.shape) for x in columns]}; expected one length")
+    positions = positions if isinstance(positions, Tensor) else torch.stack(tuple(columns), -1)
     if positions.ndim != 2 or not 1 <= positions.shape[1] <= field.ndim or not positions.is_floating_point():
         raise ConfigError(
             f"interpolate: positions of shape {tuple(positions.shape)} and {positions.dtype} for a field of shape "

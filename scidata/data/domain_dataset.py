@@ -142,7 +142,8 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         """Return the value that each sample has of a name, ``(len(self),)``: its time, say. Reads no fields.
 
         Of grids the label along a dimension that numbers samples, or another array on those dimensions alone, at the
-        step 0 (where ``steps`` has none, at its first); of stores a value of the whole sample, or its ``"name"``.
+        step 0 (where ``steps`` has none, at its first); of stores a value of the whole sample, or its ``"name"``; of
+        windows of a table their begin, as ``"time"`` or by the column's name.
 
         Parameters
         ----------

@@ -71,6 +71,7 @@ def test_windows_are_samples(gappy):
     assert sample["dates"].tolist() == [1800.0 * i for i in range(12)]
     assert sample["dates"].dtype == torch.float64
     assert ds.sample_keys("dates")[6] == np.datetime64("2020-02-29T12")  # a leap day
+    assert np.array_equal(ds.sample_keys("time"), ds.sample_keys("dates"))
     assert sample.source[0].rows == (60, 72)
     assert sample.source[0].time == np.datetime64("2020-02-29T12")
     assert sample.original_id("point").tolist() == list(range(60, 72))
@@ -79,7 +80,7 @@ def test_windows_are_samples(gappy):
     assert empty["dates"].shape == (0,)
     assert empty.source[0].rows == (0, 0)
     with pytest.raises(UnknownNameError, match="dates"):
-        ds.sample_keys("time")
+        ds.sample_keys("date")
 
 
 def test_windows_overlap_and_are_chosen_by_their_begin(gappy):

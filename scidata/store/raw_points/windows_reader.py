@@ -210,8 +210,8 @@ class WindowsReader(PointsReader):
         return self._counts
 
     def sample_keys(self, on: str) -> npt.NDArray[Any]:
-        """Return the begin of each window, ``(num_samples,)``: datetime64, or integers."""
-        check_known(f"{self.path}: no key of samples", [on], [self.time])
+        """Return the begin of each window, ``(num_samples,)``: datetime64, or integers. ``"time"`` means it, too."""
+        check_known(f"{self.path}: no key of samples", [on], [self.time, "time"])
         return self.windows.starts.astype("M8[ns]") if self._column.is_time else self.windows.starts
 
     def sources_of(self, index: int, step: int | None = None) -> tuple[SampleSource, ...]:

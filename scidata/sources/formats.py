@@ -201,9 +201,12 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
         pieces = lengths if chunks is None else tuple(map(int, chunks))
         names = tuple(f"dim_{i}" for i in range(len(lengths))) if dims is None else tuple(map(str, dims))
         where = f"{self.path}: array {name!r}"
+        if stray := [codec for codec in codecs if not isinstance(codec, Codec)]:
+            raise ConfigError(f"{where}: codecs are Codec(name='zstd') and the like, not {stray[0]!r}")
         if kind.hasobject:
             raise UnsupportedFormatError(f"{where}: holds Python objects, which are never unpickled")
-        if not len(lengths) == len(pieces) == len(names) or min((*lengths, 0)) < 0 or min((*pieces, 1)) < bool(chunks):
+        alike = len(lengths) == len(pieces) == len(names) == len(set(names))
+        if not alike or min((*lengths, 0)) < 0 or min((*pieces, 1)) < bool(chunks):
             raise CorruptDataError(f"{where}: shape {lengths}, chunks {pieces} and dims {names} do not fit")
         if max(math.prod(max(n, 1) for n in each) for each in (lengths, pieces)) * kind.itemsize > _MAX_BYTES:
             raise CorruptDataError(f"{where}: shape {lengths} claims more bytes than any file has")
@@ -243,8 +246,8 @@ class FileFormat(FileSource[Mapping[str, ArrayLayout]]):
             if (found := self.place(layout, chunk)) is None:
                 return None
             path, offset, nbytes = str(found[0]), int(found[1]), int(found[2])
-            if max(offset, nbytes) > _MAX_BYTES:
-                raise ValueError(f"{nbytes} bytes from {offset} on")
+            if max(offset, nbytes) > _MAX_BYTES or (offset, nbytes) != (found[1], found[2]):
+                raise ValueError(f"{found[2]} bytes from {found[1]} on")
         if path == self.path:
             return self.path, offset, nbytes
         if not self.allow_external:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from scidata.core.bounds import even_sizes
+from scidata.core.checks import check_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import devices
 from scidata.errors import ConfigError, UnsupportedShardOp
@@ -174,7 +175,8 @@ def check_op(
     num_ranks : Sequence[int], default (1, 2, 3)
         Numbers of ranks to run on; 4 runs on 2 × 2 too. With a process group there already, its ranks run.
     dtypes : Sequence[torch.dtype], default (torch.float64, torch.float32)
-        What floating inputs are converted to. Tolerances follow: 1e-12 for float64, 1e-5 for float32.
+        What floating inputs are converted to, and complex ones to the complex dtype that goes with it. Tolerances
+        follow: 1e-12 for float64, 1e-5 for float32.
     timeout : float, default 120
         Seconds for each number of ranks.
 
@@ -199,9 +201,14 @@ def check_op(
     if not tensors or any(isinstance(x, ShardTensor) for x in tensors):
         raise ConfigError("check_op cuts the inputs by itself: give it tensors of the whole, at least one")
     first = tensors[0]
+    if not isinstance(num_ranks, Sequence):
+        raise ConfigError(f"num_ranks={num_ranks!r}: expected several numbers of ranks, such as (1, 2, 3)")
+    counts = [check_int("num_ranks", count, least=1) for count in num_ranks]
     if dims is None:
         dims = [[dim if x.shape == first.shape else None for x in tensors] for dim in range(first.ndim)]
     for way in dims:
+        if not isinstance(way, Sequence):
+            raise ConfigError(f"dims: {way} is no sequence of a dim (or None) of each tensor, such as [(0, None)]")
         fits = len(way) == len(tensors) and any(dim is not None for dim in way)
         if not fits or not all(dim is None or -x.ndim <= dim < x.ndim for dim, x in zip(way, tensors, strict=True)):
             shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
@@ -212,7 +219,7 @@ def check_op(
         return _check_layouts(fn, (world,), *arguments)
     target = fn if inspect.isbuiltin(fn) else reference(fn)  # torch's own are pickled as they are
     refused: list[str] = []
-    for count in num_ranks:
+    for count in counts:
         for shape in [(count,), *([(2, 2)] if count == 4 else [])]:
             refused += run_ranks(_check_on_rank, count, target, shape, *arguments, timeout=timeout)[0]
     return refused
@@ -244,7 +251,9 @@ def _check_layouts(
 
     def function(*tensors: Tensor) -> object:
         given = dict(zip(places, tensors, strict=True))
-        return fn(*[given.get(i, x) for i, x in enumerate(inputs)])
+        result = fn(*[given.get(i, x) for i, x in enumerate(inputs)])
+        assert result is not None, "it returns nothing that could be compared"
+        return result
 
     refused = []
     for dtype in dtypes:
@@ -266,4 +275,6 @@ def _check_layouts(
 
 
 def _prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_complex():
+        return x.detach().to(dtype.to_complex())
     return x.detach().to(dtype).requires_grad_() if x.is_floating_point() else x.detach()

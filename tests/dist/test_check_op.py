@@ -42,6 +42,25 @@ def test_a_wrong_rule_is_told_with_its_layout():
     assert check_op(own, torch.randn(7, 3), num_ranks=[2], dims=[[1]]) == []
 
 
+def total(z):
+    return z.sum(0), z.is_complex()
+
+
+def forgets(x):
+    x.sum()
+
+
+def test_complex_inputs_have_the_dtype_that_goes_with_the_tolerance():
+    assert check_op(total, torch.randn(5, 3, dtype=torch.complex64), num_ranks=[2]) == []
+
+
+def test_a_function_that_returns_nothing_is_an_error():
+    with pytest.raises(RankError, match="nothing that could be compared"):
+        check_op(forgets, torch.ones(2), num_ranks=[1])
+    with pytest.raises(ConfigError, match="num_ranks=2: expected several"):
+        check_op(forgets, torch.ones(2), num_ranks=2)
+
+
 def test_refused_layouts_are_listed():
     refused = check_op(refusing, torch.randn(7, 3), num_ranks=[2], dtypes=[torch.float32])
     assert len(refused) == len(layouts_of(3, 2))
@@ -64,6 +83,7 @@ def test_ranks_that_are_there_run():
         ((torch.ones(2, 3),), [[2]], r"names no dim \(or None\) of each of the 1 tensors: \(2, 3\)"),
         ((torch.ones(2), torch.ones(2)), [[0]], "of each of the 2 tensors"),
         ((torch.ones(2),), [[None]], "names no dim"),
+        ((torch.ones(2),), [0], "0 is no sequence"),
     ],
 )
 def test_what_cannot_be_cut_is_an_error(inputs, dims, message):

@@ -292,6 +292,14 @@ def check_unknown(rank, num_ranks):
     turned = shard_of(whole, ShardSpec.even(x.spec.device_mesh, [Shard(0)], (6, 4)))
     row = turned[2]
     assert torch.equal(turned.t_().full_tensor(), whole.T)
+    leaf = turned.clone().requires_grad_()
+    with torch.no_grad():
+        leaf.t_()
+    (leaf * 3).sum().backward()
+    assert torch.equal(leaf.grad.full_tensor(), torch.full((6, 4), 3.0))
+    made = turned.clone().requires_grad_() * 2
+    with torch.no_grad(), pytest.raises(UnsupportedShardOp, match="graph would be lost"):
+        made.t_()
     assert (turned.size(), turned.stride(), turned.dim()) == ((4, 6), (1, 4), 2)
     assert row.sum() == whole[2].sum()
     turned.mul_(2)

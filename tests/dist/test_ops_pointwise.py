@@ -206,7 +206,12 @@ def check_refused(rank, num_ranks):
         b.add_(a)
         assert b.spec == layout
         assert torch.equal(b.full_tensor(), x + x)
-    for function in (lambda x: torch.linalg.tensorsolve(x, x), lambda x: torch.nonzero_static(x, size=2)):
+    for function in (
+        lambda x: torch.linalg.tensorsolve(x, x),
+        lambda x: torch.nonzero_static(x, size=2),
+        lambda a: a * x.to_sparse(),
+        lambda a: a * x[0].to_sparse(),
+    ):
         with pytest.raises(UnsupportedShardOp) as error:
             function(a)
         assert "Remedy" in str(error.value)

@@ -90,6 +90,8 @@ def elementwise(func: TensorFunction, types: object, args: Sequence[object], kwa
         spec = _result_spec(specs, layout, shape)
     new_args, new_kwargs = rebuild(locals_)
     result = func(*new_args, **new_kwargs)
+    if result.layout is not torch.strided:
+        raise unsupported(func, "the result would be sparse", spec, remedy="use to_dense() on the sparse operand")
     if kwargs.get("inplace") and isinstance(operands[0], ShardTensor):
         written(operands[0])
     return finish(result, spec, halo=_common_halo(operands, spec))
@@ -109,7 +111,7 @@ def _same_layout(func: TensorFunction, options: Mapping[str, object], x: object,
     if isinstance(y, ShardTensor):
         if y.padded is None and not y.halo and (y.spec is spec or y.spec == spec):
             return ShardTensor(func(x.local, y.local, **options), spec)
-    elif isinstance(y, Tensor) and _lies_inside(y.shape, spec):
+    elif isinstance(y, Tensor) and y.layout is torch.strided and _lies_inside(y.shape, spec):
         if y.requires_grad:
             y = replicate_to_shards(y, spec.shard_groups)
         return ShardTensor(func(x.local, y, **options), spec)

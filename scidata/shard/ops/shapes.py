@@ -190,6 +190,10 @@ def change_shape(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: 
     new = as_sharded(result, x.spec)
     if new is not x and new.copied is not x.copied:
         raise unsupported(func, "the rows would change ranks", x.spec, remedy="assign the result")
+    if new is not x and x.local.requires_grad and not torch.is_grad_enabled():
+        if not x.local.is_leaf:
+            raise unsupported(func, "its graph would be lost", x.spec, remedy="do that outside of torch.no_grad()")
+        new.local = new.local.detach().requires_grad_()
     if new is not x:
         become(x, new.like(new.local, new.spec, new.copied, new.global_strides))
     return x

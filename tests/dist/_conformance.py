@@ -133,7 +133,7 @@ def _out(function: Callable[..., Any], *dtypes: torch.dtype) -> Callable[[Any], 
 
     def run(x: Any) -> Any:
         x = x.detach()
-        plain = [torch.empty(0, dtype=dtype) for dtype in dtypes or (x.dtype,)]
+        plain = [torch.empty(0, dtype=dtype, device=x.device) for dtype in dtypes or (x.dtype,)]
         like = [torch.empty_like(x, dtype=dtype) for dtype in dtypes or (x.dtype,)]
         return [function(x, out=tuple(out) if dtypes[1:] else out[0]) for out in (plain, like)]
 

@@ -6,15 +6,17 @@ from torch.distributed.tensor import Shard
 
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
+from scidata.shard.op_table import HANDLERS
 from scidata.testing import RankError, check_op, run_ranks
 from scidata.testing.oracle import layouts_of
 
 
 def own(x):
+    if own not in HANDLERS:  # in ranks alone: the table of this process is looked at by other tests
+        scidata.register_op(own)(own_on_shards)
     return torch.overrides.handle_torch_function(own, (x,), x) if type(x) is not torch.Tensor else x - x.amax(0)
 
 
-@scidata.register_op(own)
 def own_on_shards(func, types, args, kwargs):  # wrong along dim 0: the maximum is of the part
     return scidata.ShardTensor(func(args[0].to_local()), args[0].spec)
 

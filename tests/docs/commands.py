@@ -20,6 +20,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from scidata.cli.app import app
+from scidata.shard.op_table import HANDLERS
 from scidata.testing import run_ranks
 from tests.docs.blocks import ROOT
 
@@ -118,13 +119,15 @@ def captured() -> Iterator[io.StringIO]:
 
 def _script(words: list[str]) -> str:
     """Run a script as one process does, in this one, which has torch already."""
-    before = sys.argv, sys.path
+    before, rules = (sys.argv, sys.path), dict(HANDLERS)
     sys.argv, sys.path = words, [str(Path(words[0]).parent.resolve()), *sys.path]
     try:
         with captured() as out, contextlib.suppress(SystemExit):
             runpy.run_path(str(Path(words[0]).resolve()), run_name="__main__")
     finally:
         sys.argv, sys.path = before
+        for function in HANDLERS.keys() - rules.keys():
+            del HANDLERS[function]
         if dist.is_initialized():
             dist.destroy_process_group()
     return out.getvalue()

@@ -99,8 +99,9 @@ def test_blocks_hold_several_trajectories_where_three_and_a_mask_of_two_fit(
 
 @pytest.mark.parametrize(("name", "rows"), [("series", 12 * 8 + 1), ("runs", 12 * 16 + 12 * 2)])
 def test_the_default_pool_holds_twelve_blocks_of_an_order_by_blocks(
-    paths: dict[str, str], name: str, rows: int
+    paths: dict[str, str], name: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sizes_module.BlockSizes, "left", 0)  # other data sets of the process keep the rest
     reader = opened(paths[name], pool_bytes=None)
     assert reader.pool.max_bytes(reader.part_of({})) == rows * ROW
 

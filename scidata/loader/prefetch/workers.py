@@ -10,9 +10,11 @@ its parent gone ends too.
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import random
+import signal
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -35,6 +37,7 @@ from scidata.sources.access import retry as _retry
 
 _POLL = 0.05  # s between two looks at whether the epoch is over
 _END_SECONDS = 2.0  # for a process that ends
+_END = signal.SIGRTMIN + 1  # tells a process to end; SIGTERM, which SLURM sends to all of a job, it ignores
 
 
 class WorkerPool:
@@ -102,13 +105,16 @@ class WorkerPool:
         """Tell the processes to end; takes no lock."""
         self.closed = True
         for process in self._processes:
-            if process.is_alive():
-                process.kill()
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, _END)
 
     def end(self) -> None:
         """End the processes, and wait for that."""
         self.stop()
         for process in self._processes:
+            process.join(_END_SECONDS)
+            if process.is_alive():  # in a call that is not Python's
+                process.kill()
             process.join()
 
 
@@ -198,6 +204,7 @@ def _main(
 ) -> None:
     _retry.set_retry(**vars(retry))
     ignore_interrupts()
+    signal.signal(_END, lambda number, frame: os._exit(0))
     torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)

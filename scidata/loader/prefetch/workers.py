@@ -17,6 +17,7 @@ import random
 import signal
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
@@ -58,6 +59,8 @@ class WorkerPool:
         seed: int,
     ) -> None:
         context = torch.multiprocessing.get_context("spawn") if context is None else context
+        if context.get_start_method() == "forkserver":
+            forkserver.ensure_running()  # begun with signals held, it would hold them from all that it ever forks
         self.closed = False
         self._processes: list[BaseProcess] = []
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()

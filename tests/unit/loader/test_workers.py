@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,21 @@ def test_leaving_an_epoch_does_not_wait_for_the_workers(store: str, leave: str) 
     del iterator
     gc.collect()
     assert multiprocessing.active_children() == []
+
+
+def test_a_fork_server_is_begun_with_no_signal_held(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes that it forks later, a script's own as well, have its mask."""
+    held: list[set[Any]] = []
+    begin = forkserver.ensure_running
+
+    def ensure_running() -> None:
+        held.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        begin()
+
+    monkeypatch.setattr(forkserver, "ensure_running", ensure_running)
+    loader = scidata.DataLoader(scidata.open_dataset(store), 1, **forked())
+    next(iter(loader))
+    assert held == [set()]
 
 
 SCRIPT = """

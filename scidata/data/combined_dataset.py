@@ -70,6 +70,9 @@ class CombinedDataset(ComposedDataset[SampleT]):
     ) -> None:
         self.datasets = tuple(datasets)
         super().__init__(dict(enumerate(self.datasets)))
+        parts = [list(getattr(leaf_of(dataset), "parts", ())) for dataset in self.datasets]  # of joins
+        if others := [own for own in parts if sorted(own) != sorted(parts[0])]:
+            raise ConfigError(f"data sets have the parts {parts[0]} and {others[0]}: give joins of the same names")
         self.mixture = mixture
         self._chosen = chosen  # samples of the only data set; None: all samples, one data set after another
         self._starts = [0, *itertools.accumulate(map(len, self.datasets))]
@@ -423,6 +426,13 @@ class BufferedCombined(CombinedDataset[SampleT]):
         """Read this rank's part into buffers shaped as :meth:`buffer_specs`. Thread-safe, no collectives."""
         part, own = self.locate(index)
         return self._sources[part].filler(None if epoch is None else epoch[part])(own, out)
+
+
+def leaf_of(dataset: Any) -> Any:
+    """Return the first of the data sets that a combination is made of, which reads."""
+    while isinstance(dataset, CombinedDataset):
+        dataset = dataset.datasets[0]
+    return dataset
 
 
 def combined_dataset(

@@ -13,8 +13,8 @@ from scidata.core.durations import Duration
 from scidata.core.keywords import checked_keywords
 from scidata.data.adapter import Readable
 from scidata.data.combine import as_combined
-from scidata.data.combined_dataset import combined_dataset
-from scidata.data.joined_dataset import BufferedJoined, JoinedDataset, leaf_of
+from scidata.data.combined_dataset import combined_dataset, leaf_of
+from scidata.data.joined_dataset import BufferedJoined, JoinedDataset
 from scidata.data.joined_sample import JoinedSample
 from scidata.data.keys import Keys, as_keys, match_keys
 from scidata.errors import ConfigError, UnknownNameError, check_known, near_matches

@@ -6,17 +6,16 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import Array, BoolArray, BufferSpec, Empty, IntArray
 from scidata.data.adapter import DatasetAdapter
-from scidata.data.combined_dataset import CombinedDataset, combined_dataset
+from scidata.data.combined_dataset import CombinedDataset, combined_dataset, leaf_of
 from scidata.data.composed import ComposedDataset
 from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.joined_sample import JoinedPart, JoinedSample, by_part, flat
@@ -27,9 +26,6 @@ from scidata.data.statistics_table import Statistics
 from scidata.errors import ConfigError, check_known
 from scidata.plan.totals import ReadPlan
 from scidata.read.context import NO_READ, ReadStats
-
-#: What gives the keys of a data set's samples: a name, a function of the data set, or the keys.
-KeysOf: TypeAlias = str | Callable[[Any], npt.ArrayLike] | npt.ArrayLike
 
 _COARSE_BLOCKS = 8  # of a stretch: so a chunk that reaches over its end is decoded once more an eighth of the times
 
@@ -415,13 +411,6 @@ class BufferedJoined(JoinedDataset):
         wholes = [part.is_whole for part in parts.values() if isinstance(part, LocalFields)]
         fields = flat({n: part.fields() if isinstance(part, LocalFields) else part for n, part in parts.items()})
         return LocalFields.of(fields, index, is_whole=all(wholes)) if wholes else fields
-
-
-def leaf_of(dataset: Any) -> Any:
-    """Return the first of the data sets that a combination is made of, which reads."""
-    while isinstance(dataset, CombinedDataset):
-        dataset = dataset.datasets[0]
-    return dataset
 
 
 def _reader(source: DatasetAdapter, epoch: object, empty: Empty) -> Callable[[int], tuple[Any, ReadStats]]:

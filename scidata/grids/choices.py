@@ -209,6 +209,8 @@ def chosen_fields(source: Source, fields: Sequence[str] | str | None) -> list[st
         kinds = {x.name: x.dtype for x in source.arrays.values() if x.dtype.kind not in TENSOR_KINDS}
         why = "; ".join(f"{name!r} has dtype {dtype}, which no tensor has" for name, dtype in list(kinds.items())[:3])
         why = f"; {why}: store numbers" if kinds else near_matches("", source.arrays)
+        if skipped := list(getattr(source, "skipped", {}).items())[:3]:
+            why = "; left out: " + "; ".join(f"{name!r} ({reason})" for name, reason in skipped)
         raise UnsupportedFormatError(f"{source.path}: holds no data fields (arrays that are not coordinates){why}")
     return names
 

@@ -99,6 +99,13 @@ def test_left_joins_have_empty_clouds(opened: dict[str, object]) -> None:
     assert normal.denormalise(normal[1])["cloud"]["v"].tolist() == pytest.approx([60, 61])
 
 
+def test_joins_of_other_parts_are_no_data_set(opened: dict[str, object]) -> None:
+    one, other = joined(opened, "fine", "coarse"), joined(opened, "fine")
+    for these in ((one, other), (one, opened["fine"]), (scidata.subset(one, [0]), other)):
+        with pytest.raises(ConfigError, match=r"have the parts \['fine', 'coarse'\] and"):
+            scidata.concat(*these)
+
+
 def test_all_kinds_go_together_and_are_parts_of_other_data_sets(opened: dict[str, object]) -> None:
     ds = joined(opened, "graph", "fine", "coarse")
     assert [x["graph"]["speed"][0].item() for x in ds] == [0, 100]

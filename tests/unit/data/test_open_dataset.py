@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 import scidata
 from scidata.core.options import ReadOptions
 from scidata.data.open_dataset import Options
+from scidata.errors import UnsupportedFormatError
 from scidata.testing import make_grid
 
 
@@ -59,3 +62,10 @@ def test_the_first_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(ZarrSource, "__init__", lambda self, *a, **k: opened.append(a) or begin(self, *a, **k))
     scidata.open_dataset(str(tmp_path / "grid"))
     assert len(opened) == 1
+
+
+def test_a_file_of_which_all_is_left_out_says_why(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "text.h5", "w") as file:
+        file["name"] = np.array(["a", "b"], dtype=h5py.string_dtype())
+    with pytest.raises(UnsupportedFormatError, match=r"holds no data fields .*; left out: 'name' \("):
+        scidata.open_dataset(tmp_path / "text.h5", kind="grid")

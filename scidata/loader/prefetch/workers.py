@@ -10,6 +10,7 @@ its parent gone ends too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -109,7 +110,8 @@ class WorkerPool:
         self.closed = True
         for process in self._processes:
             if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, _END)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(process.pid, _END)
 
     def end(self) -> None:
         """End the processes, and wait for that."""

@@ -8,7 +8,6 @@ def forked() -> ForkServerContext:
     """Return the context of those, in a rank of ``run_ranks``: they start at once, where spawned ones take seconds."""
     server = multiprocessing.forkserver._forkserver
     assert server._forkserver_address, "not a rank"
-    server.ensure_running = multiprocessing.forkserver.ensure_running = lambda: (
-        None
-    )  # Python would have each rank start a server of its own
+    # Python would have each rank start a server of its own
+    server.ensure_running = multiprocessing.forkserver.ensure_running = bool
     return multiprocessing.get_context("forkserver")

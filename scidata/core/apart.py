@@ -23,16 +23,10 @@ def check_apart(
 ) -> None:
     """Raise where writing an output would change an input.
 
-    Parameters
-    ----------
-    out
-        A path or URL that is written, or a folder that is written into.
-    inputs
-        Paths and URLs that are read; groups in files, too. Not globs.
-    what
-        The output, as the message names it: ``"the cache"``.
-    may_hold
-        Whether it may be a folder with inputs in it: one that is added to, and not replaced.
+    ``out``: a path or URL that is written, or a folder that is written into.
+    ``inputs``: paths and URLs that are read; groups in files, too. Not globs.
+    ``what``: the output, as the message names it: ``"the cache"``.
+    ``may_hold``: whether it may be a folder with inputs in it: one that is added to, and not replaced.
     """
     path = os.fspath(out)
     here = local_path(path)

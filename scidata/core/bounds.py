@@ -43,10 +43,7 @@ def _check_parts(num_global: int, num_parts: int, align: int) -> None:
 def even_bounds(num_global: int, num_parts: int, *, align: int = 1) -> IntArray:
     """Split as evenly as ``align`` allows; the remainder goes to the first parts.
 
-    Raises
-    ------
-    ConfigError
-        More parts than (groups of ``align``) rows, or ``align`` does not divide ``num_global``.
+    Raises ConfigError: more parts than (groups of ``align``) rows, or ``align`` does not divide ``num_global``.
     """
     _check_parts(num_global, num_parts, align)
     return align * bounds_of(even_sizes(num_global // align, num_parts))
@@ -81,12 +78,8 @@ def chunk_bounds(
 ) -> IntArray:
     """Move even bounds to the nearest chunk edge, unless that unbalances the parts.
 
-    Parameters
-    ----------
-    edges
-        Rows at which a chunk begins, ``(num,)``; only multiples of ``align`` are used.
-    max_imbalance
-        The largest part over the mean part that is accepted; beyond it the even bounds come back.
+    ``edges``: rows at which a chunk begins, ``(num,)``; only multiples of ``align`` are used.
+    ``max_imbalance``: the largest part over the mean part that is accepted; beyond it the even bounds come back.
     """
     even = even_bounds(num_global, num_parts, align=align)
     usable = np.unique(np.asarray(edges, dtype=np.int64))
@@ -110,10 +103,7 @@ def chunk_bounds(
 def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_parts: int) -> IntArray:
     """Check bounds that the user gave. Empty parts are legal.
 
-    Raises
-    ------
-    ConfigError
-        Wrong length, not from 0 to ``num_global``, unsorted, or not integers.
+    Raises ConfigError: wrong length, not from 0 to ``num_global``, unsorted, or not integers.
     """
     array = np.asarray(bounds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -178,10 +168,7 @@ def wrapped(first: int, stop: int, num_global: int) -> tuple[Segment, ...]:
 def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> Segments:
     """Turn a crop, stride, index, list of indices or mask of one dimension into segments.
 
-    Raises
-    ------
-    ConfigError
-        An index out of range, a step of 0, a mask of another length, or nothing of this kind.
+    Raises ConfigError: an index out of range, a step of 0, a mask of another length, or nothing of this kind.
     """
     if isinstance(selection, slice):
         if selection.step == 0:
@@ -310,10 +297,7 @@ def owners_of(bounds: npt.ArrayLike, rows: npt.ArrayLike) -> IntArray:
 def at_least_one_each(cuts: npt.ArrayLike, num_rows: int) -> IntArray:
     """Move the cuts between parts as little as gives every part a row, and return bounds.
 
-    Parameters
-    ----------
-    cuts
-        ``(num_parts - 1,)`` rows where parts after the first begin, sorted or not; ``num_parts <= num_rows``.
+    ``cuts``: ``(num_parts - 1,)`` rows where parts after the first begin, sorted or not; ``num_parts <= num_rows``.
     """
     wanted = np.asarray(cuts)
     parts = np.arange(1, len(wanted) + 1)

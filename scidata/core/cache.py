@@ -21,14 +21,10 @@ os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_
 class Cache(Generic[_T]):
     """Values by key, none of them None. Thread-safe, also where a process forks meanwhile; pickles empty.
 
-    Parameters
-    ----------
-    max_size
-        How much is kept: bytes, where values are put with their bytes; else so many values.
-    evict
-        The value to drop when there is no more room: the ``"oldest"``; the one whose last use is longest ago
-        (``"lru"``); or ``"none"``: the first values stay, and no more is kept. An epoch asks for each sample once:
-        of more than there is room for, the least recently used would always be the one asked for next.
+    ``max_size``: how much is kept: bytes, where values are put with their bytes; else so many values.
+    ``evict``: the value to drop when there is no more room: the ``"oldest"``; the one whose last use is longest ago
+    (``"lru"``); or ``"none"``: the first values stay, and no more is kept. An epoch asks for each sample once: of more
+    than there is room for, the least recently used would always be the one asked for next.
     """
 
     def __init__(self, max_size: int, evict: Literal["oldest", "lru", "none"] = "oldest") -> None:
@@ -87,13 +83,9 @@ class Cache(Generic[_T]):
     ) -> _T:
         """Return the value of a key; where there is none, make it.
 
-        Parameters
-        ----------
-        size
-            Returns the size of a new value, where it is not 1.
-        once
-            Of threads that want the value at the same time, one makes it; the others wait for it, or for its error.
-            Without, each makes it, and all get the first one kept.
+        ``size``: returns the size of a new value, where it is not 1.
+        ``once``: of threads that want the value at the same time, one makes it; the others wait for it, or for its
+        error. Without, each makes it, and all get the first one kept.
         """
         value = self.get(key)
         if value is not None:

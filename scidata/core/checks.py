@@ -114,10 +114,8 @@ def refuse(given: Mapping[str, bool], why: str) -> None:
 def optional_module(name: str, what: str, extra: str) -> ModuleType:
     """Import an optional package.
 
-    Raises
-    ------
-    MissingDependencyError
-        It is not installed; the message says for ``what`` it is, and which extra of scidata brings it.
+    Raises MissingDependencyError: it is not installed; the message says for ``what`` it is, and which extra of scidata
+    brings it.
     """
     try:
         return importlib.import_module(name)

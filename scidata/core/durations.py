@@ -30,10 +30,8 @@ _NANOSECONDS = {
 def nanoseconds(name: str, value: object) -> int:
     """Return a span of time in nanoseconds; ``name`` is that of the argument.
 
-    Raises
-    ------
-    ConfigError
-        It is none: a number without a unit, a month or a year, which have no one length, or a part of a nanosecond.
+    Raises ConfigError: it is none: a number without a unit, a month or a year, which have no one length, or a part of a
+    nanosecond.
     """
     if isinstance(value, datetime.timedelta):
         return (value // datetime.timedelta(microseconds=1)) * 1000

@@ -26,12 +26,8 @@ def card(
 ) -> str:
     """Return a title, facts by name, and a table.
 
-    Parameters
-    ----------
-    facts
-        None and empty texts are left out.
-    columns, rows
-        The first column is names, aligned to the left; so is all text but numbers.
+    ``facts``: None and empty texts are left out.
+    ``columns, rows``: the first column is names, aligned to the left; so is all text but numbers.
     """
     parts = [f"<b>{escaped(title)}</b>"]
     said = {name: value for name, value in (facts or {}).items() if value is not None and value != ""}

@@ -83,11 +83,8 @@ class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
 
     Else that were this array, and not the one that is lent.
 
-    Attributes
-    ----------
-    slab, begin
-        The mapping that it is cut from, and where. Its pages go back to the system with it; the mapping, with the last
-        block.
+    ``slab, begin``: the mapping that it is cut from, and where. Its pages go back to the system with it; the mapping,
+    with the last block.
     """
 
     slab: mmap.mmap | None = None  # views of this type have none
@@ -113,18 +110,11 @@ class Lent(np.ndarray[Any, np.dtype[np.uint8]]):
 class ArrayPool:
     """Makes arrays like ``numpy.empty``, on blocks that were let go before. Thread-safe; pickles without its blocks.
 
-    Attributes
-    ----------
-    max_free
-        Bytes that may lie free at once; more is let go.
-    max_total
-        Bytes that may lie free or be given away; free ones beyond are let go.
-    num_allocated
-        Blocks made, ever.
-    given
-        Bytes of what was given away and is still seen, by its id.
-    awaited
-        Queues of those that wait for something given away to come back: they get None.
+    ``max_free``: bytes that may lie free at once; more is let go.
+    ``max_total``: bytes that may lie free or be given away; free ones beyond are let go.
+    ``num_allocated``: blocks made, ever.
+    ``given``: bytes of what was given away and is still seen, by its id.
+    ``awaited``: queues of those that wait for something given away to come back: they get None.
     """
 
     def __init__(self, max_free: int = 0) -> None:

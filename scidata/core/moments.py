@@ -35,12 +35,8 @@ class Moments:
     NaN is counted as missing, infinite numbers apart from it; neither enters the sums or the extremes. Integers of more
     than 53 bits are rounded to float64 first, as NumPy does.
 
-    Attributes
-    ----------
-    count, missing, infinite
-        ``(num_cells,)`` int64: finite numbers, NaN, and infinite ones.
-    min, max
-        ``(num_cells,)`` float64, ``inf`` and ``-inf`` where there is no finite number.
+    ``count, missing, infinite``: ``(num_cells,)`` int64: finite numbers, NaN, and infinite ones.
+    ``min, max``: ``(num_cells,)`` float64, ``inf`` and ``-inf`` where there is no finite number.
     """
 
     def __init__(self, num_cells: int = 1) -> None:

@@ -18,17 +18,10 @@ from scidata.errors import RefusedError
 def open_own(path: str, flags: int, mode: int = 0o600) -> int:
     """Open a regular file; return its descriptor.
 
-    Parameters
-    ----------
-    flags
-        As for ``os.open``. ``O_TRUNC`` empties the file once it is known to be one.
-
-    Raises
-    ------
-    RefusedError
-        It is a link, has other names, so that a file somewhere else would be written to, too, or is no file.
-    OSError
-        As ``os.open``.
+    ``flags``: as for ``os.open``. ``O_TRUNC`` empties the file once it is known to be one.
+    Raises RefusedError: it is a link, has other names, so that a file somewhere else would be written to, too, or is no
+    file.
+    Raises OSError: as ``os.open``.
     """
     safe = (flags & ~os.O_TRUNC) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     try:
@@ -67,15 +60,8 @@ def make_own_folder(path: str) -> None:
 def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
     """Write a file whole or not at all, by a temporary one beside it; a link to a file is replaced, not followed.
 
-    Parameters
-    ----------
-    durable
-        Have the content on disk before it gets its name, and the name before this returns.
-
-    Raises
-    ------
-    RefusedError
-        A device, a pipe or a socket has the name.
+    ``durable``: have the content on disk before it gets its name, and the name before this returns.
+    Raises RefusedError: a device, a pipe or a socket has the name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise RefusedError(f"{path}: is no file, and would be replaced by one; name another")

@@ -19,36 +19,22 @@ class FieldPass(Protocol):
     A *row* is one step along the field's sample dim; fields without that dim have one row, or one of each stored
     sample or trajectory. Rows are numbered in order. A tile is a part of each row, where a whole one with the others of
     its chunks would take too much memory.
-
-    Attributes
-    ----------
-    dims, kept
-        Of a row; and those of them along which all rows are alike, so that statistics may be kept by them.
-    dtype, units
-        As the field is read.
-    has_steps
-        Whether rows may be one step apart.
-    bounds
-        ``(num_blocks + 1,)`` int64: rows ``[bounds[b], bounds[b + 1])`` are read at once, so that chunks are decoded
-        once.
-    is_step
-        ``(num_rows,)`` bool: whether the row is one step after the one before it.
-    num_skipped
-        Rows that follow the one before them, but not one usual step later: over a gap in time; 0 by default.
-    num_tiles
-        Tiles of each row; 0 where the rank owns none of the field.
     """
 
     name: str
+    # dims, kept: of a row; and those of them along which all rows are alike, so that statistics may be kept by them
     dims: tuple[str, ...]
     kept: tuple[str, ...]
+    # dtype, units: as the field is read
     dtype: np.dtype[Any]
     units: str | None
-    has_steps: bool
+    has_steps: bool  # whether rows may be one step apart
+    # ``(num_blocks + 1,)`` int64: rows ``[bounds[b], bounds[b + 1])`` are read at once, so that chunks are decoded once
     bounds: IntArray
-    is_step: BoolArray
+    is_step: BoolArray  # ``(num_rows,)`` bool: whether the row is one step after the one before it
+    # rows that follow the one before them, but not one usual step later: over a gap in time; 0 by default
     num_skipped: int = 0
-    num_tiles: int
+    num_tiles: int  # tiles of each row; 0 where the rank owns none of the field
 
     def read(self, tile: int, start: int, stop: int) -> AnyArray:
         """Read rows of a block, ``(stop - start, *row)``, as the data set decodes them."""
@@ -88,12 +74,8 @@ def usual_steps(times: FloatArray, is_step: BoolArray) -> BoolArray:
 def merged_blocks(starts: IntArray, num_rows: int, at_once: int, apart: BoolArray) -> IntArray:
     """Return bounds of blocks: neighbouring ones together while they have no more than ``at_once`` rows.
 
-    Parameters
-    ----------
-    starts
-        First rows of the blocks that have to be read at once, sorted, from 0 on.
-    apart
-        Of each, whether it must not be read with the one before it.
+    ``starts``: first rows of the blocks that have to be read at once, sorted, from 0 on.
+    ``apart``: of each, whether it must not be read with the one before it.
     """
     if not num_rows:
         return np.zeros(1, np.int64)

@@ -46,10 +46,7 @@ class Segment:
 class SegmentTable(Sequence[Segment]):
     """Many segments, as one table: stands for a tuple of them where a list of indices makes thousands.
 
-    Attributes
-    ----------
-    table
-        ``(num, 4)`` int64: start, count, step, offset.
+    ``table``: ``(num, 4)`` int64: start, count, step, offset.
     """
 
     def __init__(self, table: IntArray) -> None:
@@ -216,24 +213,16 @@ class ChunkRefs:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """CF decoding of packed values: ``value = raw * scale + offset``, fill values to NaN.
+    """CF decoding of packed values: ``value = raw * scale + offset``, fill values to NaN."""
 
-    Attributes
-    ----------
-    dtype
-        Floating dtype of the decoded values, native byte order; all arithmetic happens in it.
-    scale, offset
-        None where the attribute is absent (then that step is skipped, so that plain floats stay bit for bit).
-    fill_values
-        Raw values (after ``view_as``) that mean missing: ``_FillValue`` and every ``missing_value``.
-    view_as
-        Raw bytes are viewed as this dtype first (CF ``_Unsigned``); None for no view.
-    """
-
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # floating dtype of the decoded values, native byte order; all arithmetic happens in it
+    # scale, offset: None where the attribute is absent (then that step is skipped, so that plain floats stay bit for
+    # bit)
     scale: float | None = None
     offset: float | None = None
+    # raw values (after ``view_as``) that mean missing: ``_FillValue`` and every ``missing_value``
     fill_values: tuple[Any, ...] = ()
+    # raw bytes are viewed as this dtype first (CF ``_Unsigned``); None for no view
     view_as: np.dtype[Any] | None = None
 
 

@@ -55,10 +55,7 @@ def public_text(text: str) -> str:
 def url_of(path: str, options: Mapping[str, Any] | None = None) -> str:
     """Return a :class:`Url`, or a local path as it is.
 
-    Parameters
-    ----------
-    options
-        Arguments of fsspec's file system; None keeps those that ``path`` has.
+    ``options``: arguments of fsspec's file system; None keeps those that ``path`` has.
     """
     if not is_url(path):
         if options:
@@ -123,21 +120,11 @@ class Seen:
 
 
 class Url(str):
-    """The text of a URL that may be shown; compares and hashes as that text. Pickles with all that opens it.
+    """The text of a URL that may be shown; compares and hashes as that text. Pickles with all that opens it."""
 
-    Attributes
-    ----------
-    target
-        The URL itself, for fsspec alone.
-    options
-        Arguments of fsspec's file system.
-    seen
-        The first versions of objects here and below: shared by all URLs that were made from one.
-    """
-
-    target: str
-    options: Mapping[str, Any]
-    seen: Seen
+    target: str  # the URL itself, for fsspec alone
+    options: Mapping[str, Any]  # arguments of fsspec's file system
+    seen: Seen  # the first versions of objects here and below: shared by all URLs that were made from one
 
     def __new__(
         cls, target: str, options: Mapping[str, Any], *, text: str | None = None, seen: Seen | None = None

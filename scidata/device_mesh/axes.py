@@ -36,13 +36,9 @@ def axes_of(
     The domain axes, unless named, are ``domain``; else ``h`` and ``w``; else all others but those of other kinds of
     parallelism (``tp``, ``pp``, ``ep``, ``cp``, ``sp``). Ranks along the axes that remain hold the same part.
 
-    Raises
-    ------
-    ConfigError
-        The mesh has no names, or an axis could be a dp axis under another name: taken for one of replicas, it would
-        silently train on the same samples. ``dp=None`` says that there is none.
-    UnknownNameError
-        A domain axis that the mesh does not have.
+    Raises ConfigError: the mesh has no names, or an axis could be a dp axis under another name: taken for one of
+    replicas, it would silently train on the same samples. ``dp=None`` says that there is none.
+    Raises UnknownNameError: a domain axis that the mesh does not have.
     """
     names = _names(mesh)
     dp_axis = dp if dp in names else None

@@ -19,12 +19,9 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 def interface_for(address: str, *, several_hosts: bool) -> str | None:
     """Return the interface on the way to ``address``, where gloo would choose loopback; None where it need not know.
 
-    Parameters
-    ----------
-    address
-        Of rank 0's host; nothing is sent there.
-    several_hosts
-        Whether ranks are on other hosts, so that the loopback interface will not do even on rank 0's own.
+    ``address``: of rank 0's host; nothing is sent there.
+    ``several_hosts``: whether ranks are on other hosts, so that the loopback interface will not do even on rank 0's
+    own.
     """
     if not _is_loopback(_address_of_name()):
         return None

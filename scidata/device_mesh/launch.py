@@ -27,32 +27,19 @@ _VISIBLE = (  # that show a process some of its node's GPUs: CUDA's, ROCm's, one
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The place of this process among the ranks.
+    """The place of this process among the ranks."""
 
-    Attributes
-    ----------
-    launcher
-        ``"torchrun"``, ``"Open MPI"``, ``"PALS"``, ``"MPICH"``, ``"SLURM"`` or ``"none"``.
-    rank, num_ranks
-        This process among all.
-    local_rank
-        Among the processes of this node; None where the launcher does not say.
-    address, port
-        Where rank 0 listens; None for a single process.
-    visible
-        The variables that show this process some of its node's GPUs, with their values; other ranks may see others.
-    num_gpus
-        GPUs of this node; None where the launcher does not say.
-    """
-
-    launcher: str
+    launcher: str  # ``"torchrun"``, ``"Open MPI"``, ``"PALS"``, ``"MPICH"``, ``"SLURM"`` or ``"none"``
+    # rank, num_ranks: this process among all
     rank: int = 0
     num_ranks: int = 1
-    local_rank: int | None = 0
+    local_rank: int | None = 0  # among the processes of this node; None where the launcher does not say
+    # address, port: where rank 0 listens; None for a single process
     address: str | None = None
     port: int | None = None
+    # the variables that show this process some of its node's GPUs, with their values; other ranks may see others
     visible: str = ""
-    num_gpus: int | None = None
+    num_gpus: int | None = None  # GPUs of this node; None where the launcher does not say
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks or (self.local_rank or 0) < 0:

@@ -72,24 +72,12 @@ def _plain(attributes: Mapping[str, object], without: set[str]) -> dict[str, obj
 
 @dataclass(frozen=True, kw_only=True)
 class Lazy:
-    """The file, fields and rows that an object of xarray would read.
+    """The file, fields and rows that an object of xarray would read."""
 
-    Attributes
-    ----------
-    path
-        The file or store.
-    fields
-        Names of its data variables.
-    isel
-        Rows of their dims.
-    decodes
-        Whether packed values are unpacked.
-    """
-
-    path: str
-    fields: list[str]
-    isel: dict[str, Rows]
-    decodes: bool
+    path: str  # the file or store
+    fields: list[str]  # names of its data variables
+    isel: dict[str, Rows]  # rows of their dims
+    decodes: bool  # whether packed values are unpacked
 
 
 def is_xarray(obj: object) -> TypeGuard[Any]:
@@ -101,10 +89,7 @@ def is_xarray(obj: object) -> TypeGuard[Any]:
 def lazy_of(obj: Any) -> Lazy:
     """Find the file and rows that an ``xarray.Dataset`` or ``DataArray`` reads, where nothing was computed with it.
 
-    Raises
-    ------
-    ConfigError
-        Its values are no longer those of one file, or in another order, or under another name.
+    Raises ConfigError: its values are no longer those of one file, or in another order, or under another name.
     """
     if type(obj).__name__ == "DataArray":
         obj = obj.to_dataset(name=obj.name or "values")

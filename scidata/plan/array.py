@@ -34,10 +34,7 @@ Locate: TypeAlias = Callable[[ArrayLayout, IntArray], ChunkRefs]
 def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
     """Return the coordinates of the chunks that hold a selected element, ``(num, ndim)`` int64, in C order.
 
-    Raises
-    ------
-    ConfigError
-        The selection does not fit the layout.
+    Raises ConfigError: the selection does not fit the layout.
     """
     cut, origin = _cuts.find(layout, selection)
     return origin.move_chunks(cut.chunks)
@@ -45,50 +42,32 @@ def chunks_needed(layout: ArrayLayout, selection: Selection) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayPlan:
-    """The reads of one array, and their places in the destination.
+    """The reads of one array, and their places in the destination."""
 
-    Attributes
-    ----------
-    layout, selection, refs, out_shape
-        The inputs. ``refs`` is None where the places of the chunks were not known (or are not bytes: ``fallback``).
-    cut, origin
-        The selection cut along the chunk grid.
-    bytes_wanted
-        Bytes selected, in the stored dtype.
-    bytes_fetched
-        Bytes read from files, as the reader counts them; an estimate by decoded size where not ``exact``. Of
-        large Blosc chunks of which little is wanted the reader reads less: where their blocks lie only they know.
-    bytes_decoded
-        Bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers the
-        count that the reader reports.
-    exact
-        True where every range is known.
-    remote
-        True where the chunks lie behind URLs.
-    span_reads, encoded_reads, absent
-        The reads, and the rows of ``chunks`` that the store does not have.
-    pattern
-        The tables that the reader works from, shared by plans that are alike but for places.
-    first_byte
-        How far into each chunk the spans of ``pattern`` begin.
-    """
-
+    # layout, selection, refs, out_shape: the inputs. ``refs`` is None where the places of the chunks were not known (or
+    # are not bytes: ``fallback``)
     layout: ArrayLayout
     selection: Selection
     out_shape: tuple[int, ...]
     refs: ChunkRefs | None
+    # cut, origin: the selection cut along the chunk grid
     cut: Cut
     origin: Origin
-    bytes_wanted: int
+    bytes_wanted: int  # bytes selected, in the stored dtype
+    # bytes read from files, as the reader counts them; an estimate by decoded size where not ``exact``. Of large Blosc
+    # chunks of which little is wanted the reader reads less: where their blocks lie only they know
     bytes_fetched: int
+    # bytes that come out of decoding whole chunks; raw chunks count the bytes fetched. Partial decoding lowers the
+    # count that the reader reports
     bytes_decoded: int
-    exact: bool
-    remote: bool
-    pattern: Pattern
+    exact: bool  # True where every range is known
+    remote: bool  # True where the chunks lie behind URLs
+    pattern: Pattern  # the tables that the reader works from, shared by plans that are alike but for places
+    # span_reads, encoded_reads, absent: the reads, and the rows of ``chunks`` that the store does not have
     span_reads: Reads | None
     encoded_reads: Reads | None
     absent: IntArray
-    first_byte: int
+    first_byte: int  # how far into each chunk the spans of ``pattern`` begin
 
     @cached_property
     def chunks(self) -> IntArray:
@@ -165,22 +144,13 @@ def plan_array(
 ) -> ArrayPlan:
     """Plan the read of ``selection``.
 
-    Parameters
-    ----------
-    layout, selection
-        What the array is, and the segments wanted of each dimension.
-    refs
-        Places of the chunks, a row for each row of :func:`chunks_needed`; or a source's ``locate``, which finds them.
-        None: bytes are estimated from decoded sizes, and the plan is not ``exact``.
-    out_shape
-        Shape of the destination, one dimension for each of the array's; the segments' offsets are relative to it.
-
-    Raises
-    ------
-    ConfigError
-        Selection, ``refs`` and ``out_shape`` do not fit.
-    CorruptDataError
-        A chunk's offset or size makes no sense.
+    ``layout, selection``: what the array is, and the segments wanted of each dimension.
+    ``refs``: places of the chunks, a row for each row of :func:`chunks_needed`; or a source's ``locate``, which finds
+    them. None: bytes are estimated from decoded sizes, and the plan is not ``exact``.
+    ``out_shape``: shape of the destination, one dimension for each of the array's; the segments' offsets are relative
+    to it.
+    Raises ConfigError: selection, ``refs`` and ``out_shape`` do not fit.
+    Raises CorruptDataError: a chunk's offset or size makes no sense.
     """
     cut, origin = _cuts.find(layout, selection)
     return plan_cut(layout, selection, cut, origin, refs, tuple(out_shape))
@@ -254,12 +224,8 @@ class PlanFamily:
 
     They are those of :func:`plan_array`, several times as fast from the second one on. Thread-safe.
 
-    Parameters
-    ----------
-    dims
-        The dimensions along which selections move; those of the others are always the same.
-    out_shape
-        Shape of every destination.
+    ``dims``: the dimensions along which selections move; those of the others are always the same.
+    ``out_shape``: shape of every destination.
     """
 
     def __init__(self, dims: tuple[int, ...], out_shape: tuple[int, ...]) -> None:

@@ -26,27 +26,14 @@ _MAX_OFFSET = 1 << 60  # sums of file offsets stay inside int64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedChunks:
-    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk.
+    """Chunks that are fetched whole and decoded, in the order of their reads; arrays have one row per chunk."""
 
-    Attributes
-    ----------
-    chunk_row
-        Row among the plan's chunks.
-    nbytes
-        Size when decoded.
-    wanted
-        Elements selected.
-    direct
-        bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it.
-    dest
-        Destination of its first element, in elements, where ``direct``.
-    """
-
-    chunk_row: IntArray
-    nbytes: IntArray
-    wanted: IntArray
+    chunk_row: IntArray  # row among the plan's chunks
+    nbytes: IntArray  # size when decoded
+    wanted: IntArray  # elements selected
+    # bool: all of the chunk lands contiguous in the destination, so it can be decoded straight into it
     direct: BoolArray
-    dest: IntArray
+    dest: IntArray  # destination of its first element, in elements, where ``direct``
 
     def take(self, order: IntArray) -> EncodedChunks:
         """Return the chunks in another order."""
@@ -55,22 +42,14 @@ class EncodedChunks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
-    """Tables in the order of their reads: the same for every sample whose chunks lie in the same order and distances.
+    """Tables in read order: the same for every sample whose chunks lie in the same order and distances."""
 
-    Attributes
-    ----------
-    spans, reads
-        Of raw chunks; ``reads`` start from the offset of the first chunk, and are None where places are unknown.
-    nbytes
-        Bytes of the reads of raw chunks, or of the spans where there are none.
-    encoded
-        Encoded chunks.
-    """
-
+    # spans, reads: of raw chunks; ``reads`` start from the offset of the first chunk, and are None where places are
+    # unknown
     spans: Spans | None = None
     reads: Reads | None = None
-    nbytes: int = 0
-    encoded: EncodedChunks | None = None
+    nbytes: int = 0  # bytes of the reads of raw chunks, or of the spans where there are none
+    encoded: EncodedChunks | None = None  # encoded chunks
 
     def reads_from(self, offset: int) -> Reads | None:
         """Return the reads of raw chunks, the first of which begins at ``offset``."""
@@ -79,26 +58,15 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """Tables of a read that do not depend on the places of its chunks, and the patterns of places found so far.
-
-    Attributes
-    ----------
-    spans, encoded
-        Of raw and of encoded chunks; None where there are none.
-    absent
-        ``(num,)`` rows of the chunks that the store does not have.
-    decoded_nbytes
-        Sum of the encoded chunks' decoded sizes.
-    remote
-        Whether the chunks lie behind URLs.
-    """
+    """Tables of a read that do not depend on the places of its chunks, and the patterns of places found so far."""
 
     cut: Cut
+    # spans, encoded: of raw and of encoded chunks; None where there are none
     spans: Spans | None
     encoded: EncodedChunks | None
-    absent: IntArray
-    decoded_nbytes: int
-    remote: bool
+    absent: IntArray  # ``(num,)`` rows of the chunks that the store does not have
+    decoded_nbytes: int  # sum of the encoded chunks' decoded sizes
+    remote: bool  # whether the chunks lie behind URLs
     patterns: Cache[Pattern] = field(default_factory=lambda: Cache(2))
 
     def order(self, layout: ArrayLayout, refs: ChunkRefs | None) -> tuple[Pattern, Reads | None]:
@@ -165,10 +133,7 @@ def find_tables(
 ) -> Tables:
     """Return the tables of a cut for one destination; kept with the cut where all chunks are of one kind and there.
 
-    Raises
-    ------
-    ConfigError
-        The selection does not fit the destination.
+    Raises ConfigError: the selection does not fit the destination.
     """
     if layout.fallback:
         _check_destination(layout, cut, out_shape)

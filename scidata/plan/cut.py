@@ -29,27 +29,16 @@ _MAX_CHUNKS = 1 << 22  # of one read: tables of them take a second and half a GB
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """A selection cut along the chunk grid; chunks and, in raw chunks, rows count from an :class:`Origin`.
+    """A selection cut along the chunk grid; chunks and, in raw chunks, rows count from an :class:`Origin`."""
 
-    Attributes
-    ----------
-    pieces, boxes
-        The pieces of each dimension, and the boxes that they make.
-    chunks
-        ``(num_chunks, ndim)`` coordinates, C order.
-    num_wanted
-        Elements selected.
-    dest_range
-        First and last destination index of each dimension, None where nothing is selected.
-    tables
-        What follows from this cut for a destination, by its shape and whether the chunks lie behind URLs.
-    """
-
+    # pieces, boxes: the pieces of each dimension, and the boxes that they make
     pieces: tuple[DimPieces, ...]
     boxes: Boxes
-    chunks: IntArray
-    num_wanted: int
+    chunks: IntArray  # ``(num_chunks, ndim)`` coordinates, C order
+    num_wanted: int  # elements selected
+    # first and last destination index of each dimension, None where nothing is selected
     dest_range: tuple[tuple[int, int] | None, ...]
+    # what follows from this cut for a destination, by its shape and whether the chunks lie behind URLs
     tables: Cache[Any] = field(default_factory=lambda: Cache(4))
 
 
@@ -97,10 +86,8 @@ class Cuts:
 
     Thread-safe.
 
-    Parameters
-    ----------
-    dims
-        The dimensions along which selections move, where those of the others are always the same; None: along all.
+    ``dims``: the dimensions along which selections move, where those of the others are always the same; None: along
+    all.
     """
 
     def __init__(self, dims: tuple[int, ...] | None = None) -> None:
@@ -110,10 +97,7 @@ class Cuts:
     def find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
         """Cut ``selection``, or find the same cut from another origin.
 
-        Raises
-        ------
-        ConfigError
-            The selection does not fit the layout.
+        Raises ConfigError: the selection does not fit the layout.
         """
         # Of [10, 12) in chunks of 4 rows the place is (2, 2): chunk 2, row 2 in it. The cut that was made for it serves
         # [18, 20), place (4, 2), with its origin 2 chunks on; in raw chunks also [17, 19), place (4, 1), 2 chunks on

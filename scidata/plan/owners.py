@@ -56,19 +56,13 @@ def writer_bounds(bounds: IntArray, unit: int) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The boxes of an array that one rank holds, writes, and sends and receives before it writes.
-
-    Attributes
-    ----------
-    held, written
-        Global boxes; None where it is another part's: of an array that is the same along an axis.
-    sends, receives
-        A part and a global box, in the order of the parts; its own among them where it keeps something.
-    """
+    """The boxes of an array that one rank holds, writes, and sends and receives before it writes."""
 
     part: int
+    # held, written: global boxes; None where it is another part's: of an array that is the same along an axis
     held: Box | None
     written: Box | None
+    # sends, receives: a part and a global box, in the order of the parts; its own among them where it keeps something
     sends: tuple[tuple[int, Box], ...]
     receives: tuple[tuple[int, Box], ...]
 
@@ -84,17 +78,11 @@ def exchange_of(
 ) -> Exchange:  # fmt: skip
     """Return the boxes of an array that a part of a domain holds, writes, sends and receives.
 
-    Parameters
-    ----------
-    shape, units
-        Of the array, and of the units that are written whole.
-    parts
-        Number of parts along each axis of the domain.
-    splits
-        For each axis the dimension that it splits and the bounds of the parts along it; None where the array is the
-        same along the axis: then it is the first part's there.
-    part
-        Number of the part, the last axis varying fastest.
+    ``shape, units``: of the array, and of the units that are written whole.
+    ``parts``: number of parts along each axis of the domain.
+    ``splits``: for each axis the dimension that it splits and the bounds of the parts along it; None where the array is
+    the same along the axis: then it is the first part's there.
+    ``part``: number of the part, the last axis varying fastest.
     """
     holds = [None if split is None else split[1] for split in splits]
     writes = [None if split is None else writer_bounds(split[1], units[split[0]]) for split in splits]

@@ -19,27 +19,17 @@ from scidata.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DimPieces:
-    """The pieces of one dimension, by ascending chunk; all arrays ``(num_pieces,)`` int64.
+    """The pieces of one dimension, by ascending chunk; all arrays ``(num_pieces,)`` int64."""
 
-    Attributes
-    ----------
-    start, count, step
-        Indices inside the chunk, always ascending (``step > 0``).
-    dest, sign
-        Destination index of the first one, and +1 or -1: whether the next one lands after or before it.
-    chunk_row
-        Row of the piece's chunk in ``chunks``.
-    chunks
-        ``(num,)`` the distinct chunk coordinates touched, ascending.
-    """
-
+    # start, count, step: indices inside the chunk, always ascending (``step > 0``)
     start: IntArray
     count: IntArray
     step: IntArray
+    # dest, sign: destination index of the first one, and +1 or -1: whether the next one lands after or before it
     dest: IntArray
     sign: IntArray
-    chunk_row: IntArray
-    chunks: IntArray
+    chunk_row: IntArray  # row of the piece's chunk in ``chunks``
+    chunks: IntArray  # ``(num,)`` the distinct chunk coordinates touched, ascending
 
     @property
     def num_wanted(self) -> int:
@@ -62,10 +52,7 @@ def slice_of(first: int, count: int, sign: int) -> slice:
 def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
     """Cut the segments of one dimension at the chunk edges.
 
-    Raises
-    ------
-    ConfigError
-        A segment reaches outside ``[0, size)`` or has step 0.
+    Raises ConfigError: a segment reaches outside ``[0, size)`` or has step 0.
     """
     if len(segments) == 1 and (one := _one_piece(segments[0], size, chunk)) is not None:
         return one
@@ -135,21 +122,11 @@ def _product(columns: Sequence[IntArray]) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Boxes:
-    """The boxes of a selection, grouped by chunk.
+    """The boxes of a selection, grouped by chunk."""
 
-    Attributes
-    ----------
-    piece
-        ``(num_boxes, ndim)`` int64, the piece of each dimension.
-    chunk_row
-        ``(num_boxes,)`` int64, row of the box's chunk among the needed chunks, ascending.
-    bounds
-        ``(num_chunks + 1,)`` int64: chunk row ``i`` has boxes ``[bounds[i], bounds[i + 1])``.
-    """
-
-    piece: IntArray
-    chunk_row: IntArray
-    bounds: IntArray
+    piece: IntArray  # ``(num_boxes, ndim)`` int64, the piece of each dimension
+    chunk_row: IntArray  # ``(num_boxes,)`` int64, row of the box's chunk among the needed chunks, ascending
+    bounds: IntArray  # ``(num_chunks + 1,)`` int64: chunk row ``i`` has boxes ``[bounds[i], bounds[i + 1])``
 
     def gather(self, pieces: Sequence[DimPieces], name: str, rows: IntArray | slice = slice(None)) -> IntArray:
         """Return one attribute of the pieces as ``(num_boxes, ndim)``."""

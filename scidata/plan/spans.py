@@ -53,29 +53,17 @@ def gap_limits(remote: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
-    """Byte ranges of raw chunks and where they land; all arrays have one row per span.
+    """Byte ranges of raw chunks and where they land; all arrays have one row per span."""
 
-    Attributes
-    ----------
-    box
-        ``(num,)`` row of the box.
-    first, count
-        ``(num, ndim)`` which part of the box: from which index on along each dimension, and how many.
-    offset, nbytes
-        ``(num,)`` first byte, from the chunk's own first byte, and length with all gaps.
-    direct
-        ``(num,)`` bool: the bytes are also contiguous in the destination, in the same order.
-    dest
-        ``(num,)`` destination of the first element, in elements.
-    """
-
-    box: IntArray
+    box: IntArray  # ``(num,)`` row of the box
+    # first, count: ``(num, ndim)`` which part of the box: from which index on along each dimension, and how many
     first: IntArray
     count: IntArray
+    # offset, nbytes: ``(num,)`` first byte, from the chunk's own first byte, and length with all gaps
     offset: IntArray
     nbytes: IntArray
-    direct: BoolArray
-    dest: IntArray
+    direct: BoolArray  # ``(num,)`` bool: the bytes are also contiguous in the destination, in the same order
+    dest: IntArray  # ``(num,)`` destination of the first element, in elements
 
     def take(self, order: IntArray) -> Spans:
         """Return the spans in another order."""

@@ -114,21 +114,14 @@ def _row(name: str, plans: Sequence[ArrayPlan]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankReads:
-    """The reads of every rank of a domain.
+    """The reads of every rank of a domain."""
 
-    Attributes
-    ----------
-    bytes_wanted, bytes_fetched, bytes_decoded, num_chunks
-        ``(num_ranks,)`` int64.
-    exact
-        False where bytes are estimated from decoded sizes.
-    """
-
+    # bytes_wanted, bytes_fetched, bytes_decoded, num_chunks: ``(num_ranks,)`` int64
     bytes_wanted: IntArray
     bytes_fetched: IntArray
     bytes_decoded: IntArray
     num_chunks: IntArray
-    exact: bool
+    exact: bool  # False where bytes are estimated from decoded sizes
 
     @property
     def num_ranks(self) -> int:
@@ -165,12 +158,8 @@ def summarize(
 
     Memory does not grow with ranks × chunks: one rank's plan at a time, and the numbers of the chunks that ranks read.
 
-    Parameters
-    ----------
-    selection_of_rank
-        The selection of a rank.
-    refs
-        Places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
+    ``selection_of_rank``: the selection of a rank.
+    ``refs``: places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
     """
     sums = np.zeros((4, num_ranks), np.int64)
     read, shared = set[tuple[int, ...]](), set[tuple[int, ...]]()  # chunks of any rank, and of more than one

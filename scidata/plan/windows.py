@@ -18,27 +18,16 @@ _MOST = 1 << 27  # windows of a data set: 3 GiB of tables
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeIndex:
-    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``, in the order of their times.
+    """The rows of a table by bins of time, ``[bin * step, (bin + 1) * step)``, in the order of their times."""
 
-    Attributes
-    ----------
-    step
-        Width of a bin, as times are counted (nanoseconds).
-    bins
-        ``(num,)`` int64: numbers of the bins that have rows, sorted.
-    rows, kept_rows
-        ``(num + 1,)`` int64: the first row of each, and the number of rows; of all rows, and of those that are kept.
-    kept
-        A bit for each row, the lowest first: whether it is kept. None: all are.
-    order
-        ``(num_rows,)`` int64: the table's row of each, where the table is not sorted by time; None where it is.
-    """
-
-    step: int
-    bins: IntArray
+    step: int  # width of a bin, as times are counted (nanoseconds)
+    bins: IntArray  # ``(num,)`` int64: numbers of the bins that have rows, sorted
+    # rows, kept_rows: ``(num + 1,)`` int64: the first row of each, and the number of rows; of all rows, and of those
+    # that are kept
     rows: IntArray
     kept_rows: IntArray
-    kept: ByteArray | None = None
+    kept: ByteArray | None = None  # a bit for each row, the lowest first: whether it is kept. None: all are
+    # ``(num_rows,)`` int64: the table's row of each, where the table is not sorted by time; None where it is
     order: IntArray | None = None
 
     @property
@@ -67,27 +56,15 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Windows:
-    """Windows ``[start, start + length)`` of some tables that follow each other.
+    """Windows ``[start, start + length)`` of some tables that follow each other."""
 
-    Attributes
-    ----------
-    indices
-        Of each table.
-    starts
-        ``(num,)`` int64, sorted.
-    length, every
-        Of a window, and from one to the next.
-    firsts
-        ``(num + 1,)`` int64: the first piece of each window.
-    tables, lows, highs, counts
-        ``(num_pieces,)`` int64, of each :class:`Piece`: the rows of one window in one table.
-    """
-
-    indices: Sequence[TimeIndex]
-    starts: IntArray
+    indices: Sequence[TimeIndex]  # of each table
+    starts: IntArray  # ``(num,)`` int64, sorted
+    # length, every: of a window, and from one to the next
     length: int
     every: int
-    firsts: IntArray
+    firsts: IntArray  # ``(num + 1,)`` int64: the first piece of each window
+    # tables, lows, highs, counts: ``(num_pieces,)`` int64, of each :class:`Piece`: the rows of one window in one table
     tables: IntArray
     lows: IntArray
     highs: IntArray
@@ -125,10 +102,7 @@ def cut_windows(
     The first holds the first row of all, the last begins no later than the last one. So do those between ``first`` and
     ``last``, both included, where they are given.
 
-    Raises
-    ------
-    ConfigError
-        There would be none, or too many.
+    Raises ConfigError: there would be none, or too many.
     """
     some = [index for index in indices if len(index.bins)]
     if not some:

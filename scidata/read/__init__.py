@@ -107,14 +107,9 @@ class Job(Places):
     ) -> Job | None:
         """Return the same job for chunks that lie alike; None where that is not plain.
 
-        Parameters
-        ----------
-        source, layout, find
-            Has those chunks, of equal geometry, codecs and decoding, and finds them.
-        by
-            They are so many chunks further along each dimension than those of the first of the kind.
-        rows
-            And the rows of raw chunks so many further on inside them.
+        ``source, layout, find``: has those chunks, of equal geometry, codecs and decoding, and finds them.
+        ``by``: they are so many chunks further along each dimension than those of the first of the kind.
+        ``rows``: and the rows of raw chunks so many further on inside them.
         """
         kind = self._kind
         alike = kind.alike

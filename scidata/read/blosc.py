@@ -67,19 +67,10 @@ class ChunkHeader:
 def read_header(data: Bytes, nbytes: int | None, *, encoded: int | None = None) -> ChunkHeader:
     """Parse the header that ``data`` begins with and check it against the size that the metadata promises.
 
-    Parameters
-    ----------
-    data
-        The chunk, or its first bytes.
-    nbytes
-        Decoded bytes, where that is known.
-    encoded
-        Bytes of the whole chunk; default all of ``data``.
-
-    Raises
-    ------
-    CorruptDataError
-        The header contradicts ``nbytes`` or ``encoded``.
+    ``data``: the chunk, or its first bytes.
+    ``nbytes``: decoded bytes, where that is known.
+    ``encoded``: bytes of the whole chunk; default all of ``data``.
+    Raises CorruptDataError: the header contradicts ``nbytes`` or ``encoded``.
     """
     return ChunkHeader(*_checked(data.data, 0, data.size, nbytes, encoded))
 
@@ -129,9 +120,7 @@ class Decoder:
     def decode(self, begin: int, end: int, to: int, nbytes: int) -> None:
         """Decode the chunk in bytes ``[begin, end)`` to the ``nbytes`` bytes from ``to`` on.
 
-        Raises
-        ------
-        CorruptDataError
+        Raises CorruptDataError.
         """
         if not 0 <= begin <= end <= self._data.size or to < 0 or to + nbytes > self._dest.size:
             raise CorruptDataError(f"bytes {begin} to {end} of {self._data.size} make no sense")
@@ -180,10 +169,7 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
 
     Ranges that lie close are one. ``data`` holds at least :func:`table_nbytes` of the chunk of ``encoded`` bytes.
 
-    Raises
-    ------
-    CorruptDataError
-        The block table points out of the chunk.
+    Raises CorruptDataError: the block table points out of the chunk.
     """
     blocks = np.flatnonzero(needed)
     if header.stored:

@@ -345,17 +345,9 @@ def pipeline_of(codecs: tuple[Codec, ...], skipped: int, nbytes: int) -> Pipelin
 class Pipeline:
     """Undo ``codecs`` (in the order in which they were applied) to get exactly ``nbytes`` bytes.
 
-    Attributes
-    ----------
-    is_blosc
-        True where one Blosc codec is all there is, so that blocks can be decoded alone.
-    is_crc32c
-        True where one trailing crc32c is all there is, so that chunks can be read straight into place.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        A codec that scidata cannot undo.
+    ``is_blosc``: True where one Blosc codec is all there is, so that blocks can be decoded alone.
+    ``is_crc32c``: True where one trailing crc32c is all there is, so that chunks can be read straight into place.
+    Raises UnsupportedFormatError: a codec that scidata cannot undo.
     """
 
     def __init__(self, codecs: Sequence[Codec], nbytes: int) -> None:
@@ -379,17 +371,9 @@ class Pipeline:
     def decode(self, data: Bytes, dest: Bytes | None, scratch: Scratch) -> Bytes:
         """Return the decoded bytes: ``dest`` filled where it is given, else a view of ``data`` or of ``scratch``.
 
-        Parameters
-        ----------
-        data
-            The encoded chunk, 1-D uint8. May be overwritten.
-        dest
-            1-D uint8 of ``nbytes`` bytes, or None.
-
-        Raises
-        ------
-        CorruptDataError, ChecksumError
-            Sizes, checksum or contents are wrong.
+        ``data``: the encoded chunk, 1-D uint8. May be overwritten.
+        ``dest``: 1-D uint8 of ``nbytes`` bytes, or None.
+        Raises CorruptDataError, ChecksumError: sizes, checksum or contents are wrong.
         """
         last = len(self._steps) - 1
         for i, step in enumerate(self._steps):

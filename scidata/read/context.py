@@ -71,10 +71,7 @@ NO_READ = ReadStats()
 class Tally:
     """Counts of one thread's work on a read; one for all its tasks, since a ReadStats for each would cost more.
 
-    Attributes
-    ----------
-    trace
-        Called with stage, begin, end and bytes of each piece of work; None while nothing is traced.
+    ``trace``: called with stage, begin, end and bytes of each piece of work; None while nothing is traced.
     """
 
     __slots__ = ("_ns", "decoded", "fetched", "num_reads", "trace")
@@ -108,16 +105,10 @@ class Tally:
 class Target:
     """The destination of one run of a plan. Read-only once made, so that any thread may use it.
 
-    Attributes
-    ----------
-    out, out_bytes, out_view
-        The destination, 1-D, as values, bytes and a memoryview.
-    places
-        Where the chunks lie.
-    tracer
-        Of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
-    arrived
-        Of URLs: bytes fetched ahead for tasks that are not run yet, or the error.
+    ``out, out_bytes, out_view``: the destination, 1-D, as values, bytes and a memoryview.
+    ``places``: where the chunks lie.
+    ``tracer``: of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
+    ``arrived``: of URLs: bytes fetched ahead for tasks that are not run yet, or the error.
     """
 
     __slots__ = ("arrived", "out", "out_bytes", "out_view", "places", "tracer")
@@ -136,12 +127,8 @@ class Target:
 class Context:
     """The tables of one plan, and the kind of destination that it is run for. Any thread may use it.
 
-    Attributes
-    ----------
-    item, out_item
-        Bytes of one stored and of one destination value.
-    tables
-        Tables derived from the plan's pattern.
+    ``item, out_item``: bytes of one stored and of one destination value.
+    ``tables``: tables derived from the plan's pattern.
     """
 
     def __init__(self, plan: ArrayPlan, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
@@ -181,16 +168,9 @@ class Context:
     ) -> None:
         """Read one range into ``buffers``; unless it was fetched ahead for ``target``.
 
-        Parameters
-        ----------
-        task
-            The read.
-        chunks
-            Gives the chunk row of each item of the read and the end of its bytes in the file, for messages.
-
-        Raises
-        ------
-        MissingChunkError, ShortReadError
+        ``task``: the read.
+        ``chunks``: gives the chunk row of each item of the read and the end of its bytes in the file, for messages.
+        Raises MissingChunkError, ShortReadError.
         """
         try:
             data = target.arrived.pop(task, None)

@@ -16,19 +16,13 @@ from scidata.core.types import Array, BoolArray, ByteArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gather:
-    """Copies of one shape and stride by one call of NumPy: rows gathered from all over a file.
+    """Copies of one shape and stride by one call of NumPy: rows gathered from all over a file."""
 
-    Attributes
-    ----------
-    shape, source_strides, dest_strides
-        Of each copy; strides in bytes.
-    source, dest
-        ``(num,)`` int64: first byte of each in the buffer, and in the destination.
-    """
-
+    # shape, source_strides, dest_strides: of each copy; strides in bytes
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]
     dest_strides: tuple[int, ...]
+    # source, dest: ``(num,)`` int64: first byte of each in the buffer, and in the destination
     source: IntArray
     dest: IntArray
 
@@ -124,12 +118,9 @@ def merge_copies(
     destination, 8 bytes apart. They become one copy of shape ``(4, 2, 2)`` with first strides 16 and 8. Copies that
     are alike but at uneven distances become a gather, from ``_MIN_GATHER`` on.
 
-    Parameters
-    ----------
-    read, source, dest
-        ``(num,)`` int64: the read (ascending), first source byte and first destination byte of each copy.
-    shape, source_strides, dest_strides
-        ``(num, ndim)`` int64.
+    ``read, source, dest``: ``(num,)`` int64: the read (ascending), first source byte and first destination byte of each
+    copy.
+    ``shape, source_strides, dest_strides``: ``(num, ndim)`` int64.
     """
     table = _Table(read, source, dest, shape, source_strides, dest_strides)
     if not ((np.diff(read) > 0) | (np.diff(dest) > 0)).all():  # neighbours in the destination have equal shapes

@@ -58,13 +58,9 @@ class DiskCache:
     measured, half as long as a copy from the page cache). An entry that is damaged is deleted and counts as not
     there. Where the disk is full, or the folder cannot be written, that is said once and nothing is kept for a while.
 
-    Parameters
-    ----------
-    directory
-        Made at the first entry. Other files in it are never touched.
-    max_bytes
-        Of all entries, of any writer; the ones whose last use is longest ago go first. Default half of the free
-        space on the disk, entries included.
+    ``directory``: made at the first entry. Other files in it are never touched.
+    ``max_bytes``: of all entries, of any writer; the ones whose last use is longest ago go first. Default half of the
+    free space on the disk, entries included.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int | None = None) -> None:
@@ -88,14 +84,9 @@ class DiskCache:
     def read(self, key: bytes, shape: tuple[int, int], wanted: Sequence[tuple[int, memoryview]]) -> bool:
         """Fill buffers with rows of an entry; say whether it is there, whole, and has all of them right.
 
-        Parameters
-        ----------
-        key
-            ``KEY_NBYTES`` bytes that stand for the content, and nothing else ever.
-        shape
-            Rows of the entry, and bytes of a row.
-        wanted
-            A row each, and the writable bytes which that row goes to, and those after it where there are more.
+        ``key``: ``KEY_NBYTES`` bytes that stand for the content, and nothing else ever.
+        ``shape``: rows of the entry, and bytes of a row.
+        ``wanted``: a row each, and the writable bytes which that row goes to, and those after it where there are more.
         """
         path = self._path(key)
         try:
@@ -264,10 +255,7 @@ class DiskCache:
 def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
     """Return the cache of decoded parts in a folder, which need not be there yet.
 
-    Raises
-    ------
-    ConfigError
-        It is no path of a folder, or the bytes are no positive number.
+    Raises ConfigError: it is no path of a folder, or the bytes are no positive number.
     """
     if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
         raise ConfigError(f"cache_dir={cache_dir!r}: expected a path of a folder, not {type(cache_dir).__name__}")

@@ -29,17 +29,10 @@ Answer: TypeAlias = bytes | tuple[bytes, int] | Exception
 class Execution:
     """One plan for one kind of destination. It may be run any number of times; tasks on any threads, each once a run.
 
-    Attributes
-    ----------
-    tasks, costs, cost
-        Units of work, and the bytes that each moves or decodes, and all of them.
-    is_raw
-        Whether bytes are copied and no more.
-
-    Raises
-    ------
-    MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError
-        Errors that the places of the chunks show, before anything is read.
+    ``tasks, costs, cost``: units of work, and the bytes that each moves or decodes, and all of them.
+    ``is_raw``: whether bytes are copied and no more.
+    Raises MissingChunkError, ShortReadError, CorruptDataError, UnsupportedFormatError: errors that the places of the
+    chunks show, before anything is read.
     """
 
     def __init__(

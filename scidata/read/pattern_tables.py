@@ -17,95 +17,50 @@ Task: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawTables:
-    """Where the raw reads of a pattern land; lists, because single items of arrays are slow to get.
+    """Where the raw reads of a pattern land; lists, because single items of arrays are slow to get."""
 
-    Attributes
-    ----------
-    path_index
-        Of each read.
-    direct
-        Which reads go straight to the destination; the spans of a read agree about it.
-    single
-        The bytes of ``out`` that a direct read fills, where they are one run; else None.
-    bounds, skip, begin, end
-        Direct spans, joined where they adjoin on disk and in memory: read ``i`` has ``[bounds[i], bounds[i + 1])``,
-        with bytes to skip before each, and its bytes in ``out``.
-    groups, room
-        Small reads come together into one buffer: group ``i`` has reads ``[groups[i], groups[i + 1])`` and takes
-        ``room[i]`` bytes. Direct reads are alone.
-    place
-        The bytes of each read in its group's buffer.
-    copies
-        By group, of reads that are not direct.
-    """
-
-    path_index: list[int]
-    direct: list[bool]
-    single: list[slice | None]
+    path_index: list[int]  # of each read
+    direct: list[bool]  # which reads go straight to the destination; the spans of a read agree about it
+    single: list[slice | None]  # the bytes of ``out`` that a direct read fills, where they are one run; else None
+    # bounds, skip, begin, end: direct spans, joined where they adjoin on disk and in memory: read ``i`` has
+    # ``[bounds[i], bounds[i + 1])``, with bytes to skip before each, and its bytes in ``out``
     bounds: list[int]
     skip: list[int]
     begin: list[int]
     end: list[int]
+    # groups, room: small reads come together into one buffer: group ``i`` has reads ``[groups[i], groups[i + 1])`` and
+    # takes ``room[i]`` bytes. Direct reads are alone
     groups: list[int]
     room: list[int]
-    place: list[slice]
-    copies: Copies | None
+    place: list[slice]  # the bytes of each read in its group's buffer
+    copies: Copies | None  # by group, of reads that are not direct
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedTables:
-    """Where the decoded chunks of a pattern go; lists, because single items of arrays are slow to get.
+    """Where the decoded chunks of a pattern go; lists, because single items of arrays are slow to get."""
 
-    Attributes
-    ----------
-    direct
-        Which chunks are decoded straight into the destination.
-    dest
-        First byte of each chunk in the destination, where direct.
-    slot
-        First byte of each chunk in the scratch of its read: chunks that are decoded in place take none.
-    room
-        Bytes of scratch of each read.
-    few
-        Which chunks are large and little of them is wanted.
-    box_source
-        ``(num_boxes,)`` first byte of every box in its decoded chunk.
-    copies
-        Out of scratch; None where every chunk is direct.
-    blocks
-        By chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found.
-    """
-
-    direct: list[bool]
-    dest: list[int]
-    slot: list[int]
-    room: list[int]
-    few: list[bool]
-    box_source: IntArray
-    copies: Copies | None
+    direct: list[bool]  # which chunks are decoded straight into the destination
+    dest: list[int]  # first byte of each chunk in the destination, where direct
+    slot: list[int]  # first byte of each chunk in the scratch of its read: chunks that are decoded in place take none
+    room: list[int]  # bytes of scratch of each read
+    few: list[bool]  # which chunks are large and little of them is wanted
+    box_source: IntArray  # ``(num_boxes,)`` first byte of every box in its decoded chunk
+    copies: Copies | None  # out of scratch; None where every chunk is direct
+    # by chunk and block size, the Blosc blocks that hold a wanted element: ``(num_blocks,)`` bool. Filled as found
     blocks: dict[tuple[int, int], BoolArray] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, eq=False)
 class PatternTables:
-    """Tables derived from a pattern for one kind of destination; None where they were not needed yet.
+    """Tables derived from a pattern for one kind of destination; None where they were not needed yet."""
 
-    Attributes
-    ----------
-    box_strides
-        Strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each.
-    raw
-        Of the raw reads.
-    encoded
-        Of the encoded ones; by where the chunks begin in the bytes read, of those that are copied from there.
-    tasks
-        Units of work, and the bytes that each moves or decodes.
-    """
-
+    # strides in bytes of every box, in its chunk and in the destination: ``(num_boxes, ndim)`` each
     box_strides: tuple[IntArray, IntArray] | None = None
-    raw: RawTables | None = None
+    raw: RawTables | None = None  # of the raw reads
+    # of the encoded ones; by where the chunks begin in the bytes read, of those that are copied from there
     encoded: Cache[EncodedTables] = field(default_factory=lambda: Cache(4))
-    tasks: tuple[list[Task], list[int]] | None = None
+    tasks: tuple[list[Task], list[int]] | None = None  # units of work, and the bytes that each moves or decodes
 
 
 _kept: WeakKeyDictionary[Pattern, Cache[PatternTables]] = WeakKeyDictionary()

@@ -30,18 +30,11 @@ class Places:
 
     Those of many samples are kept: each is one object, of which the garbage collector takes note.
 
-    Attributes
-    ----------
-    source, layout
-        Of the array.
-    paths
-        Files and URLs as they are opened: a plan's own say nothing of credentials.
-    raw
-        First byte of each raw read.
-    offset, nbytes
-        First byte and bytes of each read of encoded chunks.
-    begins, ends
-        Of each encoded chunk, in the bytes of its read.
+    ``source, layout``: of the array.
+    ``paths``: files and URLs as they are opened: a plan's own say nothing of credentials.
+    ``raw``: first byte of each raw read.
+    ``offset, nbytes``: first byte and bytes of each read of encoded chunks.
+    ``begins, ends``: of each encoded chunk, in the bytes of its read.
     """
 
     __slots__ = ("_plan", "begins", "ends", "layout", "nbytes", "offset", "paths", "raw", "source")
@@ -100,12 +93,8 @@ class Places:
 class Alike:
     """The chunks of a plan, whose tables serve reads of others that lie alike, each local and there.
 
-    Attributes
-    ----------
-    are_apart
-        Whether each chunk is a read of its own: the only one, or in a file of its own.
-    num_bytes
-        About the memory that the places of one read take.
+    ``are_apart``: whether each chunk is a read of its own: the only one, or in a file of its own.
+    ``num_bytes``: about the memory that the places of one read take.
     """
 
     def __init__(self, plan: ArrayPlan, refs: ChunkRefs) -> None:

@@ -56,10 +56,7 @@ def _context() -> int | None:
 def decode(data: Bytes, dest: Bytes) -> None:
     """Decode ``data`` into all of ``dest``.
 
-    Raises
-    ------
-    RuntimeError, ValueError
-        numcodecs' own: they are damaged, or of another size.
+    Raises RuntimeError, ValueError: numcodecs' own: they are damaged, or of another size.
     """
     context = _context()
     if _LIBRARY is None or context is None or not _is_decoded(_LIBRARY, context, data, dest):

@@ -44,34 +44,18 @@ class ShardBase(Tensor):
     """A tensor that holds this rank's part of a larger one, its layout and its halo.
 
     Plain attributes, since each operation reads them. Only functions that write to tensors set them.
-
-    Attributes
-    ----------
-    local
-        This rank's part.
-    spec
-        The layout.
-    halo
-        The halo that was asked for, by tensor dim; empty where none was.
-    padded
-        The part with its halo, where that is held: :meth:`held_halo` says whether it is good.
-    padded_version
-        The version of ``padded`` in which its ghosts were good.
-    copied
-        Set where the tensor is a copy for which torch would have a view.
-    global_strides
-        Strides of the whole tensor in one process. None: row-major; ``UNKNOWN`` of :mod:`scidata.shard.memory`: nobody
-        knows.
     """
 
     __slots__ = ("copied", "global_strides", "halo", "local", "padded", "padded_version", "spec")
 
-    local: Tensor
-    spec: ShardSpec
-    halo: Mapping[int, HaloDim]
-    padded: Tensor | None
-    padded_version: int
-    copied: ViewState | None
+    local: Tensor  # this rank's part
+    spec: ShardSpec  # the layout
+    halo: Mapping[int, HaloDim]  # the halo that was asked for, by tensor dim; empty where none was
+    padded: Tensor | None  # the part with its halo, where that is held: :meth:`held_halo` says whether it is good
+    padded_version: int  # the version of ``padded`` in which its ghosts were good
+    copied: ViewState | None  # set where the tensor is a copy for which torch would have a view
+    # strides of the whole tensor in one process. None: row-major; ``UNKNOWN`` of :mod:`scidata.shard.memory`: nobody
+    # knows
     global_strides: Strides | None
 
     @staticmethod

@@ -22,10 +22,7 @@ T = TypeVar("T", bound=ShardBase)
 def saved(x: ShardBase, kind: type[ShardBase]) -> tuple[object, ...]:
     """Describe a part as ``__reduce_ex__`` does, in values that ``torch.load(weights_only=True)`` takes.
 
-    Raises
-    ------
-    UnsupportedShardOp
-        Ids or edges of a graph, whose routes are those of a sample.
+    Raises UnsupportedShardOp: ids or edges of a graph, whose routes are those of a sample.
     """
     x.refresh()
     spec = x.spec
@@ -55,10 +52,7 @@ def load_part(
 ) -> T:
     """Wrap a part again; no communication.
 
-    Raises
-    ------
-    ShardLayoutError
-        Another rank's part, or a run without such a mesh.
+    Raises ShardLayoutError: another rank's part, or a run without such a mesh.
     """
     _check_mesh(mesh, rank)
     placements = [Replicate() if d is None else Shard(d) for d in dims]

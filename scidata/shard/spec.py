@@ -83,41 +83,26 @@ class HaloDim:
 class ShardSpec:
     """Layout of a ShardTensor.
 
-    Attributes
-    ----------
-    device_mesh
-        The domain axes only.
-    placements
-        ``Shard(dim)`` or ``Replicate()``, one per mesh axis. Each axis shards a different dim.
-    global_shape
-        Shape of the tensor that all parts form together, ghosts not counted.
-    sizes
-        One entry per mesh axis: the extents of all its ranks along the sharded dim (uneven and empty parts are
-        legal), or None where the axis replicates.
-    exchange
-        Where the rows along the sharded dim are the edges of a graph: the exchange of the ghosts of its nodes. Carried
-        along by whatever is computed from them, and never compared.
-    past_sizes
-        The sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
-        comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared.
-    edge_parts
-        Where the rows are edges: the parts that each rank's are joined of (edges of the graph, then self-loops), as the
-        sizes of each part on all ranks. In one process, all of one part come before the next. Carried along, of several
-        parts while the sizes stay. None where that is not known.
-
-    Raises
-    ------
-    ShardLayoutError
-        The parts of the description contradict each other.
+    Raises ShardLayoutError: the parts of the description contradict each other.
     """
 
-    device_mesh: DeviceMesh
+    device_mesh: DeviceMesh  # the domain axes only
+    # ``Shard(dim)`` or ``Replicate()``, one per mesh axis. Each axis shards a different dim
     placements: tuple[Placement, ...]
-    global_shape: tuple[int, ...]
+    global_shape: tuple[int, ...]  # shape of the tensor that all parts form together, ghosts not counted
+    # one entry per mesh axis: the extents of all its ranks along the sharded dim (uneven and empty parts are legal), or
+    # None where the axis replicates
     sizes: tuple[tuple[int, ...] | None, ...]
     axes: tuple[MeshAxis, ...] = field(default=(), compare=False, repr=False)
+    # where the rows along the sharded dim are the edges of a graph: the exchange of the ghosts of its nodes. Carried
+    # along by whatever is computed from them, and never compared
     exchange: Any = field(default=None, compare=False, repr=False)
+    # the sizes that a mesh axis had at other extents of this tensor's past, by (axis, extent): where a U-Net's way up
+    # comes back to an extent of its way down, its parts are split as they were there. Carried along, never compared
     past_sizes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    # where the rows are edges: the parts that each rank's are joined of (edges of the graph, then self-loops), as the
+    # sizes of each part on all ranks. In one process, all of one part come before the next. Carried along, of several
+    # parts while the sizes stay. None where that is not known
     edge_parts: tuple[tuple[int, ...], ...] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -26,16 +26,10 @@ _writes = [0]  # counts in inference mode, where torch does not count a tensor's
 class Copy(ViewState):
     """A copy that would be a view in one process.
 
-    Attributes
-    ----------
-    base
-        The ShardTensor that it would be a view of.
-    local
-        This rank's part of the copy. Views of it are copies too, in the same sense.
-    take
-        Copies again: returns the present values of ``local``. Collective where the copy was.
-    put
-        Writes ``local`` to the base; None where that is not done.
+    ``base``: the ShardTensor that it would be a view of.
+    ``local``: this rank's part of the copy. Views of it are copies too, in the same sense.
+    ``take``: copies again: returns the present values of ``local``. Collective where the copy was.
+    ``put``: writes ``local`` to the base; None where that is not done.
     """
 
     __slots__ = ("base", "follows_graph", "layout", "local", "may_be_base", "put", "seen", "take")

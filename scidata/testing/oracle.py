@@ -89,17 +89,9 @@ def assert_like_one_process(
 ) -> T:
     """Run ``function`` on whole tensors and on shards, and compare results and gradients. Collective.
 
-    Parameters
-    ----------
-    inputs
-        The whole tensors, the same on each rank. Those that require grad are differentiated.
-    specs
-        The layout of each input; None leaves it plain.
-
-    Raises
-    ------
-    AssertionError
-        A value, gradient, shape or dtype differs from one process.
+    ``inputs``: the whole tensors, the same on each rank. Those that require grad are differentiated.
+    ``specs``: the layout of each input; None leaves it plain.
+    Raises AssertionError: a value, gradient, shape or dtype differs from one process.
     """
     whole = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
     parts: list[Tensor] = []

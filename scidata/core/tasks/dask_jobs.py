@@ -47,12 +47,8 @@ _LONELY_S = 30.0  # without a worker, after which a warning says so
 def connected(address: str) -> Iterator[Client]:
     """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
 
-    Raises
-    ------
-    ClusterError
-        None answers.
-    MissingDependencyError
-        distributed is not installed.
+    Raises ClusterError: None answers.
+    Raises MissingDependencyError: distributed is not installed.
     """
     distributed = optional_module("distributed", "dask.distributed is not installed", "dask")
     target = _address(address)
@@ -84,10 +80,7 @@ def _address(text: str) -> str:
 class Cluster:
     """An :class:`scidata.core.tasks.work.Executor` of a cluster's workers.
 
-    Parameters
-    ----------
-    client
-        A ``distributed.Client``, which stays open.
+    ``client``: a ``distributed.Client``, which stays open.
     """
 
     is_remote = True
@@ -115,10 +108,8 @@ class Cluster:
     ) -> None:
         """Do the pieces with these numbers; the first error ends the others and is raised here.
 
-        Raises
-        ------
-        ClusterError
-            A worker that cannot do the work, workers that died of it, or the connection to the scheduler is lost.
+        Raises ClusterError: a worker that cannot do the work, workers that died of it, or the connection to the
+        scheduler is lost.
         """
         if indices:
             take = take or (lambda index, value: None)
@@ -274,12 +265,8 @@ class _Run(Generic[T]):
 def executor_of(jobs: int, client: object) -> Executor:
     """Return an executor: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
 
-    Raises
-    ------
-    ConfigError
-        Both are given, or ``client`` is none.
-    MissingDependencyError
-        ``client`` is given, and distributed is not installed.
+    Raises ConfigError: both are given, or ``client`` is none.
+    Raises MissingDependencyError: ``client`` is given, and distributed is not installed.
     """
     jobs = check_int("jobs", jobs, least=1)
     if client is None:

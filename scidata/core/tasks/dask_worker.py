@@ -34,17 +34,11 @@ class Run:
 
 @dataclass(kw_only=True)
 class Batch(Generic[T]):
-    """The pieces of a batch that were done, and the one that ended it.
+    """The pieces of a batch that were done, and the one that ended it."""
 
-    Attributes
-    ----------
-    done
-        Of each piece: its number, the value that the job returned, and the sum of the shares it told.
-    failed
-        The piece that ended the batch: its number, the error, and the traceback as text.
-    """
-
+    # of each piece: its number, the value that the job returned, and the sum of the shares it told
     done: list[tuple[int, T, float]] = field(default_factory=list)
+    # the piece that ended the batch: its number, the error, and the traceback as text
     failed: tuple[int, Exception, str] | None = None
 
 
@@ -62,10 +56,7 @@ def do_batch(
 ) -> Batch[object] | None:
     """Do pieces in order, as the task ``key``, until one fails; None where the client has cancelled the task.
 
-    Raises
-    ------
-    OSError
-        Its ``errno`` is one of ``trouble``: Dask tries the batch again.
+    Raises OSError: its ``errno`` is one of ``trouble``: Dask tries the batch again.
     """
     from distributed import get_worker
 

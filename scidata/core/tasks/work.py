@@ -26,26 +26,13 @@ def _anywhere() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Generic[T]):
-    """A job for many pieces, and the words that messages about it need.
+    """A job for many pieces, and the words that messages about it need."""
 
-    Attributes
-    ----------
-    job
-        Does the piece with a number.
-    name
-        A piece's name in messages: ``"sample"``.
-    label
-        Names the piece with a number in messages: ``"sample 3 (car_3.h5)"``.
-    after
-        End of messages about work that was cut off: how to go on.
-    check
-        Called by a process of another machine before its first piece: raises if the machine is unfit. Pickles.
-    """
-
-    job: Job[T]
-    name: str
-    label: Callable[[int], str] | None = None
-    after: str = ""
+    job: Job[T]  # does the piece with a number
+    name: str  # a piece's name in messages: ``"sample"``
+    label: Callable[[int], str] | None = None  # names the piece with a number in messages: ``"sample 3 (car_3.h5)"``
+    after: str = ""  # end of messages about work that was cut off: how to go on
+    # called by a process of another machine before its first piece: raises if the machine is unfit. Pickles
     check: Callable[[], None] = _anywhere
 
     def named(self, index: int) -> str:
@@ -54,15 +41,10 @@ class Work(Generic[T]):
 
 
 class Executor(Protocol):
-    """Does pieces of work, in any order.
+    """Does pieces of work, in any order."""
 
-    Attributes
-    ----------
-    is_remote
-        Whether pieces are done on other machines, which see other folders, may do a piece twice, and may go on for a
-        while after :meth:`run` has raised.
-    """
-
+    # whether pieces are done on other machines, which see other folders, may do a piece twice, and may go on for a
+    # while after :meth:`run` has raised
     is_remote: bool
 
     def num_parts(self, num_units: int) -> int:
@@ -73,12 +55,8 @@ class Executor(Protocol):
     ) -> None:
         """Do the pieces with these numbers; the first error ends the others and is raised here.
 
-        Parameters
-        ----------
-        tick
-            Called with the shares that are done.
-        take
-            Called with the number of each piece that is done, and the value of its job; both in this thread.
+        ``tick``: called with the shares that are done.
+        ``take``: called with the number of each piece that is done, and the value of its job; both in this thread.
         """
 
 

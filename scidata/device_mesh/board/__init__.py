@@ -82,12 +82,8 @@ _own = _Own()
 def begin(timeout: float = 0.0, *, host: int | None = 0) -> Board | None:
     """Return the board of this process, begun where there is none yet; None where a rank has no others.
 
-    Parameters
-    ----------
-    timeout
-        Seconds after which a stopped rank is reported; 0 for the default.
-    host
-        The rank whose process keeps the store, if one does.
+    ``timeout``: seconds after which a stopped rank is reported; 0 for the default.
+    ``host``: the rank whose process keeps the store, if one does.
     """
     if not has_peers():
         return None

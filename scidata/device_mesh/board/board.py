@@ -57,10 +57,7 @@ _JOIN_SECONDS = 5.0
 class Board(BoardState):
     """The state of a board, with the threads that keep it up to date; attributes as there.
 
-    Parameters
-    ----------
-    host
-        The rank whose process keeps the store, if one does.
+    ``host``: the rank whose process keeps the store, if one does.
     """
 
     def __init__(self, host: int | None) -> None:

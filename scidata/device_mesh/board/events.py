@@ -20,37 +20,22 @@ Loops: TypeAlias = Mapping[str, Place]
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that other ranks should know.
+    """Something that other ranks should know."""
 
-    Attributes
-    ----------
-    kind
-        ``"failed"`` and ``"disagree"`` end the loop of all ranks; so does ``"ahead"``, a read that has failed ahead of
-        its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
-        ``"stop"``: a signal asks all ranks to stop, by the :class:`scidata.StopSignal` of the name ``text``.
-        ``"met"``: an operation has raised; it matters where others wait for that rank. ``"ended"``: another rank's
-        failure has ended the process; tells nobody anything.
-    rank
-        Whose it is.
-    text
-        What happened.
-    places
-        By the name of a loader: iteration and step at which its loop raises it; step -1 is at once.
-    is_last
-        Whether the rank's process has ended, or does not run.
-    started
-        How many collectives the rank had begun in each process group.
-    number
-        In the row of events.
-    """
-
+    # ``"failed"`` and ``"disagree"`` end the loop of all ranks; so does ``"ahead"``, a read that has failed ahead of
+    # its use, if it comes to its use; ``"slow"`` does not. ``"left"``: the script has ended without an error.
+    # ``"stop"``: a signal asks all ranks to stop, by the :class:`scidata.StopSignal` of the name ``text``. ``"met"``:
+    # an operation has raised; it matters where others wait for that rank. ``"ended"``: another rank's failure has ended
+    # the process; tells nobody anything
     kind: str
-    rank: int
-    text: str
+    rank: int  # whose it is
+    text: str  # what happened
+    # by the name of a loader: iteration and step at which its loop raises it; step -1 is at once
     places: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    is_last: bool = False
+    is_last: bool = False  # whether the rank's process has ended, or does not run
+    # how many collectives the rank had begun in each process group
     started: Mapping[str, int] = field(default_factory=dict)
-    number: int = -1
+    number: int = -1  # in the row of events
 
     def error(self) -> Exception:
         """Return the error to raise on the other ranks."""

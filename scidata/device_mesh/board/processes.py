@@ -12,20 +12,11 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:
-    """A process, told apart from others of all machines and times.
+    """A process, told apart from others of all machines and times."""
 
-    Attributes
-    ----------
-    machine
-        The running kernel and its process namespace: where the number means something.
-    host
-        Its name, for people.
-    pid, started
-        Numbers are used again; with the time it was started, in the kernel's ticks, they are not.
-    """
-
-    machine: str
-    host: str
+    machine: str  # the running kernel and its process namespace: where the number means something
+    host: str  # its name, for people
+    # pid, started: numbers are used again; with the time it was started, in the kernel's ticks, they are not
     pid: int
     started: str
 

@@ -71,31 +71,16 @@ class RecordedError:
 class BoardState:
     """The knowledge of one process about the other ranks, and its posts.
 
-    Parameters
-    ----------
-    base
-        The values of the board, over the process group's own connection; the board's thread gets another one.
-    rank, ranks
-        This one, and all of them.
-    host
-        The rank whose process keeps the store; None where none of them does.
-
-    Attributes
-    ----------
-    events
-        Events of other ranks; none is forgotten, since it may be the reason of a later failure.
-    over
-        By a loader's name, its last iteration that an error has ended here.
-    told
-        The event that this rank has posted of an error of its own that has ended a loop.
-    last_error
-        The latest error of an operation on this rank.
-    loops, places
-        The loops that are under way; by loader, where its last one is or has ended.
-    thread
-        The thread that is looked after while no loop is under way.
-    is_lost, is_alone
-        Whether the store does not answer; whether the process that keeps it has ended, with a word.
+    ``base``: the values of the board, over the process group's own connection; the board's thread gets another one.
+    ``rank, ranks``: this one, and all of them.
+    ``host``: the rank whose process keeps the store; None where none of them does.
+    ``events``: events of other ranks; none is forgotten, since it may be the reason of a later failure.
+    ``over``: by a loader's name, its last iteration that an error has ended here.
+    ``told``: the event that this rank has posted of an error of its own that has ended a loop.
+    ``last_error``: the latest error of an operation on this rank.
+    ``loops, places``: the loops that are under way; by loader, where its last one is or has ended.
+    ``thread``: the thread that is looked after while no loop is under way.
+    ``is_lost, is_alone``: whether the store does not answer; whether the process that keeps it has ended, with a word.
     """
 
     def __init__(self, base: Postings, rank: int, ranks: Sequence[int], host: int | None) -> None:

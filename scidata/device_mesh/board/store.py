@@ -38,12 +38,8 @@ _FOR_EVER = datetime.timedelta(days=24)  # torch counts milliseconds in 32 bits;
 class Postings:
     """Values by key below one prefix of torch's store, as JSON.
 
-    Parameters
-    ----------
-    store
-        One of torch's stores, which torch exports no type of.
-    prefix
-        What goes before all keys.
+    ``store``: one of torch's stores, which torch exports no type of.
+    ``prefix``: what goes before all keys.
     """
 
     def __init__(self, store: Any, prefix: str = "") -> None:
@@ -136,14 +132,9 @@ class Postings:
     ) -> bool:  # fmt: skip
         """Wait until all keys have values; return False where some have not after ``seconds``.
 
-        Parameters
-        ----------
-        look
-            Called with the seconds waited so far, between two questions; may raise, to end the wait.
-        pauses
-            Seconds between two questions, in the beginning and in the end.
-        num_ranks
-            How many wait alike: many ask less often, as one process answers them all.
+        ``look``: called with the seconds waited so far, between two questions; may raise, to end the wait.
+        ``pauses``: seconds between two questions, in the beginning and in the end.
+        ``num_ranks``: how many wait alike: many ask less often, as one process answers them all.
         """
         wanted, pause, began = list(keys), pauses[0], time.monotonic()
         longest = pauses[1] * max(1.0, num_ranks / _RANKS_A_POLL)

@@ -66,16 +66,11 @@ def chosen_by_user() -> str:
 def chosen_algorithm(num_ranks: int, num_heads: int, gathered: int, exchanged: int, beside: int = 0) -> str:
     """Return the algorithm to use, the same on each rank.
 
-    Parameters
-    ----------
-    num_heads
-        Of keys; 0 where the heads cannot be exchanged for the sequence.
-    gathered
-        Bytes of all keys and values of a rank's batch and heads, which a gather brings to each rank.
-    exchanged
-        Bytes of all queries, keys, values and results, of which each rank sends its part in exchange for heads.
-    beside
-        Bytes that are gathered for these: of a mask that is sharded along the queries.
+    ``num_heads``: of keys; 0 where the heads cannot be exchanged for the sequence.
+    ``gathered``: bytes of all keys and values of a rank's batch and heads, which a gather brings to each rank.
+    ``exchanged``: bytes of all queries, keys, values and results, of which each rank sends its part in exchange for
+    heads.
+    ``beside``: bytes that are gathered for these: of a mask that is sharded along the queries.
     """
     way = _algorithm.get()
     if way != "auto":

@@ -22,12 +22,8 @@ def check_agreement(subject: str, values: Mapping[str, object], mesh: DeviceMesh
 
     Costs a reduction of 64 bytes along each axis where they do.
 
-    Parameters
-    ----------
-    subject
-        The owner of the values, for the message: ``"the sampler"``.
-    values
-        Anything with a ``str``, the same on the same kind of rank.
+    ``subject``: the owner of the values, for the message: ``"the sampler"``.
+    ``values``: anything with a ``str``, the same on the same kind of rank.
     """
     texts = {name: str(value) for name, value in values.items()}
     encoded = json.dumps(texts, sort_keys=True).encode()
@@ -68,10 +64,7 @@ def gather_bytes(mine: bytes, groups: Sequence[Group], device: str) -> list[byte
 def differences(everyone: Mapping[int, Mapping[str, str]]) -> str:
     """List the values that differ, and the ranks that hold each.
 
-    Parameters
-    ----------
-    everyone
-        Values by name, by rank. A name that a rank does not have is left out of it.
+    ``everyone``: values by name, by rank. A name that a rank does not have is left out of it.
     """
     names = dict.fromkeys(name for texts in everyone.values() for name in texts)
     parts = []

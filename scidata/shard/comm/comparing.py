@@ -40,14 +40,10 @@ def differing(theirs: Mapping[str, str], own: Mapping[str, str]) -> dict[str, li
 class Comparison(Generic[ValueT]):
     """One comparison.
 
-    Parameters
-    ----------
-    posts, key
-        Where ranks meet; ``past`` is the key of an earlier comparison of the same ranks, which is cleared away.
-    rank, ranks
-        This one's number, and all of them.
-    differ
-        Compares a part of a record with another rank's.
+    ``posts, key``: where ranks meet; ``past`` is the key of an earlier comparison of the same ranks, which is cleared
+    away.
+    ``rank, ranks``: this one's number, and all of them.
+    ``differ``: compares a part of a record with another rank's.
     """
 
     def __init__(
@@ -62,14 +58,9 @@ class Comparison(Generic[ValueT]):
     ) -> list[Report]:
         """Compare, and return the reports of all ranks, the same on each.
 
-        Parameters
-        ----------
-        record
-            This rank's values.
-        leaders
-            By part: the rank that it is compared with, which has the same entry.
-        wait
-            Called with a key, and the ranks that are waited for; returns when it is there, or raises.
+        ``record``: this rank's values.
+        ``leaders``: by part: the rank that it is compared with, which has the same entry.
+        ``wait``: called with a key, and the ranks that are waited for; returns when it is there, or raises.
         """
         own = f"{self._key}/{self._rank}"
         self._posts.post(own, record)

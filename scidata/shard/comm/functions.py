@@ -49,15 +49,10 @@ def linear(
 ) -> Tensor:
     """Return ``compute(x, *layout)``, differentiable any number of times.
 
-    Parameters
-    ----------
-    compute
-        A linear function of ``x``.
-    transposed
-        Takes the gradient of the result, and the same ``layout``, to that of ``x``, in backward. Its own
-        gradient is ``compute`` again.
-    linear_part
-        That instead, where ``compute`` also puts in constants.
+    ``compute``: a linear function of ``x``.
+    ``transposed``: takes the gradient of the result, and the same ``layout``, to that of ``x``, in backward. Its own
+    gradient is ``compute`` again.
+    ``linear_part``: that instead, where ``compute`` also puts in constants.
     """
     return _linear((compute, transposed, linear_part or compute, layout), x)
 

@@ -53,20 +53,12 @@ def uses_operators() -> bool:
 
 @dataclass
 class Calls:
-    """Collectives of a step that is captured.
+    """Collectives of a step that is captured."""
 
-    Attributes
-    ----------
-    known
-        Names and results of those that moved integers in the eager step before.
-    expected
-        By number of call: of these the results that code has read, and a graph takes for granted.
-    num
-        Of all. Each call has a number of its own, so that a compiler does not make one of two that are alike.
-    """
-
-    known: Sequence[tuple[str, Tensor]] = ()
+    known: Sequence[tuple[str, Tensor]] = ()  # names and results of those that moved integers in the eager step before
+    # by number of call: of these the results that code has read, and a graph takes for granted
     expected: dict[int, Tensor] = field(default_factory=dict)
+    # of all. Each call has a number of its own, so that a compiler does not make one of two that are alike
     num: int = 0
     _num_of_integers: int = 0
 
@@ -167,12 +159,8 @@ def group_of(name: str) -> dist.ProcessGroup | None:
 def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P, Tensor]], Callable[_P, Tensor]]:
     """Make a function an operator as well.
 
-    Parameters
-    ----------
-    schema
-        The parameters, of which the last is ``str group``: the function's is the group itself.
-    like
-        Takes the same arguments; makes a tensor as the result is, without communication.
+    ``schema``: the parameters, of which the last is ``str group``: the function's is the group itself.
+    ``like``: takes the same arguments; makes a tensor as the result is, without communication.
     """
 
     def decorate(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:

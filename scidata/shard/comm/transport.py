@@ -150,16 +150,10 @@ class Transfer:
     4 ranks 4.4 and 2.1 ms, 8 ranks 8.0 and 7.1, 16 ranks 17 and 29. NCCL's all-to-all sends nothing where there is
     nothing to send, and makes the connections of all ranks at its first use.
 
-    Parameters
-    ----------
-    outgoing
-        ``(num,)``, the values for each rank one after the other.
-    sent, held
-        How many rows of ``width`` values go to, and come from, each rank that gets or sends any.
-    pairs
-        How many pairs of a sender and a receiver there are among all ranks, the same on all; None for many.
-    waits
-        Whether the caller waits at once.
+    ``outgoing``: ``(num,)``, the values for each rank one after the other.
+    ``sent, held``: how many rows of ``width`` values go to, and come from, each rank that gets or sends any.
+    ``pairs``: how many pairs of a sender and a receiver there are among all ranks, the same on all; None for many.
+    ``waits``: whether the caller waits at once.
     """
 
     def __init__(
@@ -288,14 +282,9 @@ def exchange(
 ) -> list[Tensor]:
     """Send each part to its rank and return the tensors received, of the given shapes. Collective, not differentiable.
 
-    Parameters
-    ----------
-    x
-        A tensor of their dtype, on their device.
-    parts, shapes
-        Of the ranks to which this one sends, and from which it receives; in the order of the ranks.
-    pairs
-        See :class:`Transfer`.
+    ``x``: a tensor of their dtype, on their device.
+    ``parts, shapes``: of the ranks to which this one sends, and from which it receives; in the order of the ranks.
+    ``pairs``: see :class:`Transfer`.
     """
     outgoing = [part.detach().reshape(-1) for _, part in parts]
     sent = [(rank, len(part)) for (rank, _), part in zip(parts, outgoing, strict=True)]

@@ -81,14 +81,9 @@ def _as_it_is(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]
 class Region:
     """A module, or function, whose calls are captured: the first of a kind is run eagerly, the second captured.
 
-    Attributes
-    ----------
-    captured
-        By key, one for each state of the module.
-    reason
-        Why it is run eagerly; "" where it is not.
-    parts
-        The regions inside a module that is run eagerly.
+    ``captured``: by key, one for each state of the module.
+    ``reason``: why it is run eagerly; "" where it is not.
+    ``parts``: the regions inside a module that is run eagerly.
     """
 
     def __init__(self, call: Callable[..., Any], module: nn.Module | None, name: str, options: Options) -> None:

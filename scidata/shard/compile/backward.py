@@ -29,40 +29,19 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # no resul
 
 @dataclass(eq=False, kw_only=True)
 class Again:
-    """A captured call, as it can be run once more.
+    """A captured call, as it can be run once more."""
 
-    Attributes
-    ----------
-    function
-        Takes all tensors, and returns those of the results.
-    held
-        How many of the tensors are parameters and buffers; the others are of arguments.
-    put_off
-        Of parameters whose sums are put off: the groups, by place among the tensors.
-    casts
-        Autocast of devices: whether it is on, and the dtype.
-    left_out
-        Numbers of results that require grad, for whose gradients there is no graph, as no loss uses them.
-    unused
-        Places of tensors that require grad, and get none.
-    draws
-        Whether it draws random numbers.
-    differs
-        Whether it has collectives, and other ranks may run it eagerly, as they hold other integers.
-    next_left_out
-        Other such numbers, by a backward pass since.
-    """
-
-    function: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]]  # takes all tensors, and returns those of the results
     snapshot: Snapshot
-    held: int
-    put_off: dict[int, frozenset[str]]
-    casts: Sequence[tuple[str, bool, torch.dtype]]
+    held: int  # how many of the tensors are parameters and buffers; the others are of arguments
+    put_off: dict[int, frozenset[str]]  # of parameters whose sums are put off: the groups, by place among the tensors
+    casts: Sequence[tuple[str, bool, torch.dtype]]  # Autocast of devices: whether it is on, and the dtype
+    # numbers of results that require grad, for whose gradients there is no graph, as no loss uses them
     left_out: Sequence[int]
-    unused: Sequence[int] = ()
-    draws: bool = False
-    differs: bool = False
-    next_left_out: Sequence[int] | None = None
+    unused: Sequence[int] = ()  # places of tensors that require grad, and get none
+    draws: bool = False  # whether it draws random numbers
+    differs: bool = False  # whether it has collectives, and other ranks may run it eagerly, as they hold other integers
+    next_left_out: Sequence[int] | None = None  # other such numbers, by a backward pass since
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors as the graph gets them: those that get gradients as views, made by :class:`_Inputs`."""

@@ -46,23 +46,17 @@ _MOST_SAID = 400  # characters of an error; inductor shows whole kernels
 
 @dataclass(kw_only=True)
 class Captured:
-    """A call that was captured.
-
-    Attributes
-    ----------
-    operations, collectives
-        Of the graphs, forward, and backward where there is one.
-    expected
-        Results of collectives, by their numbers, which the graph takes for granted.
-    """
+    """A call that was captured."""
 
     snapshot: Snapshot
     facts: list[Hashable]
     run: Callable[..., Any]
     again: Again
+    # operations, collectives: of the graphs, forward, and backward where there is one
     operations: list[int] = field(default_factory=list)
     collectives: list[int] = field(default_factory=list)
     constants: list[tuple[Tensor, int]] = field(default_factory=list)
+    # results of collectives, by their numbers, which the graph takes for granted
     expected: dict[int, Tensor] = field(default_factory=dict)
     is_compiled: bool = False
     _held: list[Tensor] = field(default_factory=list)  # as they were when they were last looked at closely

@@ -54,24 +54,12 @@ def _number_of(spec: ShardSpec) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One leaf of nested values.
+    """One leaf of nested values."""
 
-    Attributes
-    ----------
-    key
-        All that a graph takes for granted.
-    tensors
-        The tensors that vary from call to call.
-    make
-        Puts the leaf together again, of other such tensors.
-    is_fixed
-        Whether other tensors of it do not vary.
-    """
-
-    key: Hashable
-    tensors: tuple[Tensor, ...]
-    make: Callable[..., Any]
-    is_fixed: bool = False
+    key: Hashable  # all that a graph takes for granted
+    tensors: tuple[Tensor, ...]  # the tensors that vary from call to call
+    make: Callable[..., Any]  # puts the leaf together again, of other such tensors
+    is_fixed: bool = False  # whether other tensors of it do not vary
 
     def by_value(self, *, keeps: bool) -> Leaf:
         """Return a leaf without tensors of integers, which are constants of it, copied where it ``keeps`` them."""

@@ -68,12 +68,8 @@ def noting(codes: dict[int, types.CodeType]) -> Iterator[None]:
 class Watch:
     """Notes which code runs inside, and calls that a graph would leave out.
 
-    Attributes
-    ----------
-    codes
-        By id, code that is not of a library, with the globals that it sees.
-    effects
-        What it does for more than its result, or with another result each time: "forward calls print".
+    ``codes``: by id, code that is not of a library, with the globals that it sees.
+    ``effects``: what it does for more than its result, or with another result each time: "forward calls print".
     """
 
     def __init__(self) -> None:

@@ -42,25 +42,13 @@ from scidata.shard.torch_internals import version_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GhostExchange:
-    """Rows that move between ranks to fill the ghosts of one index map.
+    """Rows that move between ranks to fill the ghosts of one index map."""
 
-    Attributes
-    ----------
-    index_map
-        This rank's owned range and ghosts.
-    route
-        The owned rows that are ghosts of other ranks, on the CPU, and the ghosts that each sends here.
-    num_ghosts
-        Ghosts of all ranks together: where it is 0 nothing is ever exchanged.
-    nbytes
-        Memory of the largest rank, roughly; the same on all ranks.
-    """
-
-    index_map: IndexMap
+    index_map: IndexMap  # this rank's owned range and ghosts
     group: Group
-    route: Route
-    num_ghosts: int
-    nbytes: int
+    route: Route  # the owned rows that are ghosts of other ranks, on the CPU, and the ghosts that each sends here
+    num_ghosts: int  # ghosts of all ranks together: where it is 0 nothing is ever exchanged
+    nbytes: int  # memory of the largest rank, roughly; the same on all ranks
     _on_device: dict[torch.device, tuple[Route, Tensor]] = field(default_factory=dict, repr=False)
 
     @property

@@ -53,21 +53,13 @@ def untrimmed(arguments: _T) -> _T:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HopOrder:
-    """A rank's rows by hops, and its edges by those of their targets, each otherwise in the order that it had.
+    """A rank's rows by hops, and its edges by those of their targets, each otherwise in the order that it had."""
 
-    Attributes
-    ----------
-    rows, edges
-        ``(num_local,)`` and ``(num_edges,)`` int64: which row, and which edge, comes where.
-    edge_index
-        The edges in this order, in the numbers of the rows in this order.
-    num_rows, num_edges
-        Rows of 0, 1, … ``num_hops`` hops; edges that end 0, 1, … ``num_hops - 1`` hops away.
-    """
-
+    # rows, edges: ``(num_local,)`` and ``(num_edges,)`` int64: which row, and which edge, comes where
     rows: Tensor
     edges: Tensor
-    edge_index: Tensor
+    edge_index: Tensor  # the edges in this order, in the numbers of the rows in this order
+    # num_rows, num_edges: rows of 0, 1, … ``num_hops`` hops; edges that end 0, 1, … ``num_hops - 1`` hops away
     num_rows: HopCounts
     num_edges: HopCounts
 
@@ -99,28 +91,17 @@ Entity: TypeAlias = str | Relation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalGraph:
-    """A rank's rows of the node sets of a graph, and its edges.
+    """A rank's rows of the node sets of a graph, and its edges."""
 
-    Attributes
-    ----------
-    index_maps
-        By set: owned rows and ghosts.
-    edges
-        By relation, ``(2, num_edges)`` int64 in local numbering: the edges that end at owned rows and, of the
-        relations of ``layers``, also those that end at the ghosts that a layer computes.
-    layers
-        The ghosts are enough for a model of so many layers that follow these relations: a graph of one set with ghosts
-        two hops deep has two layers of its one relation.
-    device_mesh
-        One axis, the domain.
-    rows_of
-        The set whose rows a result has where no key of a dict says so; the one set of a graph that has no others.
-    """
-
-    index_maps: Mapping[str, IndexMap]
+    index_maps: Mapping[str, IndexMap]  # by set: owned rows and ghosts
+    # by relation, ``(2, num_edges)`` int64 in local numbering: the edges that end at owned rows and, of the relations
+    # of ``layers``, also those that end at the ghosts that a layer computes
     edges: Mapping[Relation, Tensor]
+    # the ghosts are enough for a model of so many layers that follow these relations: a graph of one set with ghosts
+    # two hops deep has two layers of its one relation
     layers: tuple[tuple[Relation, ...], ...]
-    device_mesh: DeviceMesh
+    device_mesh: DeviceMesh  # one axis, the domain
+    # the set whose rows a result has where no key of a dict says so; the one set of a graph that has no others
     rows_of: str | None = None
 
     def __post_init__(self) -> None:
@@ -197,12 +178,8 @@ class LocalGraph:
     def owned_rows(self, result: object, *, extended: bool = False, trimmed: bool = False) -> list[Tensor] | None:
         """Return the owned rows of a result; None where it has no row for each local node.
 
-        Parameters
-        ----------
-        extended
-            It was computed of arguments of :meth:`with_node`, so that each set has one more node.
-        trimmed
-            It may lack ghosts.
+        ``extended``: it was computed of arguments of :meth:`with_node`, so that each set has one more node.
+        ``trimmed``: it may lack ghosts.
         """
         found: list[Tensor | None] = []
 
@@ -222,12 +199,8 @@ class LocalGraph:
 
         Raises ValueError where sizes do not tell whose rows tensors are.
 
-        Parameters
-        ----------
-        into
-            Edges from it end at every row that lacks edges, for each relation.
-        outof
-            Edges to it start at every row.
+        ``into``: edges from it end at every row that lacks edges, for each relation.
+        ``outof``: edges to it start at every row.
         """
         new = {relation: self._new_edges(relation, into, outof) for relation in self.edges}
 

@@ -31,20 +31,12 @@ def call_on_parts(module: nn.Module, graph: LocalGraph, /, *args: object, **kwar
     first call of a module, which finds out whether it looks further than the ghosts go: two more passes, of a copy,
     and one reduction of a number. That takes the edges of ``graph`` among the arguments.
 
-    Parameters
-    ----------
-    args, kwargs
-        Plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``graph``, and values that are
-        the same on every rank. With counts of
-        :class:`~scidata.shard.graphs.local_graph.HopCounts` among them, all in that order, and the result may have left
-        out ghosts.
-
-    Raises
-    ------
-    UnsupportedShardOp
-        On every rank: owned rows that depend on rows or edges elsewhere, since the halo is too narrow, or rows are
-        mixed (pooling, normalisation over nodes), edges followed the other way or random numbers drawn (dropout); batch
-        normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
+    ``args, kwargs``: plain tensors: of nodes ``(num_local, ...)``, of edges in the order of those of ``graph``, and
+    values that are the same on every rank. With counts of :class:`~scidata.shard.graphs.local_graph.HopCounts` among
+    them, all in that order, and the result may have left out ghosts.
+    Raises UnsupportedShardOp: on every rank: owned rows that depend on rows or edges elsewhere, since the halo is too
+    narrow, or rows are mixed (pooling, normalisation over nodes), edges followed the other way or random numbers drawn
+    (dropout); batch normalisation in training. A result that is not rows of nodes. A module of ``strategy="fsdp"``.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(f"call_on_parts takes a torch.nn.Module first, not {type(module).__name__}")

@@ -43,16 +43,11 @@ _REARRANGES = {*find(_MOVES, namespaces=(torch, Tensor)), Tensor.__getitem__}
 
 
 class RoutedIndex(ShardTensor):
-    """Node ids sharded by edges, with the way to each id's row.
-
-    Attributes
-    ----------
-    exchanges
-        The ghosts of this rank and how they are filled: of each row of an ``edge_index``, or of all ids.
-    """
+    """Node ids sharded by edges, with the way to each id's row."""
 
     __slots__ = ("_ids", "_ids_version", "_owned", "exchanges")
 
+    # the ghosts of this rank and how they are filled: of each row of an ``edge_index``, or of all ids
     exchanges: tuple[GhostExchange, ...]
     _ids: Tensor  # in local numbering, of the shape of the local part
     _owned: tuple[bool, ...]  # of each row of an edge_index, or of all: every id is owned by the rank that holds it
@@ -272,23 +267,13 @@ def route_relations(
 ) -> tuple[dict[Relation, RoutedIndex], dict[str, GhostExchange]]:
     """Make an ``edge_index`` ``(2, num_edges)`` of each relation, and an exchange of ghosts of each set. Collective.
 
-    Parameters
-    ----------
-    relations
-        ``(2, num_local_edges)`` integers in local numbering by relation: sources among the owned nodes and ghosts of
-        their set, targets owned nodes of theirs. The same relations on all ranks.
-    index_maps
-        The index map of each set. One map has the ghosts of all relations that start at its set, so that a
-        tensor is exchanged once for all.
-    device_mesh
-        One axis, the domain.
-    fields
-        Fields that go with the edges, the same on all ranks, and whether this rank's part of each fits.
-
-    Raises
-    ------
-    ShardLayoutError
-        On every rank: ids out of range on one, targets that are not owned, fields that do not fit.
+    ``relations``: ``(2, num_local_edges)`` integers in local numbering by relation: sources among the owned nodes and
+    ghosts of their set, targets owned nodes of theirs. The same relations on all ranks.
+    ``index_maps``: the index map of each set. One map has the ghosts of all relations that start at its set, so that a
+    tensor is exchanged once for all.
+    ``device_mesh``: one axis, the domain.
+    ``fields``: fields that go with the edges, the same on all ranks, and whether this rank's part of each fits.
+    Raises ShardLayoutError: on every rank: ids out of range on one, targets that are not owned, fields that do not fit.
     """
     axis, ordered = graph_axis(device_mesh), sorted(relations)
     exchanges = {name: ghost_exchange(rows, axis.group) for name, rows in sorted(index_maps.items())}

@@ -161,10 +161,8 @@ def align(
     is brought to its layout; where labels of the result are given, a split along one of these goes before others.
     Collective then.
 
-    Raises
-    ------
-    UnsupportedShardOp
-        ShardTensors on different meshes, or edges of a graph beside tensors that are split otherwise.
+    Raises UnsupportedShardOp: ShardTensors on different meshes, or edges of a graph beside tensors that are split
+    otherwise.
     """
     specs = specs_of(operands)
     names = tuple([each if type(each) is range else tuple(each) for each in labels])

@@ -29,15 +29,10 @@ def handles(
     ``topk(torch.topk, t, 3, dim=0)``. A first parameter ``func`` gets the torch function that is called. Torch's
     ``input`` may have another name, ``x`` here; ``out=None`` is left out.
 
-    Parameters
-    ----------
-    functions
-        As of :func:`~scidata.shard.op_table.register_op`, or names of torch's functions and tensors' methods:
-        ``"sort argsort"``.
-    keeps_replicated, any_order
-        As of :func:`~scidata.shard.op_table.register_op`.
-    accepts_filled
-        It takes a FilledTensor as it is, and may decide whether that is sharded by nodes.
+    ``functions``: as of :func:`~scidata.shard.op_table.register_op`, or names of torch's functions and tensors'
+    methods: ``"sort argsort"``.
+    ``keeps_replicated, any_order``: as of :func:`~scidata.shard.op_table.register_op`.
+    ``accepts_filled``: it takes a FilledTensor as it is, and may decide whether that is sharded by nodes.
     """
 
     def add(run: Run) -> Run:

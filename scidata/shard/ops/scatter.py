@@ -78,10 +78,7 @@ def _fault_of(ids: Tensor, num_rows: int, group: dist.ProcessGroup) -> str | Non
 def _sum_over_ranks(func: TorchFunction, part: Tensor, fault: str | None, group: dist.ProcessGroup) -> Tensor:
     """Add up parts; on the CPU the ranks' faults travel with them, so that every rank raises. Collective.
 
-    Raises
-    ------
-    IndexError
-        On every rank, where the ids of one are out of range.
+    Raises IndexError: on every rank, where the ids of one are out of range.
     """
     if part.device.type != "cpu" or group_size(group) == 1:
         return all_reduce_sum(part, group)

@@ -33,18 +33,10 @@ _MOST = 4  # times a mean part of the spectrum, what each rank holds of its colu
 
 
 class Later(ShardTensor):
-    """A tensor whose part is computed when it is first asked for: Collective then.
+    """A tensor whose part is computed when it is first asked for: Collective then."""
 
-    Attributes
-    ----------
-    sample
-        A tensor of the same dtype and device, which requires grad where this does.
-    computed
-        This rank's part, None until then.
-    """
-
-    sample: Tensor
-    computed: Tensor | None
+    sample: Tensor  # a tensor of the same dtype and device, which requires grad where this does
+    computed: Tensor | None  # this rank's part, None until then
 
     def __init__(self, spec: ShardSpec, sample: Tensor) -> None:
         self.sample, self.computed = sample, None

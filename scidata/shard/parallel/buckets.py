@@ -59,16 +59,10 @@ class GradientBuckets:
     A parameter that no rank used keeps its ``.grad``, None as in one process. Each bucket carries a flag for each
     parameter, so that this costs no collective.
 
-    Parameters
-    ----------
-    parameters
-        By name.
-    group
-        All ranks whose gradients are averaged.
-    bucket_bytes
-        Size of a bucket.
-    finished
-        Called at the end of each backward pass that averaged.
+    ``parameters``: by name.
+    ``group``: all ranks whose gradients are averaged.
+    ``bucket_bytes``: size of a bucket.
+    ``finished``: called at the end of each backward pass that averaged.
     """
 
     def __init__(

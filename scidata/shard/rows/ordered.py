@@ -38,10 +38,7 @@ def order_keys(x: Tensor) -> Tensor:
 def sorted_ids(keys: Tensor, sizes: Sequence[int], group: Group) -> tuple[Tensor, tuple[int, ...]]:
     """Return the global numbers of this rank's share in the sorted whole, and how many each rank has. Collective.
 
-    Parameters
-    ----------
-    keys
-        ``(sizes[rank],)`` int64.
+    ``keys``: ``(sizes[rank],)`` int64.
     """
     rank, num_ranks = group_rank(group), group_size(group)
     keys, order = torch.sort(keys, stable=True)

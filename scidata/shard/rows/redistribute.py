@@ -37,13 +37,10 @@ class RowPlan(NamedTuple):
 def _as_plan(holders: IntArray, rows: IntArray, owners: IntArray, pairs: int | None, stays: bool) -> RowPlan:
     """Make a plan.
 
-    Parameters
-    ----------
-    holders, rows
-        The ranks that get rows of mine, in their order, and these rows, in the order of the holder's new part.
-    owners
-        The owner of each row of my new part; it sends its rows in the order of that part. Rows of owners 1, 0, 1 arrive
-        as those of 0, then of 1: ``order`` is 1, 0, 2.
+    ``holders, rows``: the ranks that get rows of mine, in their order, and these rows, in the order of the holder's new
+    part.
+    ``owners``: the owner of each row of my new part; it sends its rows in the order of that part. Rows of owners 1, 0,
+    1 arrive as those of 0, then of 1: ``order`` is 1, 0, 2.
     """
     order = np.empty(len(owners), dtype=np.int64)
     order[np.argsort(owners, kind="stable")] = np.arange(len(owners))

@@ -172,14 +172,9 @@ def _received(x: Tensor, way: Way, plan: RunsPlan, dim: int, group: Group) -> li
 def fetch_runs(local: Tensor, plan: RunsPlan, dim: int, group: Group, *, fill: float = 0.0) -> Tensor:
     """Return the rows that this rank wants, in their order. Collective where any rank wants another's.
 
-    Parameters
-    ----------
-    local
-        The own part; along the other dims the parts of all ranks are alike. ``dim`` is not negative.
-    plan
-        Of :func:`plan_runs`; rows may repeat and come in any order.
-    fill
-        The value of ``FILLED`` rows.
+    ``local``: the own part; along the other dims the parts of all ranks are alike. ``dim`` is not negative.
+    ``plan``: of :func:`plan_runs`; rows may repeat and come in any order.
+    ``fill``: the value of ``FILLED`` rows.
     """
     if not plan.pairs and not plan.filled and len(plan.there.kept) == 1:
         ((start, _, count),) = plan.there.kept

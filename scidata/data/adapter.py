@@ -66,12 +66,8 @@ Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[
 class DatasetAdapter:
     """Adapter that gives loaders, and combinations of data sets, one view of any data set.
 
-    Attributes
-    ----------
-    dataset
-        The data set.
-    has_buffers
-        Whether all samples have the same sizes, known beforehand: a :class:`BufferedDataset`.
+    - ``dataset``: the data set.
+    - ``has_buffers``: whether all samples have the same sizes, known beforehand: a :class:`BufferedDataset`.
     """
 
     def __init__(self, dataset: Any) -> None:

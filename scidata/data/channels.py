@@ -206,12 +206,8 @@ def channels_of(
 ) -> Channels:
     """Lay out fields, default all, as channels of one tensor, of the dims and shapes that a sample has without a batch.
 
-    They keep the dims ``kept``: default the last two that all have, or the last one where that numbers cells.
-
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such field; fields that do not all end with the dims to keep.
+    They keep the dims ``kept``: default the last two that all have, or the last one where that numbers cells. Raises
+    UnknownNameError, ConfigError: no such field; fields that do not all end with the dims to keep.
     """
     chosen = list(dims) if fields is None else names_of("fields", fields)
     check_known("channels: the sample has no field", chosen, dims)

@@ -75,12 +75,8 @@ class _Rows:
 def unite(samples: Sequence[IrregularSample]) -> IrregularSample:
     """Unite samples. No communication.
 
-    Raises
-    ------
-    FieldMismatchError
-        The samples differ in fields, in entities, or in dims other than their entities'.
-    ConfigError
-        One of them is a union, or holds a field ``batch``.
+    Raises FieldMismatchError: the samples differ in fields, in entities, or in dims other than their entities';
+    ConfigError: one of them is a union, or holds a field ``batch``.
     """
     first = samples[0]
     _check(samples)

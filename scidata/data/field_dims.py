@@ -21,12 +21,8 @@ def dims_of_made(
     """Return the dims of fields that are put beside, or in the places of, old ones.
 
     Those that are given; else those of the old field of that name, some of them left out perhaps, where sizes say
-    which; else another field's of the same shape, or some of its; else ``dim_0``, ``dim_1``, ….
-
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        Dims are given that do not fit, or of a field that is not there.
+    which; else another field's of the same shape, or some of its; else ``dim_0``, ``dim_1``, …. Raises ConfigError,
+    UnknownNameError: dims are given that do not fit, or of a field that is not there.
     """
     if given is None:
         given = {}

@@ -87,10 +87,7 @@ class _Scale(NamedTuple):
 def _comparable(keys: Mapping[str, Keys]) -> _Scale:
     """Return keys of all data sets in one form.
 
-    Raises
-    ------
-    ConfigError
-        Times, numbers and texts do not compare, nor do times of calendars that have other days.
+    Raises ConfigError: times, numbers and texts do not compare, nor do times of calendars that have other days.
     """
     kinds = {name: "times" if (kind := _kind(own)).startswith("times") else kind for name, own in keys.items()}
     (first, kind), *others = kinds.items()
@@ -134,14 +131,9 @@ def _microseconds(keys: Mapping[str, Keys]) -> dict[str, Keys]:
 class Match:
     """Which samples of several data sets have the same key.
 
-    Attributes
-    ----------
-    rows
-        By data set, ``(num,)`` int64: its sample of each key, -1 where it has none.
-    keys
-        ``(num,)``: those of the first data set, without its offset.
-    texts
-        What was left out of each: how many, and the key of the first.
+    - ``rows``: by data set, ``(num,)`` int64: its sample of each key, -1 where it has none.
+    - ``keys``: ``(num,)``: those of the first data set, without its offset.
+    - ``texts``: what was left out of each: how many, and the key of the first.
     """
 
     rows: Mapping[str, IntArray]
@@ -154,21 +146,13 @@ def match_keys(
 ) -> Match:
     """Find the samples of the other data sets that have the keys of the first one, in its order.
 
-    Parameters
-    ----------
-    keys
-        Of each data set's samples.
-    keep_all
-        Keep keys of the first that others lack; else only those that all have.
-    at
-        Offsets: of a data set that has one, the sample of ``key + offset``.
-    tolerance
-        Keys may differ by so much; the nearest counts, of two that are as near the lower. None: none at all.
+    - ``keys``: of each data set's samples.
+    - ``keep_all``: keep keys of the first that others lack; else only those that all have.
+    - ``at``: offsets: of a data set that has one, the sample of ``key + offset``.
+    - ``tolerance``: keys may differ by so much; the nearest counts, of two that are as near the lower. None: none at
+      all.
 
-    Raises
-    ------
-    ConfigError
-        Keys that do not compare; a key that several samples of another data set than the first have.
+    Raises ConfigError: keys that do not compare; a key that several samples of another data set than the first have.
     """
     scale = _comparable(keys)
     offsets = {name: scale.length(f"at[{name!r}]", given) for name, given in at.items()}

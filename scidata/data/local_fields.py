@@ -69,10 +69,7 @@ LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, tor
 def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, Array]) -> None:
     """Change the arrays as the function says.
 
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        It has made a field that was not read, or one of another shape or dtype.
+    Raises UnknownNameError, ConfigError: it has made a field that was not read, or one of another shape or dtype.
     """
     if transform is None:
         return

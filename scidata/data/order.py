@@ -44,12 +44,8 @@ _LEAST_STRETCHES = 16  # of an order by blocks, and two a lane
 class Mixture:
     """Data sets that follow each other in one numbering, and how much of each an epoch has.
 
-    Attributes
-    ----------
-    lengths
-        Samples of each data set.
-    takes
-        Entries that one epoch has of each.
+    - ``lengths``: samples of each data set.
+    - ``takes``: entries that one epoch has of each.
     """
 
     lengths: tuple[int, ...]
@@ -59,10 +55,7 @@ class Mixture:
     def of(cls, lengths: tuple[int, ...], ratios: tuple[float, ...], num_samples: int | None) -> Mixture:
         """Divide an epoch by ratios: of ``num_samples`` entries, or of as many as no data set must repeat for.
 
-        Raises
-        ------
-        ConfigError
-            An empty data set, a ratio that is not positive, or an epoch too short to hold a sample.
+        Raises ConfigError: an empty data set, a ratio that is not positive, or an epoch too short to hold a sample.
         """
         if not lengths or len(lengths) != len(ratios):
             raise ConfigError(f"mix: {len(lengths)} data sets need as many ratios, not {len(ratios)}")
@@ -91,33 +84,22 @@ class Mixture:
 class Order:
     """The arguments that decide the order of every epoch.
 
-    Attributes
-    ----------
-    num_samples
-        Samples of the data set.
-    shuffle, seed
-        A new order in each epoch, or always ``0, 1, 2, …``.
-    weights
-        ``(num_samples,)`` float64: how often each sample comes, on average, relative to the others; drawn with
-        replacement.
-    draws
-        Entries of an epoch that is drawn by weights.
-    mixture
-        Several data sets, interleaved so that every stretch of the order has them in their ratio. Each goes through
-        all its samples before it repeats one, over several epochs where one epoch does not take them all.
-    sizes
-        ``(num_samples,)`` float64, cost of each sample: entries then come in groups of similar cost.
-    group
-        Entries of such a group.
-    blocks
-        ``(num_samples,)`` int64: samples of the same number share chunks. Entries then come in lanes, see ``lanes``.
-    stretches
-        ``(num_samples,)`` int64, with ``blocks``: blocks of the same number, in their order, share chunks with those
-        next to them, too. A lane goes through these one after the other, up or down; None: each is by itself.
-    lanes
-        Blocks that are under way at a time: entry p is of lane ``p % lanes``, and each lane goes through one block
-        after the other. So where the number of dp ranks divides that of lanes, a block's samples all go to one of
-        them, while the order itself is the same for any number.
+    - ``num_samples``: samples of the data set.
+    - ``shuffle``, ``seed``: a new order in each epoch, or always ``0, 1, 2, …``.
+    - ``weights``: ``(num_samples,)`` float64: how often each sample comes, on average, relative to the others; drawn
+      with replacement.
+    - ``draws``: entries of an epoch that is drawn by weights.
+    - ``mixture``: several data sets, interleaved so that every stretch of the order has them in their ratio. Each goes
+      through all its samples before it repeats one, over several epochs where one epoch does not take them all.
+    - ``sizes``: ``(num_samples,)`` float64, cost of each sample: entries then come in groups of similar cost.
+    - ``group``: entries of such a group.
+    - ``blocks``: ``(num_samples,)`` int64: samples of the same number share chunks. Entries then come in lanes, see
+      ``lanes``.
+    - ``stretches``: ``(num_samples,)`` int64, with ``blocks``: blocks of the same number, in their order, share chunks
+      with those next to them, too. A lane goes through these one after the other, up or down; None: each is by itself.
+    - ``lanes``: blocks that are under way at a time: entry p is of lane ``p % lanes``, and each lane goes through one
+      block after the other. So where the number of dp ranks divides that of lanes, a block's samples all go to one of
+      them, while the order itself is the same for any number.
     """
 
     num_samples: int
@@ -148,13 +130,7 @@ class Order:
         return self.mixture is None and self.weights is None and self.sizes is None and self.blocks is None
 
     def entries(self, epoch: int) -> IntArray:
-        """Return the epoch's sample numbers, ``(len(self),)`` int64.
-
-        Raises
-        ------
-        ConfigError
-            More than are listed.
-        """
+        """Return the epoch's sample numbers, ``(len(self),)`` int64. Raises ConfigError: more than are listed."""
         if not self.listed:
             raise ConfigError(
                 f"an order of {len(self)} samples is never held whole; iterate over the sampler, which computes it in "

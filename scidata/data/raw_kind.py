@@ -32,14 +32,8 @@ def kind_of_raw(
     """Return ``"grid"`` or ``"points"``, and the first file where it was opened for that; refuse others with a remedy.
 
     The first of several files decides, unless the options name a kind. A cloud with options that only grids have, or
-    with ``like_grid``, is a grid.
-
-    Raises
-    ------
-    FileNotFoundError
-        Nothing is there.
-    UnsupportedFormatError
-        A mesh or a graph, which is read from a store; or no format that is known.
+    with ``like_grid``, is a grid. Raises FileNotFoundError: nothing is there; UnsupportedFormatError: a mesh or a
+    graph, which is read from a store; or no format that is known.
     """
     kind, allow_external = options.kind, options.allow_external
     if kind is None and (options.time is not None or options.positions is not None):

@@ -50,22 +50,14 @@ class ArrayReport:
 class StoreReport:
     """The findings of :func:`inspect_store`.
 
-    Attributes
-    ----------
-    paths, format
-        The files of the series, and the format of the first.
-    kind, kind_reason
-        ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
-    sample_dim, num_samples, shard_dim, fields
-        What :func:`scidata.open_dataset` would do by default on a 1-D domain; None where it could not open it.
-    arrays
-        Every array of the first file.
-    skipped
-        ``{array: reason}`` of arrays that cannot be read.
-    inflated
-        Which library decodes zlib and gzip; None where no array has them.
-    warnings
-        Reads that will be slow, or not as expected; each with a remedy.
+    - ``paths``, ``format``: the files of the series, and the format of the first.
+    - ``kind``, ``kind_reason``: ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
+    - ``sample_dim``, ``num_samples``, ``shard_dim``, ``fields``: what :func:`scidata.open_dataset` would do by default
+      on a 1-D domain; None where it could not open it.
+    - ``arrays``: every array of the first file.
+    - ``skipped``: ``{array: reason}`` of arrays that cannot be read.
+    - ``inflated``: which library decodes zlib and gzip; None where no array has them.
+    - ``warnings``: reads that will be slow, or not as expected; each with a remedy.
     """
 
     paths: tuple[str, ...]
@@ -85,10 +77,8 @@ class StoreReport:
 def inspect_store(path: str | Sequence[str]) -> StoreReport:
     """Describe a store, or the files of a series, from metadata (and coordinates, where there are several files).
 
-    Raises
-    ------
-    FileNotFoundError, UnsupportedFormatError
-        Nothing is there, or it is of no format that scidata reads, or a partitioned store.
+    Raises FileNotFoundError, UnsupportedFormatError: nothing is there, or it is of no format that scidata reads, or a
+    partitioned store.
     """
     paths = expand_paths(path)
     if is_store(paths[0]):

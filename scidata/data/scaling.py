@@ -33,12 +33,8 @@ _FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcast
 class Scale:
     """How one field is normalised.
 
-    Attributes
-    ----------
-    dims
-        Those of a sample's field.
-    shift, scale
-        float64, a dimension for each of ``dims``, of 1 or of the whole field's rows.
+    - ``dims``: those of a sample's field.
+    - ``shift``, ``scale``: float64, a dimension for each of ``dims``, of 1 or of the whole field's rows.
     """
 
     dims: tuple[str, ...]

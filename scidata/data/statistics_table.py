@@ -31,20 +31,15 @@ Labels: TypeAlias = tuple[float | int | str, ...] | None
 class FieldStatistics(RoundedMoments):
     """Statistics of one field: arrays of shape ``()``, or one number for each row of the dims they are kept by.
 
-    Attributes
-    ----------
-    dims
-        The dims of the arrays.
-    count, missing, infinite
-        int64: numbers of finite values, of NaN (also from decoded fill values), and of infinite values.
-    mean, std, min, max
-        float64, of the finite values; NaN where ``count`` is 0. ``std`` is the population's (``ddof=0``).
-    differences
-        The same of the differences from one step to the next; None where there are none.
-    skipped
-        Pairs of rows that follow each other but are not one usual step apart, so that they make no difference.
-    units, dtype
-        Of the field, as it was read; None where they are not known.
+    - ``dims``: the dims of the arrays.
+    - ``count``, ``missing``, ``infinite``: int64: numbers of finite values, of NaN (also from decoded fill values), and
+      of infinite values.
+    - ``mean``, ``std``, ``min``, ``max``: float64, of the finite values; NaN where ``count`` is 0. ``std`` is the
+      population's (``ddof=0``).
+    - ``differences``: the same of the differences from one step to the next; None where there are none.
+    - ``skipped``: pairs of rows that follow each other but are not one usual step apart, so that they make no
+      difference.
+    - ``units``, ``dtype``: of the field, as it was read; None where they are not known.
     """
 
     dims: tuple[str, ...]

@@ -123,20 +123,13 @@ def sharded(
     A layer that gathers along such edges fetches ghosts by one exchange for each tensor, unless they are there and the
     tensor requires no grad; it scatters to owned nodes. So it gives the values and gradients of one process.
 
-    Parameters
-    ----------
-    relations
-        ``(2, num_local_edges)`` int64 in local numbering: sources among the owned nodes and ghosts of their set,
-        targets owned nodes of theirs. The same relations on all ranks.
-    index_maps
-        Of each node set, with the ghosts of all relations: rows that one relation fetches serve the others.
-    fields
-        By set, and by relation in the order of its edges.
+    - ``relations``: ``(2, num_local_edges)`` int64 in local numbering: sources among the owned nodes and ghosts of
+      their set, targets owned nodes of theirs. The same relations on all ranks.
+    - ``index_maps``: of each node set, with the ghosts of all relations: rows that one relation fetches serve the
+      others.
+    - ``fields``: by set, and by relation in the order of its edges.
 
-    Raises
-    ------
-    ShardLayoutError
-        On every rank: parts of any rank that do not fit their index map or each other.
+    Raises ShardLayoutError: on every rank: parts of any rank that do not fit their index map or each other.
     """
     edges, exchanges = route_relations(relations, index_maps, device_mesh, list(_fits(relations, index_maps, fields)))
     made: dict[Entity, dict[str, ShardTensor]] = defaultdict(dict)

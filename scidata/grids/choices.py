@@ -35,18 +35,11 @@ _HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w
 class Choice:
     """The fields and dimensions that a data set takes from a store.
 
-    Attributes
-    ----------
-    fields
-        The names of the fields that samples have.
-    reference
-        The field whose grid a sample is given on.
-    sample_dims
-        The dimensions that number the samples, that of steps last; none where all is one sample.
-    left_out
-        Fields on other grids, of those that nobody named.
-    taken_text
-        Says which arrays are taken for coordinates; empty where all of them look like some.
+    - ``fields``: the names of the fields that samples have.
+    - ``reference``: the field whose grid a sample is given on.
+    - ``sample_dims``: the dimensions that number the samples, that of steps last; none where all is one sample.
+    - ``left_out``: fields on other grids, of those that nobody named.
+    - ``taken_text``: says which arrays are taken for coordinates; empty where all of them look like some.
     """
 
     fields: tuple[str, ...]
@@ -88,12 +81,8 @@ def choose_split(
 ) -> dict[str, str]:
     """Return the mesh axis over which each dimension is split: as asked, or by default.
 
-    Parameters
-    ----------
-    sizes, crop
-        Rows of each dimension in the source, and which of them are read.
-    axis_sizes
-        Ranks along each domain axis.
+    - ``sizes``, ``crop``: rows of each dimension in the source, and which of them are read.
+    - ``axis_sizes``: ranks along each domain axis.
     """
     if shard is not None:
         split = {resolve_dim(dim, list(sizes), "shard"): axis for dim, axis in shard.items()}

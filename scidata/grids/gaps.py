@@ -32,14 +32,10 @@ _UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 class Gaps:
     """Where times do not follow each other in the usual step.
 
-    Attributes
-    ----------
-    breaks
-        ``(num_rows,)`` bool: whether a selected row is not one usual step after the one before it; the first never is.
-    text
-        Their number, and the first of them.
-    is_regular
-        Whether there is a usual step: at least half of all are about as long. Else ``breaks`` has none.
+    - ``breaks``: ``(num_rows,)`` bool: whether a selected row is not one usual step after the one before it; the first
+      never is.
+    - ``text``: their number, and the first of them.
+    - ``is_regular``: whether there is a usual step: at least half of all are about as long. Else ``breaks`` has none.
     """
 
     breaks: npt.NDArray[np.bool_]

@@ -64,12 +64,8 @@ class Labels:
     def of_samples(self, name: str, rows: IntArray) -> npt.NDArray[Any]:
         """Return the value of each sample, ``(num,)``: its label, or that of an array on dimensions of samples alone.
 
-        ``rows`` are those of the samples, one each.
-
-        Raises
-        ------
-        ConfigError
-            Nothing of that name has a value for each sample.
+        ``rows`` are those of the samples, one each. Raises ConfigError: nothing of that name has a value for each
+        sample.
         """
         series = self._series
         dims = [dim for dim in (*series.outer, series.sample_dim) if dim is not None]

@@ -31,14 +31,9 @@ _SMALL_BYTES = 16 << 20  # blocks are put together up to it: each read has its c
 class GridPass:
     """One rank's rows of one field, over some samples; see :class:`~scidata.core.passes.FieldPass`.
 
-    Parameters
-    ----------
-    field, series, partition, sample_rows, threads, allow_missing
-        The reader's.
-    samples
-        ``(num,)`` int64. Each row counts once, also where windows of several samples share it.
-    coordinate
-        The rank's place along each sharding axis.
+    - ``field``, ``series``, ``partition``, ``sample_rows``, ``threads``, ``allow_missing``: the reader's.
+    - ``samples``: ``(num,)`` int64. Each row counts once, also where windows of several samples share it.
+    - ``coordinate``: the rank's place along each sharding axis.
     """
 
     def __init__(

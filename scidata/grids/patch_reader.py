@@ -34,10 +34,7 @@ class PatchReader(GridReader):
 
     Buffers have room for a patch's halo on all sides; of one at an edge of the grid, rows that there are none of are 0.
 
-    Attributes
-    ----------
-    patches
-        Where they lie.
+    - ``patches``: where they lie.
     """
 
     cut: PatchPartition

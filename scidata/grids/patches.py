@@ -31,12 +31,8 @@ Origin: TypeAlias = tuple[int, ...]
 class PatchPartition(GridPartition):
     """The cut of a patch: sizes and bounds are its own, ``selected`` are all rows of the grid.
 
-    Attributes
-    ----------
-    whole
-        Number of selected rows of each dimension of the grid.
-    origin
-        The first row of the patch along each of its dims.
+    - ``whole``: number of selected rows of each dimension of the grid.
+    - ``origin``: the first row of the patch along each of its dims.
     """
 
     whole: Mapping[str, int]
@@ -96,25 +92,13 @@ def patch_partition(
 class PatchPlan:
     """Which patch each sample is.
 
-    Parameters
-    ----------
-    patches
-        As asked for, dims by name.
-    cut
-        Any patch's.
-    sample_dim, num_samples
-        The dim of steps, and how many global samples there are.
-    chunks
-        Rows of the source's largest chunk along each dim.
-    weights
-        Of all rows of the patches' dims but that of steps.
-
-    Attributes
-    ----------
-    dims
-        Those along which patches have fewer rows than the grid, but for that of steps.
-    num
-        Samples.
+    - ``patches``: as asked for, dims by name.
+    - ``cut``: any patch's.
+    - ``sample_dim``, ``num_samples``: the dim of steps, and how many global samples there are.
+    - ``chunks``: rows of the source's largest chunk along each dim.
+    - ``weights``: of all rows of the patches' dims but that of steps.
+    - ``dims``: those along which patches have fewer rows than the grid, but for that of steps.
+    - ``num``: samples.
     """
 
     def __init__(

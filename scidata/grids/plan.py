@@ -39,18 +39,11 @@ Tick = Callable[[], None]
 class GridPlan(PlanSummary):
     """The reads of every rank of a domain for one sample, summed over fields.
 
-    Attributes
-    ----------
-    reader, sample
-        The plan's data set and sample.
-    bytes_memory
-        ``(num_ranks,)`` int64: of the decoded part, halo included.
-    bytes_halo
-        ``(num_ranks,)`` int64: of ``bytes_wanted``, those of the halo; the others are owned.
-    num_owned
-        ``(num_ranks,)`` int64, owned cells of the grid.
-    notes
-        Why figures are estimated, chunks that are absent, and which library decodes zlib and gzip.
+    - ``reader``, ``sample``: the plan's data set and sample.
+    - ``bytes_memory``: ``(num_ranks,)`` int64: of the decoded part, halo included.
+    - ``bytes_halo``: ``(num_ranks,)`` int64: of ``bytes_wanted``, those of the halo; the others are owned.
+    - ``num_owned``: ``(num_ranks,)`` int64, owned cells of the grid.
+    - ``notes``: why figures are estimated, chunks that are absent, and which library decodes zlib and gzip.
     """
 
     reader: GridReader
@@ -135,12 +128,8 @@ def plan_grid(
 ) -> GridPlan:
     """Plan one sample for every rank of the reader's domain.
 
-    Parameters
-    ----------
-    ranks
-        Only these: the sums then have a row for each of them, an estimate of the rest.
-    tick
-        Called when a rank's plan of one field begins.
+    - ``ranks``: only these: the sums then have a row for each of them, an estimate of the rest.
+    - ``tick``: called when a rank's plan of one field begins.
     """
     partition = reader.partition
     places = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
@@ -279,12 +268,8 @@ def _wide_halos(reader: GridReader) -> Iterator[str]:
 class Alternative(NamedTuple):
     """Another cut of the same data that would read less, tried on some ranks.
 
-    Attributes
-    ----------
-    changed
-        The options that change: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
-    plan
-        The reads of those ranks.
+    - ``changed``: the options that change: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
+    - ``plan``: the reads of those ranks.
     """
 
     changed: Mapping[str, object]

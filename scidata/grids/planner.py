@@ -28,17 +28,11 @@ _MAX_FIRSTS = 256  # of fields planned together: places of a sample's rows in th
 class _Lie(NamedTuple):
     """Fields in one member of a series whose chunks of a sample begin alike.
 
-    Attributes
-    ----------
-    fields
-        Their layouts, the functions that find single chunks, and the first field that is cut and decoded as each is, by
-        name.
-    kind
-        A number that members have in common whose arrays are cut, converted and decoded alike.
-    dim, size
-        That of samples, and how long chunks are along it.
-    chunks, inside
-        Of the other dimensions: the chunk where a read begins, and the row in it.
+    - ``fields``: their layouts, the functions that find single chunks, and the first field that is cut and decoded as
+      each is, by name.
+    - ``kind``: a number that members have in common whose arrays are cut, converted and decoded alike.
+    - ``dim``, ``size``: that of samples, and how long chunks are along it.
+    - ``chunks``, ``inside``: of the other dimensions: the chunk where a read begins, and the row in it.
     """
 
     fields: dict[str, tuple[ArrayLayout, FindChunk | None, int]]

@@ -54,33 +54,19 @@ from scidata.sources.unfinished import check_finished
 class GridReader:
     """A gridded data set, cut for a domain.
 
-    Parameters
-    ----------
-    path
-        As in :func:`scidata.open_dataset`.
-    options
-        The fields and rows to read, and their cut.
-    axis_sizes
-        Ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}`` for one rank.
-    memory_bytes
-        The most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it open, and no more
-        than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
-    node
-        The ranks that share the decoding of chunks; None: each decodes its own.
-    first, files
-        The first file, or all of them, where they are open already.
+    - ``path``: as in :func:`scidata.open_dataset`.
+    - ``options``: the fields and rows to read, and their cut.
+    - ``axis_sizes``: ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}``
+      for one rank.
+    - ``memory_bytes``: the most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it
+      open, and no more than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
+    - ``node``: the ranks that share the decoding of chunks; None: each decodes its own.
+    - ``first``, ``files``: the first file, or all of them, where they are open already.
+    - ``series``: the stores, seen as one.
+    - ``partition``, ``cut``: how the grid is cut over the ranks, and how a sample is: the same, unless samples are
+      patches.
 
-    Attributes
-    ----------
-    series
-        The stores, seen as one.
-    partition, cut
-        How the grid is cut over the ranks, and how a sample is: the same, unless samples are patches.
-
-    Raises
-    ------
-    SciDataError
-        Whatever metadata alone shows to be wrong; the same on every rank.
+    Raises SciDataError: whatever metadata alone shows to be wrong; the same on every rank.
     """
 
     def __init__(

@@ -24,25 +24,13 @@ class SampleRows:
 
     Samples are numbered with the trajectories in their order, and inside each from its first window to its last.
 
-    Parameters
-    ----------
-    series
-        With the dimension of steps, and those that number trajectories.
-    selected
-        Rows of each dimension after the crop.
-    steps
-        Of a sample, those of all fields; a negative one needs rows before it.
-    crosses
-        Whether steps go on from one file into the next.
-    breaks
-        ``(num_rows,)`` bool: selected rows to which no window goes on from the row before; None for none.
-
-    Attributes
-    ----------
-    num
-        Samples for which every step exists.
-    num_skipped
-        Those that are left out because their windows cross ``breaks``.
+    - ``series``: with the dimension of steps, and those that number trajectories.
+    - ``selected``: rows of each dimension after the crop.
+    - ``steps``: of a sample, those of all fields; a negative one needs rows before it.
+    - ``crosses``: whether steps go on from one file into the next.
+    - ``breaks``: ``(num_rows,)`` bool: selected rows to which no window goes on from the row before; None for none.
+    - ``num``: samples for which every step exists.
+    - ``num_skipped``: those that are left out because their windows cross ``breaks``.
     """
 
     def __init__(

@@ -25,12 +25,8 @@ MAX_SHARED_BYTES = 256 << 20
 class Staged:
     """Progress of a plan: sums of parts of blocks, and of their bytes on disk.
 
-    Attributes
-    ----------
-    written, there
-        Kept now, and before.
-    unknown
-        Not kept, because the server of their source says nothing that would show a change.
+    - ``written``, ``there``: kept now, and before.
+    - ``unknown``: not kept, because the server of their source says nothing that would show a change.
     """
 
     written: int = 0
@@ -47,12 +43,8 @@ class Staged:
 class Staging:
     """A plan of the blocks that some ranks of a reader's domain need, in the order of the samples.
 
-    Attributes
-    ----------
-    num_parts, num_bytes
-        All parts of blocks, and their bytes on disk.
-    num_left, bytes_left
-        Those at the end that do not fit: they would push out those before them.
+    - ``num_parts``, ``num_bytes``: all parts of blocks, and their bytes on disk.
+    - ``num_left``, ``bytes_left``: those at the end that do not fit: they would push out those before them.
     """
 
     def __init__(self, reader: GridReader, ranks: Sequence[int]) -> None:

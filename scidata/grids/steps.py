@@ -16,12 +16,8 @@ OTHERS = "*"
 class FieldSteps:
     """The offsets along the sample dimension that a sample has of each field.
 
-    Attributes
-    ----------
-    every
-        As they were given for all fields; where fields differ, those of any of them, each once, ascending.
-    by_field
-        Where fields differ: of each that has the dimension.
+    - ``every``: as they were given for all fields; where fields differ, those of any of them, each once, ascending.
+    - ``by_field``: where fields differ: of each that has the dimension.
     """
 
     every: tuple[int, ...]
@@ -53,12 +49,8 @@ def checked_steps(
 ) -> FieldSteps:
     """Return the steps of a sample of each field.
 
-    Parameters
-    ----------
-    steps
-        For all, or by field; ``"*"`` are all others, which have (0,) without it.
-    dims
-        Of each field, in the source.
+    - ``steps``: for all, or by field; ``"*"`` are all others, which have (0,) without it.
+    - ``dims``: of each field, in the source.
     """
     if isinstance(steps, Mapping):
         given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}

@@ -60,17 +60,10 @@ def open_records(
 ) -> ShardedDataset:
     """Open files of DLIO, one after the other, as one data set that keeps nothing from epoch to epoch.
 
-    Parameters
-    ----------
-    format
-        ``"hdf5"`` or ``"npz"``.
-    num_records
-        Arrays of a sample in HDF5.
+    - ``format``: ``"hdf5"`` or ``"npz"``.
+    - ``num_records``: arrays of a sample in HDF5.
 
-    Raises
-    ------
-    ConfigError
-        DLIO writes this format, and scidata does not read it.
+    Raises ConfigError: DLIO writes this format, and scidata does not read it.
     """
     if format not in ("hdf5", "npz"):
         raise ConfigError(f"dataset.format={format}: of DLIO's formats scidata reads hdf5 and npz")

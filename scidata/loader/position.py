@@ -27,10 +27,7 @@ _VERSION = 1
 class DealtPosition:
     """The place of one iteration over a :class:`scidata.DistributedSampler`.
 
-    Attributes
-    ----------
-    begun
-        Whether it is being iterated, or was.
+    - ``begun``: whether it is being iterated, or was.
     """
 
     def __init__(self, sampler: DistributedSampler, index_sampler: Any) -> None:
@@ -80,10 +77,7 @@ class CountedPosition:
 
     The order of torch's ``RandomSampler`` comes from one number, drawn as torch draws it, that is saved with the place.
 
-    Attributes
-    ----------
-    begun
-        Whether it is being iterated, or was.
+    - ``begun``: whether it is being iterated, or was.
     """
 
     def __init__(self, sampler: Any, index_sampler: Any) -> None:
@@ -181,10 +175,8 @@ Position: TypeAlias = DealtPosition | CountedPosition
 def position_of(sampler: Any, index_sampler: Any) -> Position:
     """Return the place at the beginning of a loader's next iteration.
 
-    Parameters
-    ----------
-    sampler, index_sampler
-        The loader's, as torch calls them: a batch sampler may be the second's kind, and hold the first.
+    - ``sampler``, ``index_sampler``: the loader's, as torch calls them: a batch sampler may be the second's kind, and
+      hold the first.
     """
     if not _makes_batches(index_sampler) and index_sampler is not sampler:
         return CountedPosition(getattr(index_sampler, "sampler", index_sampler), index_sampler)

@@ -37,22 +37,15 @@ def open_source(
 ) -> Source:
     """Open a raw store of any known format, detected by its content.
 
-    Parameters
-    ----------
-    path
-        A file, a folder, a group of an HDF5 or NetCDF-4 file (``a.h5/group``), or a URL that fsspec knows; of an
-        Icechunk repository with ``@branch=``, ``@tag=`` or ``@snapshot=`` behind it.
-    allow_external
-        Also read values outside the store (HDF5 external storage, external links, virtual datasets, references).
-    storage_options
-        Arguments of the file system that opens a URL (``endpoint_url``, ``key``, ``secret``, ``anon``, …).
+    - ``path``: a file, a folder, a group of an HDF5 or NetCDF-4 file (``a.h5/group``), or a URL that fsspec knows; of
+      an Icechunk repository with ``@branch=``, ``@tag=`` or ``@snapshot=`` behind it.
+    - ``allow_external``: also read values outside the store (HDF5 external storage, external links, virtual datasets,
+      references).
+    - ``storage_options``: arguments of the file system that opens a URL (``endpoint_url``, ``key``, ``secret``,
+      ``anon``, …).
 
-    Raises
-    ------
-    FileNotFoundError
-        Nothing is there; the message names files nearby.
-    UnsupportedFormatError
-        It is of no format that scidata reads.
+    Raises FileNotFoundError: nothing is there; the message names files nearby; UnsupportedFormatError: it is of no
+    format that scidata reads.
     """
     name = url_of(os.fspath(path), storage_options)
     is_file = not is_url(name) and os.path.isfile(name)  # nothing else is looked for then

@@ -56,18 +56,12 @@ def decoding_of(layout: ArrayLayout, dtype: np.dtype[np.generic] | None = None) 
     ``_FillValue`` of NaN on integers) is dropped here; a fill value that no stored value can equal masks nothing.
     Integer ``scale_factor`` or ``add_offset`` give float64 (xarray keeps integers, and fails on missing ones).
 
-    Parameters
-    ----------
-    layout
-        The array; its attributes are read in any format's form (NumPy scalars, Python numbers, text for numbers).
-    dtype
-        Floating dtype wanted for floating results. None: the dtype that xarray chooses. Integers without scale and
-        fill value stay integers either way.
+    - ``layout``: the array; its attributes are read in any format's form (NumPy scalars, Python numbers, text for
+      numbers).
+    - ``dtype``: floating dtype wanted for floating results. None: the dtype that xarray chooses. Integers without scale
+      and fill value stay integers either way.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        ``scale_factor`` or ``add_offset`` is not one number.
+    Raises UnsupportedFormatError: ``scale_factor`` or ``add_offset`` is not one number.
     """
     key = "decoding", dtype
     if key not in layout.derived:

@@ -84,12 +84,8 @@ def decode(data: memoryview, nbytes: int, *, key: str = "values", dtype: str = "
 def headers(path: str) -> Iterator[tuple[int, int, bytes]]:
     """Yield first byte and bytes of each message of a file, and a message with its header and no values.
 
-    Raises
-    ------
-    CorruptDataError
-        There are bytes that are no message, or one that is cut off.
-    UnsupportedFormatError
-        A message of several fields, or of another edition.
+    Raises CorruptDataError: there are bytes that are no message, or one that is cut off; UnsupportedFormatError: a
+    message of several fields, or of another edition.
     """
     size, at = files().size(path), 0
     while at < size:

@@ -65,14 +65,8 @@ def _open_whole(path: str, *, allow_external: bool) -> Source:
 class GroupSource:
     """One group of a file, as if it were a file of its own.
 
-    Its attributes are those of its arrays; a group's own are not read.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such group, or no array below it.
-    UnsupportedFormatError
-        Files of this format have no groups.
+    Its attributes are those of its arrays; a group's own are not read. Raises FileNotFoundError: there is no such
+    group, or no array below it; UnsupportedFormatError: files of this format have no groups.
     """
 
     attributes: Mapping[str, Any] = {}

@@ -52,14 +52,9 @@ class FileRow(NamedTuple):
 class FileFacts:
     """What a source has found in a file, as an index keeps it.
 
-    Attributes
-    ----------
-    format, skipped
-        As of the source.
-    numbers
-        Of the file itself; they may differ between files that are alike in all else.
-    arrays
-        Layouts, with facts that JSON holds, and numbers.
+    - ``format``, ``skipped``: as of the source.
+    - ``numbers``: of the file itself; they may differ between files that are alike in all else.
+    - ``arrays``: layouts, with facts that JSON holds, and numbers.
     """
 
     format: str
@@ -100,13 +95,9 @@ class Head(NamedTuple):
 class FileIndex:
     """Rows of files, as arrays. Pickles.
 
-    Attributes
-    ----------
-    names
-        Of files, relative to the folder that the index is of, in order.
-    tables
-        ``versions`` ``(num, 3)``; ``first_parts`` ``(num + 1,)``; ``parts`` ``(num_parts, 3)``: the text, the values or
-        -1, and the first number; ``numbers``; ``value_ends`` and ``value_types``, a text each. All int64.
+    - ``names``: of files, relative to the folder that the index is of, in order.
+    - ``tables``: ``versions`` ``(num, 3)``; ``first_parts`` ``(num + 1,)``; ``parts`` ``(num_parts, 3)``: the text, the
+      values or -1, and the first number; ``numbers``; ``value_ends`` and ``value_types``, a text each. All int64.
     """
 
     def __init__(
@@ -255,13 +246,7 @@ class FileIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> FileIndex:
-        """Undo :meth:`to_bytes`.
-
-        Raises
-        ------
-        CorruptDataError
-            It is none, of another version of scidata, or damaged.
-        """
+        """Undo :meth:`to_bytes`. Raises CorruptDataError: it is none, of another version of scidata, or damaged."""
         if data[:8] != _MAGIC:
             raise CorruptDataError(f"{where}: is no index of scidata")
         length, total = (int.from_bytes(data[k : k + 8], "little") for k in (8, 16))
@@ -316,10 +301,7 @@ def _check(index: FileIndex) -> None:
 class KeptFile:
     """A row of an index, whose file is as it was. Pickles, with the index.
 
-    Attributes
-    ----------
-    head
-        Format and names.
+    - ``head``: format and names.
     """
 
     __slots__ = ("_first", "head", "index")

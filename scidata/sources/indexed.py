@@ -44,25 +44,13 @@ _FEWEST = 8  # files that an index is written for without being asked
 class IndexedFiles(Sequence[Source]):
     """Some files, each opened when it is asked for, by an index where one has it as it is. Pickles.
 
-    Parameters
-    ----------
-    paths
-        The files; no index is looked for where one is a URL.
-    cache_dir
-        Where an index is looked for first, and written; None: beside the data alone.
-    opened
-        Opens a file without an index.
-    look
-        False: use no index.
-    to_write
-        Use the index alone that is written anew.
-
-    Attributes
-    ----------
-    place
-        Where an index is written.
-    unknown
-        The numbers of files that no index has as they are.
+    - ``paths``: the files; no index is looked for where one is a URL.
+    - ``cache_dir``: where an index is looked for first, and written; None: beside the data alone.
+    - ``opened``: opens a file without an index.
+    - ``look``: false: use no index.
+    - ``to_write``: use the index alone that is written anew.
+    - ``place``: where an index is written.
+    - ``unknown``: the numbers of files that no index has as they are.
     """
 
     def __init__(

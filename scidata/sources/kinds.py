@@ -45,12 +45,8 @@ def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | 
     Opening, planning, partitioning and describing a file all use this. ``like_grid`` says that it is opened as grids
     are: a cloud or mesh recognised by common names or dimensions alone is a grid then. ``fields`` are those that the
     user names, where they are known: Zarr's arrays, of which each has a file of its own, are then asked for no more
-    than they need, and lie on a grid if the largest has latitudes and longitudes.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        Its groups are samples: none of them is the file. Or it is a mesh that is not read.
+    than they need, and lie on a grid if the largest has latitudes and longitudes. Raises UnsupportedFormatError: its
+    groups are samples: none of them is the file. Or it is a mesh that is not read.
     """
     if fields is not None and source.format in ("zarr2", "zarr3") and (reason := _on_grid(source, fields)) is not None:
         return "grid", reason

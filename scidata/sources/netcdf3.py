@@ -163,12 +163,8 @@ def _text(raw: bytes) -> str:
 def read_header(path: str) -> Header:
     """Parse the header of a NetCDF-3 file or URL.
 
-    Raises
-    ------
-    ShortReadError
-        The header, or a numeric variable, does not fit into the file.
-    CorruptDataError
-        The header contradicts itself.
+    Raises ShortReadError: the header, or a numeric variable, does not fit into the file; CorruptDataError: the header
+    contradicts itself.
     """
     cursor = _Cursor(path)
     magic = cursor.take(4, "magic number")

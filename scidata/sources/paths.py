@@ -50,17 +50,10 @@ def expand_paths(
 ) -> tuple[str, ...]:
     """Return the stores that a path, a list of paths or a glob names, in reading order.
 
-    Parameters
-    ----------
-    options
-        What file systems of URLs are made with (``storage_options``).
+    - ``options``: what file systems of URLs are made with (``storage_options``).
 
-    Raises
-    ------
-    FileNotFoundError
-        A glob matches nothing, or the list is empty.
-    ConfigError
-        Two URLs differ only in their query or user, which are not shown.
+    Raises FileNotFoundError: a glob matches nothing, or the list is empty; ConfigError: two URLs differ only in their
+    query or user, which are not shown.
     """
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)

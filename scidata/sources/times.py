@@ -35,10 +35,7 @@ def decode_times(
 ) -> npt.NDArray[Any]:
     """Return numbers that count since a date as ``datetime64``, or objects of cftime in the calendars of models.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Units or a calendar that xarray does not decode; ``remedy`` says what to do without.
+    Raises UnsupportedFormatError: units or a calendar that xarray does not decode; ``remedy`` says what to do without.
     """
     said = {key: str(attributes[key]) for key in ("units", "calendar") if key in attributes}
     if (plain := _plain(values, **said)) is not None:
@@ -86,18 +83,11 @@ def _not_decoded(name: str, said: Mapping[str, str], why: str) -> str:
 class TimeColumn:
     """A column of times as int64: nanoseconds since 1970, or, where they are integers without units, these.
 
-    Attributes
-    ----------
-    layout
-        As stored: ``(N,)``, or ``(N, 1)``.
-    origin, step
-        Of stored value ``-shift``, and from one to the next.
-    shift
-        Added to stored values, which may count from a date that ``datetime64`` in nanoseconds lacks.
-    is_time
-        Whether these are nanoseconds.
-    missing
-        Stored values that mean no time.
+    - ``layout``: as stored: ``(N,)``, or ``(N, 1)``.
+    - ``origin``, ``step``: of stored value ``-shift``, and from one to the next.
+    - ``shift``: added to stored values, which may count from a date that ``datetime64`` in nanoseconds lacks.
+    - ``is_time``: whether these are nanoseconds.
+    - ``missing``: stored values that mean no time.
     """
 
     layout: ArrayLayout
@@ -132,10 +122,8 @@ class TimeColumn:
 def time_column(layout: ArrayLayout) -> TimeColumn:
     """Describe a column of times by its metadata.
 
-    Raises
-    ------
-    FieldMismatchError, UnsupportedFormatError
-        It is none: of another shape or dtype, without units, or in a calendar that ``datetime64`` does not have.
+    Raises FieldMismatchError, UnsupportedFormatError: it is none: of another shape or dtype, without units, or in a
+    calendar that ``datetime64`` does not have.
     """
     where = f"{layout.store}: time {layout.name!r}"
     if layout.shape[1:] not in ((), (1,)) or not layout.shape:

@@ -40,14 +40,9 @@ At: TypeAlias = Callable[[int, int], bytes | None]
 class Block(NamedTuple):
     """Bytes that a library has read at once.
 
-    Attributes
-    ----------
-    address
-        Where they begin.
-    unused
-        An address in them that was not followed.
-    checksum
-        Where their checksum is; None of those that have none.
+    - ``address``: where they begin.
+    - ``unused``: an address in them that was not followed.
+    - ``checksum``: where their checksum is; None of those that have none.
     """
 
     address: int
@@ -60,14 +55,9 @@ class Block(NamedTuple):
 class Metadata:
     """The bytes of a file that its description was made of.
 
-    Attributes
-    ----------
-    blocks
-        In the order in which they are found, the first at the begin of the file.
-    size
-        Of the file.
-    addresses
-        By array: where its values, or the index of its chunks, lie, if its metadata say so.
+    - ``blocks``: in the order in which they are found, the first at the begin of the file.
+    - ``size``: of the file.
+    - ``addresses``: by array: where its values, or the index of its chunks, lie, if its metadata say so.
     """
 
     blocks: Sequence[Block]
@@ -90,19 +80,11 @@ class Metadata:
 class Example:
     """A file that was described, whose twins are found.
 
-    Parameters
-    ----------
-    metadata
-        Of the file.
-    facts
-        Its description.
-    names
-        The coordinates whose values are compared.
+    - ``metadata``: of the file.
+    - ``facts``: its description.
+    - ``names``: the coordinates whose values are compared.
 
-    Raises
-    ------
-    ValueError
-        Its metadata are not of that kind: an address leads nowhere, or they are too large.
+    Raises ValueError: its metadata are not of that kind: an address leads nowhere, or they are too large.
     """
 
     def __init__(self, metadata: Metadata, facts: FileFacts, names: Sequence[str]) -> None:
@@ -267,10 +249,7 @@ class Example:
 class Examples:
     """Some files that were described; others may be their twins.
 
-    Parameters
-    ----------
-    names
-        The coordinates whose values are compared.
+    - ``names``: the coordinates whose values are compared.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

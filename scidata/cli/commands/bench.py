@@ -106,12 +106,8 @@ def bench_path(
     """Measure some fields of a local file, by default the largest three: up to ``max_bytes`` of their leading rows.
 
     ``kind`` times the arrays of any file as they lie. Without it meshes and graphs, which are read from a store, are
-    refused.
-
-    Raises
-    ------
-    ConfigError, UnknownNameError, UnsupportedFormatError
-        A URL, whose network would be measured; an unknown field; a mesh or a graph.
+    refused. Raises ConfigError, UnknownNameError, UnsupportedFormatError: a URL, whose network would be measured; an
+    unknown field; a mesh or a graph.
     """
     if is_url(path):
         raise ConfigError(f"{url_of(path)}: bench measures local files; copy the store first")

@@ -135,12 +135,7 @@ def bench_pipeline(
 
     A round has ``num_samples`` of the data set's samples, over and over where it has fewer, each read whole by
     ``num_threads`` threads. A ``step`` of the loop sleeps, as where a GPU computes: by default for twice the time of
-    reading a sample without reader threads.
-
-    Raises
-    ------
-    ConfigError
-        A URL, no samples, or numbers that make no sense.
+    reading a sample without reader threads. Raises ConfigError: a URL, no samples, or numbers that make no sense.
     """
     paths = [path] if isinstance(path, str) else list(path)
     if any(map(is_url, paths)):

@@ -37,16 +37,10 @@ _KEPT_TERMS = 8
 def exact_terms(x: Tensor) -> FloatArray:
     """Return terms whose exact sums are those of the rows of ``x``.
 
-    Parameters
-    ----------
-    x
-        ``(num_sums, num_addends)``, float64. Infinite and NaN addends, and those beyond :data:`LARGEST`, have a term
-        of their own.
+    - ``x``: ``(num_sums, num_addends)``, float64. Infinite and NaN addends, and those beyond :data:`LARGEST`, have a
+      term of their own.
 
-    Returns
-    -------
-    numpy.ndarray
-        ``(num_terms, num_sums)``, float64, on the host; as few as :func:`rounded_sum` makes little work of.
+    Returns ``(num_terms, num_sums)``, float64, on the host; as few as :func:`rounded_sum` makes little work of.
     """
     num_sums, num_addends = x.shape
     block = _BLOCK.get(x.device.type, _MANY)
@@ -155,13 +149,9 @@ Key: TypeAlias = tuple[tuple[int, ...], str]
 class Entry:
     """Of one field of one sample: arrays over the dims that are kept.
 
-    Attributes
-    ----------
-    dims, global_shape, offsets
-        Of the dims that are kept, of which a rank may have a part.
-    arrays
-        On one rank, terms of the sums of each quantity, then of the weights: ``(num_terms, *local_shape)``. Of a whole
-        domain, values: ``global_shape``.
+    - ``dims``, ``global_shape``, ``offsets``: of the dims that are kept, of which a rank may have a part.
+    - ``arrays``: on one rank, terms of the sums of each quantity, then of the weights: ``(num_terms, *local_shape)``.
+      Of a whole domain, values: ``global_shape``.
     """
 
     dims: tuple[str, ...]

@@ -20,16 +20,10 @@ from scidata.shard import ShardTensor
 class Layout:
     """Where a rank's box of a tensor lies.
 
-    Attributes
-    ----------
-    dims
-        Names of its dims.
-    global_shape, local_shape, offsets
-        Of the whole, of the box, and of the box's first element, by dim.
-    split
-        Which dims are sharded over several ranks.
-    axes
-        Mesh axes along which ranks have different boxes; along the others they have the same one.
+    - ``dims``: names of its dims.
+    - ``global_shape``, ``local_shape``, ``offsets``: of the whole, of the box, and of the box's first element, by dim.
+    - ``split``: which dims are sharded over several ranks.
+    - ``axes``: mesh axes along which ranks have different boxes; along the others they have the same one.
     """
 
     dims: tuple[str, ...]
@@ -65,14 +59,9 @@ def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
 class Ranks:
     """The axes of a mesh that a metric adds up over.
 
-    Attributes
-    ----------
-    mesh
-        None: one process.
-    dp
-        Name of the dp axis, None where there is none.
-    domain
-        Names of the domain axes.
+    - ``mesh``: none: one process.
+    - ``dp``: name of the dp axis, None where there is none.
+    - ``domain``: names of the domain axes.
     """
 
     mesh: DeviceMesh | None
@@ -102,10 +91,8 @@ class Ranks:
 def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[Tensor, Layout]:
     """Return the values that this rank owns, without a gradient, and where they lie. No communication.
 
-    Raises
-    ------
-    ConfigError
-        Complex numbers, a DTensor, dims that do not fit, a ShardTensor on axes that the metric does not know.
+    Raises ConfigError: complex numbers, a DTensor, dims that do not fit, a ShardTensor on axes that the metric does not
+    know.
     """
     if isinstance(x, DTensor):
         raise ConfigError(f"{what} is a DTensor: make a ShardTensor of it, with scidata.from_dtensor()")
@@ -151,10 +138,7 @@ def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
 def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tuple[list[Tensor], Layout]:
     """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut.
 
-    Raises
-    ------
-    ShardLayoutError
-        Parts of different shapes, or that lie differently.
+    Raises ShardLayoutError: parts of different shapes, or that lie differently.
     """
     reference = max((layout for _, layout in parts), key=lambda layout: len(layout.axes))
     found, box = [], reference.box(range(len(reference.dims)))

@@ -29,10 +29,7 @@ WeightsByDim: TypeAlias = (  # a mapping's type of keys is invariant: dict[str, 
 class Weights:
     """Weights by dims, whose product is each element's.
 
-    Raises
-    ------
-    ConfigError
-        Weights of another number of dims than they have names, negative or not finite; all zero.
+    Raises ConfigError: weights of another number of dims than they have names, negative or not finite; all zero.
     """
 
     def __init__(self, by_dims: WeightsByDim | None) -> None:
@@ -56,13 +53,8 @@ class Weights:
     def local(self, layout: Layout, device: torch.device) -> Tensor | None:
         """Return the product of the weights over a box, float64, of extent 1 along dims where it does not vary.
 
-        None without weights. Weights along dims that the box does not have are left out: those of levels, for a
-        field at the surface.
-
-        Raises
-        ------
-        ConfigError, ShardLayoutError
-            Weights of another length, or that lie differently.
+        None without weights. Weights along dims that the box does not have are left out: those of levels, for a field
+        at the surface. Raises ConfigError, ShardLayoutError: weights of another length, or that lie differently.
         """
         product: Tensor | None = None
         for dims, values in self._weights.items():

@@ -323,10 +323,7 @@ _WIDE = 0.75  # panels that are flatter than that lie below each other, and so a
 def places_of_sets(store: Store, index: int) -> dict[str, Places]:
     """Return where the rows of each set are drawn, all in the same frame.
 
-    Raises
-    ------
-    ConfigError
-        A set has no positions, or has rows of other coordinates; there are no rows.
+    Raises ConfigError: a set has no positions, or has rows of other coordinates; there are no rows.
     """
     info = store.sample(index)
     sets = sets_of(info)

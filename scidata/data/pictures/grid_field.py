@@ -31,10 +31,8 @@ def draw_grid(
 ) -> Figure:
     """Draw a plane of a field of one whole sample, which this process reads; return the figure.
 
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such field or dimension, a row that is not there, a field of no dimension with several rows.
+    Raises UnknownNameError, ConfigError: no such field or dimension, a row that is not there, a field of no dimension
+    with several rows.
     """
     name = max(reader.fields, key=lambda each: len(reader.dims(each))) if field is None else field
     check_known("plot: no field", [name], reader.fields)

@@ -27,12 +27,8 @@ def draw_mesh(
 ) -> Figure:
     """Draw a field of one whole sample, which this process reads part by part; return the figure.
 
-    Of fields with several components the first is drawn.
-
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such field, one of edges, no positions; data that are drawn from anew each epoch.
+    Of fields with several components the first is drawn. Raises UnknownNameError, ConfigError: no such field, one of
+    edges, no positions; data that are drawn from anew each epoch.
     """
     if reader.subsample is not None:
         raise ConfigError("plot: the rows are drawn anew in each epoch; open the data without subsample to see all")

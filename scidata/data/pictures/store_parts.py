@@ -59,17 +59,10 @@ def draw_sample(
 ) -> list[str]:
     """Draw the parts of a sample and write the picture.
 
-    Parameters
-    ----------
-    ghosts
-        For each rank the global ids of the rows that it has of others.
-    ratios, overall
-        Bytes fetched over bytes wanted, of each rank and of all.
+    - ``ghosts``: for each rank the global ids of the rows that it has of others.
+    - ``ratios``, ``overall``: bytes fetched over bytes wanted, of each rank and of all.
 
-    Returns
-    -------
-    notes
-        One for each thing that was left out.
+    Returns a note for each thing that was left out.
     """
     load_matplotlib()
     from matplotlib.lines import Line2D

@@ -28,16 +28,11 @@ Rows: TypeAlias = Array
 class BlockKey(NamedTuple):
     """The one name of a block, in every stage.
 
-    Attributes
-    ----------
-    part
-        Whose rows it holds; compared by identity.
-    name
-        The field.
-    member, num
-        The first trajectory that it holds, and how many trajectories.
-    start
-        Its first row along the dimension of samples, in the file of ``member``; 0 of a field without that dimension.
+    - ``part``: whose rows it holds; compared by identity.
+    - ``name``: the field.
+    - ``member``, ``num``: the first trajectory that it holds, and how many trajectories.
+    - ``start``: its first row along the dimension of samples, in the file of ``member``; 0 of a field without that
+      dimension.
     """
 
     part: Part
@@ -51,14 +46,9 @@ class BlockKey(NamedTuple):
 class Wanted:
     """A block that a sample needs, and which of its rows.
 
-    Attributes
-    ----------
-    nbytes
-        Of the block.
-    inside
-        Where the sample's trajectory lies in a block that holds several; None in a block of one.
-    rows
-        Pairs: a row of the block, and its place in the field of the sample.
+    - ``nbytes``: of the block.
+    - ``inside``: where the sample's trajectory lies in a block that holds several; None in a block of one.
+    - ``rows``: pairs: a row of the block, and its place in the field of the sample.
     """
 
     key: BlockKey
@@ -77,20 +67,12 @@ class Patch(NamedTuple):
 class SampleRead(NamedTuple):
     """One rank's part of a sample, and the buffers that it is read into.
 
-    Attributes
-    ----------
-    number
-        Which sample.
-    out
-        Buffers by field.
-    once
-        Whether the caller keeps the fields that are the same in other samples, so that no stage needs to.
-    wanted
-        The blocks of each field that is cut into blocks; the first stage finds them.
-    keep
-        Whether other epochs read the same, so that plans of it are kept.
-    patch
-        Where only a patch is read of what ``part`` has in blocks.
+    - ``number``: which sample.
+    - ``out``: buffers by field.
+    - ``once``: whether the caller keeps the fields that are the same in other samples, so that no stage needs to.
+    - ``wanted``: the blocks of each field that is cut into blocks; the first stage finds them.
+    - ``keep``: whether other epochs read the same, so that plans of it are kept.
+    - ``patch``: where only a patch is read of what ``part`` has in blocks.
     """
 
     part: Part
@@ -112,10 +94,7 @@ class BlockStage(Protocol):
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
         """Return a block, its dims in the source's order, and the statistics of the reads it took.
 
-        Raises
-        ------
-        BusyError
-            Another rank of the node decodes it right now, and ``wait`` is false.
+        Raises BusyError: another rank of the node decodes it right now, and ``wait`` is false.
         """
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:

@@ -27,14 +27,9 @@ def must_decode(layout: ArrayLayout) -> bool:
 class Together:
     """Members of a file that are read together of a field.
 
-    Attributes
-    ----------
-    member
-        The first of them, by which they are known.
-    members
-        All of them.
-    segments
-        Their rows along the dimensions that number trajectories, of those that the field has.
+    - ``member``: the first of them, by which they are known.
+    - ``members``: all of them.
+    - ``segments``: their rows along the dimensions that number trajectories, of those that the field has.
     """
 
     member: int
@@ -50,17 +45,9 @@ class Together:
 class BlockLayout:
     """Where blocks lie in the files of a series. Thread-safe.
 
-    Parameters
-    ----------
-    series, fields
-        The reader's.
-    selected
-        Rows of each dimension after the crop. Trajectories between those that are left out are known alone.
-
-    Attributes
-    ----------
-    axes
-        Which dimension of each field is that of samples; None of a field that is without it.
+    - ``series``, ``fields``: the reader's.
+    - ``selected``: rows of each dimension after the crop. Trajectories between those that are left out are known alone.
+    - ``axes``: which dimension of each field is that of samples; None of a field that is without it.
     """
 
     def __init__(self, series: Series, fields: Mapping[str, Field], selected: Mapping[str, Segments]) -> None:

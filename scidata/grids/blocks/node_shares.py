@@ -30,16 +30,10 @@ RowsOfRanks = Sequence[Sequence[IntArray] | None]
 class Share:
     """Chunks that the same ranks need.
 
-    Attributes
-    ----------
-    takers
-        The ranks.
-    chunks
-        Their coordinates along each dimension; None along that of samples.
-    rows
-        Rows that any of the ranks needs along each dimension; empty along that of samples.
-    copies
-        Slices of one rank's part, and of those rows, that hold the same.
+    - ``takers``: the ranks.
+    - ``chunks``: their coordinates along each dimension; None along that of samples.
+    - ``rows``: rows that any of the ranks needs along each dimension; empty along that of samples.
+    - ``copies``: slices of one rank's part, and of those rows, that hold the same.
     """
 
     takers: tuple[int, ...]
@@ -63,10 +57,7 @@ class NodeCut:
 def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int, num_ranks: int) -> NodeCut:
     """Sort the chunks that rank ``me`` needs by the other ranks that need them.
 
-    Parameters
-    ----------
-    chunks
-        Rows of a chunk along each dimension.
+    - ``chunks``: rows of a chunk along each dimension.
     """
     alone: list[Selection] = []
     shares: list[Share] = []
@@ -150,12 +141,8 @@ def touched_blocks(
 ) -> BoolArray:
     """Return which blocks of ``block`` bytes of a chunk hold some of its elements, ``(num_blocks,)``; perhaps more.
 
-    Parameters
-    ----------
-    chunk
-        Its shape.
-    rows
-        Wanted indices along each dimension, those of the chunk's elements their product.
+    - ``chunk``: its shape.
+    - ``rows``: wanted indices along each dimension, those of the chunk's elements their product.
     """
     needed = np.zeros(num_blocks + 1, np.int64)
     if all(len(r) for r in rows):
@@ -175,16 +162,10 @@ def touched_blocks(
 class NodeRanks:
     """The ranks of a domain that share a node.
 
-    Attributes
-    ----------
-    name
-        The same on all of them, and on no other processes of the node.
-    coordinates
-        Of each its position along the axes of the domain.
-    me
-        Which of them this one is.
-    max_bytes
-        Of chunks that wait to be taken.
+    - ``name``: the same on all of them, and on no other processes of the node.
+    - ``coordinates``: of each its position along the axes of the domain.
+    - ``me``: which of them this one is.
+    - ``max_bytes``: of chunks that wait to be taken.
     """
 
     name: str

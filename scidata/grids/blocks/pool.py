@@ -46,12 +46,8 @@ class _UnwantedError(Exception):
 class BlockRead(Wanted):
     """A block that a sample needs, for a loader that knows which samples come next.
 
-    Attributes
-    ----------
-    pool
-        Has the block.
-    enough
-        Samples that must need it for the block to be worth reading whole.
+    - ``pool``: has the block.
+    - ``enough``: samples that must need it for the block to be worth reading whole.
     """
 
     pool: BlockPool

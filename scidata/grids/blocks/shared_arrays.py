@@ -82,14 +82,9 @@ class _Wanted(NamedTuple):
 class SharedArrays:
     """Arrays by key, made once by the processes that share the name. Thread-safe; pickles as its arguments.
 
-    Parameters
-    ----------
-    name
-        The same on these processes, and on no others of the same user on this node.
-    me
-        This process's number among them, from 0 on.
-    max_bytes
-        Of all arrays that wait to be taken; and no more than half of the free space where such files lie.
+    - ``name``: the same on these processes, and on no others of the same user on this node.
+    - ``me``: this process's number among them, from 0 on.
+    - ``max_bytes``: of all arrays that wait to be taken; and no more than half of the free space where such files lie.
     """
 
     def __init__(self, name: str, me: int, max_bytes: int) -> None:
@@ -114,18 +109,11 @@ class SharedArrays:
     ) -> tuple[bool, T | None]:
         """Have an array used; return whether it was, and the result of ``make`` if this process made it.
 
-        Parameters
-        ----------
-        key
-            At least 16 bytes of a digest.
-        make
-            Fills an array of this shape and dtype. Its errors are raised here; others then try for themselves.
-        use
-            Is called once with the array, which others read, too, and which is gone when it returns.
-        takers
-            Numbers of the processes that will ask for it, this one included.
-        wait
-            False: use nothing where another process makes it right now.
+        - ``key``: at least 16 bytes of a digest.
+        - ``make``: fills an array of this shape and dtype. Its errors are raised here; others then try for themselves.
+        - ``use``: is called once with the array, which others read, too, and which is gone when it returns.
+        - ``takers``: numbers of the processes that will ask for it, this one included.
+        - ``wait``: false: use nothing where another process makes it right now.
         """
         (folder,) = self._folders.get_or_make(os.getpid(), lambda: (_join(self._name),), once=True)
         key = key[:_KEY]

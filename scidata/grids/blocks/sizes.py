@@ -45,12 +45,9 @@ _kept: weakref.WeakKeyDictionary[BlockSizes, int] = weakref.WeakKeyDictionary()
 class BlockSizes:
     """How large the blocks of a reader's fields are. Thread-safe.
 
-    Parameters
-    ----------
-    max_bytes, fits
-        Of all blocks that are kept in memory, see :class:`scidata.grids.blocks.pool.BlockPool`.
-    planner, sharers
-        Knows the parts of ranks; and the places of those of the node, which decode the same trajectories together.
+    - ``max_bytes``, ``fits``: of all blocks that are kept in memory, see :class:`scidata.grids.blocks.pool.BlockPool`.
+    - ``planner``, ``sharers``: knows the parts of ranks; and the places of those of the node, which decode the same
+      trajectories together.
     """
 
     def __init__(

@@ -40,22 +40,13 @@ def is_worth_sharing(shares: NodeShares, layout: ArrayLayout, source: Source) ->
 class BlockWorth:
     """Which blocks of a reader are worth keeping, and where. Thread-safe; pickles without ``wanted``.
 
-    Parameters
-    ----------
-    has_disk
-        Whether there is a disk to keep blocks on.
-    shares
-        Which chunks the ranks of the node share; None: they decode by themselves.
-    share_of_patch
-        Which share of a block a patch decodes by itself, and how many patches a sample has; None where there are none.
-
-    Attributes
-    ----------
-    wanted
-        Keys of blocks that are worth reading, a set from each loader that knows which samples come next. Where there
-        is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
-    touched
-        Blocks of which a row was read alone, as many as could be kept.
+    - ``has_disk``: whether there is a disk to keep blocks on.
+    - ``shares``: which chunks the ranks of the node share; None: they decode by themselves.
+    - ``share_of_patch``: which share of a block a patch decodes by itself, and how many patches a sample has; None
+      where there are none.
+    - ``wanted``: keys of blocks that are worth reading, a set from each loader that knows which samples come next.
+      Where there is one, others are not read. Changed by single operations that are atomic, so that a finalizer may.
+    - ``touched``: blocks of which a row was read alone, as many as could be kept.
     """
 
     def __init__(

@@ -42,12 +42,9 @@ _LATE_SECONDS = 10.0  # that others have not come, after which a warning names o
 class Agreement:
     """What one iteration of a loader compares.
 
-    Parameters
-    ----------
-    of_loader
-        Values that all ranks must share.
-    of_data
-        Called when the first batch is asked for: returns values that ranks which share their samples must share, too.
+    - ``of_loader``: values that all ranks must share.
+    - ``of_data``: called when the first batch is asked for: returns values that ranks which share their samples must
+      share, too.
     """
 
     def __init__(
@@ -71,14 +68,8 @@ class Agreement:
         """Wait, once, until the others have compared, before the first batch is used.
 
         Where others do not come for a moment, which may be slow, or iterate something else, the loop goes on, and is
-        told later.
-
-        Raises
-        ------
-        ConfigError
-            Ranks differ: names the values, and which ranks have them; on all ranks alike.
-        RankFailedError
-            A rank has failed.
+        told later. Raises ConfigError: ranks differ: names the values, and which ranks have them; on all ranks alike;
+        RankFailedError: a rank has failed.
         """
         if not self._reached and self._start is not None:
             self._reached = True

@@ -38,29 +38,16 @@ class _Reading(TypedDict):
 class Session:
     """One iteration of a loader under watch. Ends with :meth:`end`; keeps no reference to the iterator.
 
-    Parameters
-    ----------
-    watch
-        Of the loader.
-    describe
-        Called by the thread: returns the fingerprint and the name of the data set.
-    timeout
-        How long the loop waits for its own data; nobody needs to wait longer for a rank that is silent.
-
-    Attributes
-    ----------
-    name
-        Of the loader, in events.
-    thread
-        Of the loop.
-    wake
-        Called by the board's thread when there is something to raise: must make a waiting loop call :meth:`check`.
-    leave
-        Called by it where the loop was left before its end.
-    is_agreed
-        Whether the ranks have compared their arguments: that error says more than the thread's would.
-    meeting, is_aligned
-        Those of the watch, in this iteration.
+    - ``watch``: of the loader.
+    - ``describe``: called by the thread: returns the fingerprint and the name of the data set.
+    - ``timeout``: how long the loop waits for its own data; nobody needs to wait longer for a rank that is silent.
+    - ``name``: of the loader, in events.
+    - ``thread``: of the loop.
+    - ``wake``: called by the board's thread when there is something to raise: must make a waiting loop call
+      :meth:`check`.
+    - ``leave``: called by it where the loop was left before its end.
+    - ``is_agreed``: whether the ranks have compared their arguments: that error says more than the thread's would.
+    - ``meeting``, ``is_aligned``: those of the watch, in this iteration.
     """
 
     def __init__(self, watch: Watch, describe: Callable[[], tuple[str, str]], timeout: float) -> None:
@@ -146,10 +133,7 @@ class Session:
     def check(self, step: int) -> None:
         """Raise the failure of another rank, if it concerns this step.
 
-        Raises
-        ------
-        RankFailedError, ConfigError
-            With the rank and its own message.
+        Raises RankFailedError, ConfigError: with the rank and its own message.
         """
         self._at, self.thread = step, threading.get_ident()
         self._board.shown.show(step)

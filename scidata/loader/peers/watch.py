@@ -33,21 +33,12 @@ class Meeting:
 class Watch:
     """State that one loader keeps of the other ranks that iterate it.
 
-    Parameters
-    ----------
-    mesh
-        Of all ranks that iterate it.
-    dp_axis
-        Ranks of the same place along it read the same samples.
-
-    Attributes
-    ----------
-    iteration, meeting
-        The latest.
-    is_aligned
-        Whether its number is that of the other ranks' iterations: not any more where this rank has iterated alone.
-    has_left
-        Whether it has left one in its middle.
+    - ``mesh``: of all ranks that iterate it.
+    - ``dp_axis``: ranks of the same place along it read the same samples.
+    - ``iteration``, ``meeting``: the latest.
+    - ``is_aligned``: whether its number is that of the other ranks' iterations: not any more where this rank has
+      iterated alone.
+    - ``has_left``: whether it has left one in its middle.
     """
 
     def __init__(self, board: Board, mesh: DeviceMesh, dp_axis: str | None) -> None:

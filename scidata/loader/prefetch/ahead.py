@@ -27,19 +27,10 @@ class ReadAhead(Iterator[list[int]]):
 
     Iterated by one thread; :meth:`run` is the body of others.
 
-    Parameters
-    ----------
-    items
-        Lists of sample indices.
-    reads_of
-        Returns the blocks that a sample shares with others.
-    in_flight
-        Items that may be read at once, or lie ready: their shared blocks are kept for so long.
-
-    Attributes
-    ----------
-    has_begun
-        Whether there was something to read: not where all is kept from an earlier epoch.
+    - ``items``: lists of sample indices.
+    - ``reads_of``: returns the blocks that a sample shares with others.
+    - ``in_flight``: items that may be read at once, or lie ready: their shared blocks are kept for so long.
+    - ``has_begun``: whether there was something to read: not where all is kept from an earlier epoch.
     """
 
     def __init__(

@@ -19,14 +19,9 @@ _CALM = 16  # steps in a row in which the item read furthest ahead was not neede
 class Depth:
     """Items in flight: a fixed number, or as few as keep the loop from waiting, within so many bytes.
 
-    Parameters
-    ----------
-    start
-        To begin with; for ever without ``max_bytes``. 0 where nothing is read ahead.
-    max_bytes
-        Of the items in flight; one item may always be.
-    nbytes
-        Of the largest item, where that is known beforehand.
+    - ``start``: to begin with; for ever without ``max_bytes``. 0 where nothing is read ahead.
+    - ``max_bytes``: of the items in flight; one item may always be.
+    - ``nbytes``: of the largest item, where that is known beforehand.
     """
 
     def __init__(self, start: int, max_bytes: int | None = None, nbytes: int = 0) -> None:

@@ -23,10 +23,7 @@ _SETTLED = (64, 1024)  # steps between two trials: at first, when much is done f
 class OwnReads:
     """Decides from step to step; kept from epoch to epoch.
 
-    Attributes
-    ----------
-    now
-        Whether the loop is to read for itself.
+    - ``now``: whether the loop is to read for itself.
     """
 
     def __init__(self) -> None:
@@ -46,14 +43,9 @@ class OwnReads:
     def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
         """Take note that an item is handed over.
 
-        Parameters
-        ----------
-        asked, at
-            When it was asked for, and now.
-        read
-            Seconds that reading it took.
-        own
-            Whether the loop read it.
+        - ``asked``, ``at``: when it was asked for, and now.
+        - ``read``: seconds that reading it took.
+        - ``own``: whether the loop read it.
         """
         last, self._last = self._last, at
         if own != self.now or last is None:

@@ -45,10 +45,8 @@ _END = signal.SIGRTMIN + 1  # tells a process to end; SIGTERM, which SLURM sends
 class WorkerPool:
     """Processes that each hold a copy of the data set. Begins them; does not wait for them to be ready.
 
-    Parameters
-    ----------
-    init_fn, seed
-        As torch's loader: ``init_fn(worker_id)`` is called in each process, whose seeds are ``seed + worker_id``.
+    - ``init_fn``, ``seed``: as torch's loader: ``init_fn(worker_id)`` is called in each process, whose seeds are ``seed
+      + worker_id``.
     """
 
     def __init__(
@@ -82,10 +80,8 @@ class WorkerPool:
     def read(self, index: int, epoch: object, over: Callable[[], bool]) -> tuple[Any, object]:
         """Return this rank's part of a sample, and the read's statistics. From as many threads as there are processes.
 
-        Raises
-        ------
-        WorkerDiedError
-            The process has ended. Errors of reading are raised as they are, with the process's traceback as a note.
+        Raises WorkerDiedError: the process has ended. Errors of reading are raised as they are, with the process's
+        traceback as a note.
         """
         done = lambda: over() or self.closed  # noqa: E731
         worker = self._take(done)

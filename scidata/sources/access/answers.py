@@ -51,10 +51,7 @@ def checked(data: _Data, url: Url, offset: int, nbytes: int, size: int | None) -
 def at_most(data: _Data, url: Url, nbytes: int, size: int | None) -> tuple[_Data, int]:
     """Check an answer of the first or last bytes, ``nbytes`` where the object has as many; return it with the size.
 
-    Raises
-    ------
-    OSError
-        The server does not say the size.
+    Raises OSError: the server does not say the size.
     """
     size = size_in({"size": size}, url)
     return checked(data, url, 0, min(nbytes, size), size), size
@@ -90,10 +87,7 @@ def version_of(info: Mapping[str, object], size: int | None = None) -> Version:
 def check_version(url: Url, version: Version) -> None:
     """Take in the version of an object that an answer tells of.
 
-    Raises
-    ------
-    SourceChangedError
-        Another one was seen first.
+    Raises SourceChangedError: another one was seen first.
     """
     difference = url.seen.changed(str(url), version)
     if difference:
@@ -119,12 +113,7 @@ def lost_version(url: Url, version: str | None, said: str) -> SourceChangedError
 
 
 def check_document(where: str, nbytes: int | None, most: int) -> None:
-    """Refuse a document that is larger than ``most`` bytes, before it is read.
-
-    Raises
-    ------
-    UnsupportedFormatError
-    """
+    """Refuse a document that is larger than ``most`` bytes, before it is read. Raises UnsupportedFormatError."""
     if nbytes is not None and nbytes > most:
         raise UnsupportedFormatError(
             f"{where}: has {nbytes} bytes, but at most {most} of one metadata document are read; open the groups below "
@@ -133,13 +122,7 @@ def check_document(where: str, nbytes: int | None, most: int) -> None:
 
 
 def size_in(info: Info, where: str) -> int:
-    """Return the size that ``info`` tells.
-
-    Raises
-    ------
-    OSError
-        The server does not say it.
-    """
+    """Return the size that ``info`` tells. Raises OSError: the server does not say it."""
     size = info.get("size")
     if size is None:
         raise OSError(errno.EIO, f"{where}: the server does not say how large it is; copy it first")

@@ -239,12 +239,7 @@ class FileCache:
     def read(self, path: str, offset: int, nbytes: int) -> bytearray:
         """Return ``nbytes`` bytes from ``offset``.
 
-        Raises
-        ------
-        FileNotFoundError
-            The file is not there.
-        ShortReadError
-            The file ends before ``offset + nbytes``.
+        Raises FileNotFoundError: the file is not there; ShortReadError: the file ends before ``offset + nbytes``.
         """
         buffer = bytearray(nbytes)
         self.read_into(path, offset, [memoryview(buffer)])
@@ -367,11 +362,8 @@ class Versions:
     def note(self, path: str, found: Version) -> None:
         """Take in the version of a file that is about to be read.
 
-        Raises
-        ------
-        SourceChangedError
-            It has another size, or was changed at another time, than when it was first seen; also where somebody has
-            set that time back.
+        Raises SourceChangedError: it has another size, or was changed at another time, than when it was first seen;
+        also where somebody has set that time back.
         """
         known = self._seen.get(path)
         if known is None and len(self._seen) < _MAX_VERSIONS:

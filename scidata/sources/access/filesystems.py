@@ -42,9 +42,7 @@ class Place(NamedTuple):
     def run(self, call: str | Callable[..., object], *arguments: object, until: float, **options: object) -> Any:
         """Call a method of the file system, or a coroutine; until a time, where that is asynchronous.
 
-        Raises
-        ------
-        TimeoutError
+        Raises TimeoutError.
         """
         if not self.is_async:
             return getattr(self.fs, str(call))(*arguments, **options)
@@ -80,10 +78,7 @@ class FileSystems:
     def find(self, url: Url) -> Place:
         """Return the file system of fsspec that reads a URL, and its path in it.
 
-        Raises
-        ------
-        MissingDependencyError
-            A package is not installed that reads such URLs.
+        Raises MissingDependencyError: a package is not installed that reads such URLs.
         """
         try:
             return self._find(url)

@@ -46,9 +46,7 @@ def _key(url: Url) -> tuple[object, str]:
 def read_head(path: str, nbytes: int) -> FirstRead:
     """Read the first bytes of a file, ``nbytes`` if it has as many; those of an object are kept until it is forgotten.
 
-    Raises
-    ------
-    FileNotFoundError
+    Raises FileNotFoundError.
     """
     url = url_of(path)
     if not isinstance(url, Url) or isinstance(url, KeptUrl):
@@ -97,10 +95,7 @@ def keep_document(url: Url, found: bytes | Exception) -> None:
 def read_documents(urls: Sequence[Url], most: int) -> list[bytes | Exception]:
     """Read objects whole, side by side; return errors in place of those that cannot be read.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        One has more than ``most`` bytes.
+    Raises UnsupportedFormatError: one has more than ``most`` bytes.
     """
     kept = [_documents.get(_key(url)) for url in urls]
     asked = iter(each([url for url, found in zip(urls, kept, strict=True) if found is None], "document", most=most))

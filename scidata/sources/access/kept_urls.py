@@ -50,14 +50,9 @@ class Reader(NamedTuple):
 class KeptUrl(Url):
     """A URL whose requests a keeper answers.
 
-    Attributes
-    ----------
-    keeper
-        Of this URL and all below it.
-    key
-        The place below the keeper's own URL.
-    plain
-        The same URL, which its server is asked for.
+    - ``keeper``: of this URL and all below it.
+    - ``key``: the place below the keeper's own URL.
+    - ``plain``: the same URL, which its server is asked for.
     """
 
     keeper: Keeper

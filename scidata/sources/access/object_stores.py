@@ -101,12 +101,7 @@ class Bucket:
         self.is_served = True
 
     def prepare(self) -> _Make:
-        """Find out, once, how the bucket's server is asked: credentials, region, address.
-
-        Raises
-        ------
-        UnservedError
-        """
+        """Find out, once, how the bucket's server is asked: credentials, region, address. Raises UnservedError."""
         return self._settled.get_or_make("settled", self._settle, once=True)
 
     def store(self, seconds: float, to_connect: float) -> ObjectStore:
@@ -123,10 +118,7 @@ class Bucket:
 def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
     """Return the bucket that an object lies in, from those that are known or a new one, and the object's key.
 
-    Returns
-    -------
-    Bucket, str
-        None where fsspec has to read the object.
+    None where fsspec has to read the object.
     """
     scheme, _, rest = url.target.partition("://")
     make = _MAKERS.get(scheme)
@@ -149,12 +141,7 @@ def _is_odd(key: str) -> bool:
 
 
 def _check_options(options: _Options, *known: str) -> None:
-    """Leave a bucket to fsspec whose options have no counterpart.
-
-    Raises
-    ------
-    UnservedError
-    """
+    """Leave a bucket to fsspec whose options have no counterpart. Raises UnservedError."""
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UnservedError(f"obstore knows no storage_options {', '.join(unknown)}", for_good=True)
@@ -286,21 +273,10 @@ def read(
 ) -> tuple[memoryview, Version]:
     """Read an object, or a span of it.
 
-    Parameters
-    ----------
-    most
-        Bytes; a whole object that is larger is not read.
+    - ``most``: bytes; a whole object that is larger is not read.
 
-    Returns
-    -------
-    memoryview, Version
-        The bytes, and the version of the object that they are of.
-
-    Raises
-    ------
-    AnswerError, OSError, UnsupportedFormatError
-    UnservedError
-        fsspec may succeed, or raise the reason.
+    Returns the bytes, and the version of the object that they are of. Raises AnswerError, OSError,
+    UnsupportedFormatError; UnservedError: fsspec may succeed, or raise the reason.
     """
     options: dict[str, Any] = {} if span is None else {"range": span}
     if version is not None:
@@ -342,10 +318,7 @@ def ls(store: ObjectStore, key: str) -> list[Info]:
 def page(store: ObjectStore, key: str, after: str) -> tuple[dict[str, Version], bool]:
     """List objects in order, from the first one after a key on; raises as :func:`read`.
 
-    Returns
-    -------
-    dict of str to Version, bool
-        By key relative to the folder; and whether these are the last ones.
+    By key relative to the folder; and whether these are the last ones.
     """
     start = f"{key}/" if key else ""
     with _translated():

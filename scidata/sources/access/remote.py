@@ -233,10 +233,7 @@ def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
     """Ask for ``info`` or ``ls``, or read a ``range``, or a ``document`` whole; or, of an object of unknown size, its
     ``first`` bytes or the ``tail``, with the size.
 
-    Raises
-    ------
-    FileNotFoundError, PermissionError, OSError
-        Without credentials. The last one says how often it was tried.
+    Raises FileNotFoundError, PermissionError, OSError: without credentials. The last one says how often it was tried.
     """
     if not isinstance(url, KeptUrl) and threading.current_thread() is not threading.main_thread():
         return _by_any(url, method, options)
@@ -266,11 +263,8 @@ def gives_tails(url: Url) -> bool:
 def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
     """List objects below a URL: so many of them, in order, from the first one after a key on.
 
-    Returns
-    -------
-    dict of str to Version, bool
-        By key relative to the URL; and whether these are the last ones. None where a server has no such listing, does
-        not allow it, or keeps no order.
+    By key relative to the URL; and whether these are the last ones. None where a server has no such listing,
+    does not allow it, or keeps no order.
     """
     if current().bucket(url) is None:
         return None
@@ -287,9 +281,6 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
 def fetch(url: Url, offset: int, nbytes: int) -> bytes | memoryview:
     """Read one range; return it as a buffer of bytes.
 
-    Raises
-    ------
-    ShortReadError
-        The object ends before it; a body cut short on the way is fetched again instead.
+    Raises ShortReadError: the object ends before it; a body cut short on the way is fetched again instead.
     """
     return request(url, "range", offset=offset, nbytes=nbytes)

@@ -99,14 +99,9 @@ def _is_transient_alone(error: BaseException) -> bool:
 class Retry:
     """How often a read is tried, and how long it waits in between: twice as long each time, less a random part.
 
-    Attributes
-    ----------
-    attempts
-        At most so many in all.
-    first_wait, max_wait
-        Seconds before the second attempt, and before any one.
-    total_wait
-        Seconds of all waits of one read. Of a URL: of its attempts, too.
+    - ``attempts``: at most so many in all.
+    - ``first_wait``, ``max_wait``: seconds before the second attempt, and before any one.
+    - ``total_wait``: seconds of all waits of one read. Of a URL: of its attempts, too.
     """
 
     attempts: int = 6
@@ -117,11 +112,8 @@ class Retry:
     def run(self, name: str, call: Callable[[], _T], *, failed: Exception | None = None) -> _T:
         """Call until it succeeds; ``failed`` is the error of an attempt that was made before.
 
-        Raises
-        ------
-        Exception
-            What the call raised, where that is not transient; an ``OSError`` that says how often it was tried after
-            the last attempt.
+        Raises Exception: what the call raised, where that is not transient; an ``OSError`` that says how often it was
+        tried after the last attempt.
         """
         attempts = Attempts(self, name)
         while True:

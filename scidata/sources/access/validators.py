@@ -24,12 +24,9 @@ _SETTLED = 2.0  # seconds: some file systems keep times by the second, and a clo
 class Validator:
     """The content of several files, as a digest of their validators.
 
-    Attributes
-    ----------
-    digest
-        Another one for another content; files that are not there count, too. Empty where a server says nothing.
-    changed
-        When the youngest of local files was changed, seconds since the epoch.
+    - ``digest``: another one for another content; files that are not there count, too. Empty where a server says
+      nothing.
+    - ``changed``: when the youngest of local files was changed, seconds since the epoch.
     """
 
     digest: bytes
@@ -46,10 +43,7 @@ class Validators:
 
     The version found here binds later reads: reading another version of the object raises.
 
-    Parameters
-    ----------
-    root
-        The source's path; the files lie there or below.
+    - ``root``: the source's path; the files lie there or below.
     """
 
     def __init__(self, root: str) -> None:
@@ -62,12 +56,7 @@ class Validators:
     def of(self, paths: Sequence[str], places: bytes = b"") -> Validator:
         """Return the validator of files; ``places``: a digest of the places in them that are read.
 
-        Raises
-        ------
-        SourceChangedError
-            An object was replaced since it was first seen.
-        OSError
-            It cannot be found out.
+        Raises SourceChangedError: an object was replaced since it was first seen; OSError: it cannot be found out.
         """
         texts, changed = self._texts_of(paths)
         return Validator(_digest(texts, places), changed)

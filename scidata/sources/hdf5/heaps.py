@@ -33,10 +33,7 @@ class GuardedFile(UrlFile):
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill ``buffer`` as far as the file goes.
 
-        Raises
-        ------
-        CorruptDataError
-            It holds the begin of a heap that HDF5 cannot go through.
+        Raises CorruptDataError: it holds the begin of a heap that HDF5 cannot go through.
         """
         begin, count = self._position, super().readinto(buffer)
         if count <= _MAX_METADATA:

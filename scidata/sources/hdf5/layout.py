@@ -65,12 +65,8 @@ class Contents:
 class ChunkIndex:
     """Every stored chunk of one dataset: its number in C order of the chunk grid, ascending, and its place.
 
-    Attributes
-    ----------
-    numbers
-        ``(num,)`` int64.
-    places
-        ``(3, num)`` int64: offsets, bytes, filter masks.
+    - ``numbers``: ``(num,)`` int64.
+    - ``places``: ``(3, num)`` int64: offsets, bytes, filter masks.
     """
 
     numbers: IntArray
@@ -176,19 +172,11 @@ def describe(
 ) -> tuple[ArrayLayout, Storage]:
     """Describe one dataset.
 
-    Parameters
-    ----------
-    plist
-        The properties that it was created with.
-    path
-        In the file.
-    foreign
-        It keeps its bytes outside the file (the caller has allowed that): only HDF5 itself can read it.
+    - ``plist``: the properties that it was created with.
+    - ``path``: in the file.
+    - ``foreign``: it keeps its bytes outside the file (the caller has allowed that): only HDF5 itself can read it.
 
-    Raises
-    ------
-    Unreadable
-        It is of a type that scidata does not read, or holds nothing.
+    Raises Unreadable: it is of a type that scidata does not read, or holds nothing.
     """
     shape = dset.shape
     if shape is None:

@@ -65,15 +65,9 @@ def _local(file: h5py.File, path: str) -> h5py.Dataset | None:
 def missing_part(dset: h5py.Dataset, ranges: Ranges, kept: dict[str, list[VirtualMapping]]) -> str | None:
     """Say which part of a data set, the first that is needed for some rows of its dims, is not there.
 
-    Parameters
-    ----------
-    kept
-        Mappings of virtual data sets, by their names: finding them takes 40 µs a part.
+    - ``kept``: mappings of virtual data sets, by their names: finding them takes 40 µs a part.
 
-    Raises
-    ------
-    CorruptDataError, ShortReadError
-        A part is there, and contradicts the data set.
+    Raises CorruptDataError, ShortReadError: a part is there, and contradicts the data set.
     """
     if dset.is_virtual and dset.name not in kept:
         kept[dset.name] = _mappings(dset)

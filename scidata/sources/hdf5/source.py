@@ -69,12 +69,8 @@ class HDF5Source(FileSource[Contents]):
     scales, else their labels, else ``dim_i``. Text, compounds and references are left out and named in ``skipped``,
     as are virtual datasets, external storage and external links unless ``allow_external``.
 
-    Parameters
-    ----------
-    path
-        File or URL. Opened at the first use, once per process.
-    allow_external
-        Also read values in other files, through HDF5.
+    - ``path``: file or URL. Opened at the first use, once per process.
+    - ``allow_external``: also read values in other files, through HDF5.
     """
 
     format = "hdf5"
@@ -131,12 +127,7 @@ class HDF5Source(FileSource[Contents]):
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
 
         A chunk that was never written has path index -1. Data in no chunk of its own (compact, external, virtual:
-        ``layout.fallback``) has 0 bytes. Thread-safe.
-
-        Raises
-        ------
-        ShortReadError
-            The file ends before a chunk does.
+        ``layout.fallback``) has 0 bytes. Thread-safe. Raises ShortReadError: the file ends before a chunk does.
         """
         if layout.name in self._contiguous and len(chunks) == 1 and not chunks.any():
             return self._contiguous[layout.name]
@@ -191,14 +182,9 @@ class HDF5Source(FileSource[Contents]):
     def read_box(self, layout: ArrayLayout, box: tuple[slice, ...], out: npt.NDArray[np.generic]) -> None:
         """Read a box (positive steps) into ``out`` with h5py, whatever the filters. Thread-safe, one at a time.
 
-        Raises
-        ------
-        MissingDependencyError
-            A filter is not installed.
-        MissingChunkError
-            A part that lies elsewhere is not there; ``out`` has the rest, and the fill value in its place.
-        CorruptDataError
-            HDF5 cannot decode it, or a part contradicts the data set.
+        Raises MissingDependencyError: a filter is not installed; MissingChunkError: a part that lies elsewhere is not
+        there; ``out`` has the rest, and the fill value in its place; CorruptDataError: HDF5 cannot decode it, or a part
+        contradicts the data set.
         """
         storage = self._storage(layout)
         label = f"{self.path}: field {layout.name!r}"

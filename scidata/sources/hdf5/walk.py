@@ -33,18 +33,11 @@ _SCALE_ATTRIBUTES = frozenset({"CLASS", "NAME"})
 def open_h5(path: str, *, guarded: bool = False) -> h5py.File:
     """Open a file or URL for reading.
 
-    Parameters
-    ----------
-    guarded
-        For reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in other
-        files cannot be read through it.
+    - ``guarded``: for reading attributes: one whose heap would hold HDF5 for ever fails. URLs always are. What lies in
+      other files cannot be read through it.
 
-    Raises
-    ------
-    FileNotFoundError
-        Nothing is there.
-    CorruptDataError
-        HDF5 cannot open it; ShortReadError where it ends too early.
+    Raises FileNotFoundError: nothing is there; CorruptDataError: HDF5 cannot open it; ShortReadError where it ends too
+    early.
     """
     by_stream = is_url(path) or guarded
     if not by_stream:
@@ -155,10 +148,7 @@ def is_text(name: object) -> bool:
 def attribute_of(obj: h5py.HLObject, name: str, where: str = "") -> Any:
     """Read one attribute, after looking at its size.
 
-    Raises
-    ------
-    CorruptDataError
-        It claims more bytes than any attribute has.
+    Raises CorruptDataError: it claims more bytes than any attribute has.
     """
     found = h5py.h5a.open(obj.id, name.encode())
     shape, stored = found.shape, found.get_type()

@@ -69,17 +69,10 @@ def _run(call: Callable[[], Awaitable[_T]]) -> _T:
 class Repository:
     """One snapshot of a repository.
 
-    Parameters
-    ----------
-    path
-        The repository, and which of its snapshots (``@branch=``, ``@tag=``, ``@snapshot=``), default ``main``'s last.
-    snapshot
-        The one to open, where it is known already.
-
-    Attributes
-    ----------
-    snapshot
-        Its id.
+    - ``path``: the repository, and which of its snapshots (``@branch=``, ``@tag=``, ``@snapshot=``), default ``main``'s
+      last.
+    - ``snapshot``: the one to open, where it is known already.
+    - ``snapshot``: its id.
     """
 
     def __init__(self, path: str, snapshot: str | None) -> None:

@@ -97,10 +97,7 @@ class Templates:
     def generated(self, entries: object) -> Iterator[tuple[str, list[Any]]]:
         """Yield the keys and references that the generators of a set (``gen``) stand for.
 
-        Raises
-        ------
-        UnsupportedFormatError
-            A generator that is not understood, or more references than any set has.
+        Raises UnsupportedFormatError: a generator that is not understood, or more references than any set has.
         """
         total = 0
         for entry in entries if isinstance(entries, list) else [entries]:
@@ -149,14 +146,8 @@ _MAX_TEXT_BYTES = 1 << 28  # of all paths together, which templates can make lon
 class JsonSet:
     """A reference set in memory: the metadata, and the tables of its arrays once these are known.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        It is no reference set, or one of an unknown version, or is not JSON.
-    TooLargeError
-        It is larger than is read.
-    CorruptDataError
-        A reference that makes no sense.
+    Raises UnsupportedFormatError: it is no reference set, or one of an unknown version, or is not JSON; TooLargeError:
+    it is larger than is read; CorruptDataError: a reference that makes no sense.
     """
 
     lasting = ""
@@ -200,10 +191,7 @@ class JsonSet:
     def attach(self, records: Iterable[ArrayRecord]) -> None:
         """Make the tables of the arrays; the references themselves are let go.
 
-        Raises
-        ------
-        CorruptDataError
-            A key that is no chunk of its array, or a reference that makes no sense.
+        Raises CorruptDataError: a key that is no chunk of its array, or a reference that makes no sense.
         """
         arrays = {record.prefix: _Rows(record) for record in records}
         names: dict[str, int] = {}

@@ -31,17 +31,10 @@ _COLUMNS = ("path", "offset", "size", "raw")
 class ParquetSet:
     """A reference set in a folder of Parquet files.
 
-    Parameters
-    ----------
-    tree
-        The folder.
-    check
-        Raises where the set was written again since it was opened: tables of two versions do not mix.
+    - ``tree``: the folder.
+    - ``check``: raises where the set was written again since it was opened: tables of two versions do not mix.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Its ``.zmetadata`` are no JSON, or do not say how long its tables are.
+    Raises UnsupportedFormatError: its ``.zmetadata`` are no JSON, or do not say how long its tables are.
     """
 
     lasting = ""

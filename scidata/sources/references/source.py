@@ -152,17 +152,13 @@ _Set = JsonSet | ParquetSet | Repository
 class ReferenceSource(ZarrSource):
     """A reference set of kerchunk or VirtualiZarr, in JSON or Parquet, or one snapshot of an Icechunk repository.
 
-    Parameters
-    ----------
-    path
-        The JSON file, the folder of Parquet files, or the repository: ``repo``, ``repo@branch=dev``, ``repo@tag=v1``,
-        ``repo@snapshot=…``; default the last snapshot of the branch ``main`` when this process first looks. It stays
-        at that one, and goes there in other processes that it is pickled to.
-    kind
-        ``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``.
-    allow_external
-        Follow references to anywhere. Refused otherwise: targets outside the folder of the set, its bucket or host.
-        ``storage_options={"targets": {prefix: options}}`` names other allowed targets, and the options that open them.
+    - ``path``: the JSON file, the folder of Parquet files, or the repository: ``repo``, ``repo@branch=dev``,
+      ``repo@tag=v1``, ``repo@snapshot=…``; default the last snapshot of the branch ``main`` when this process first
+      looks. It stays at that one, and goes there in other processes that it is pickled to.
+    - ``kind``: ``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``.
+    - ``allow_external``: follow references to anywhere. Refused otherwise: targets outside the folder of the set, its
+      bucket or host. ``storage_options={"targets": {prefix: options}}`` names other allowed targets, and the options
+      that open them.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, kind: str, allow_external: bool = False) -> None:
@@ -277,10 +273,7 @@ def _folder_of(path: str) -> str:
 def open_repository(path: str, *, allow_external: bool) -> ReferenceSource | None:
     """Open an Icechunk repository, None where there is none.
 
-    Raises
-    ------
-    ConfigError
-        The path names a branch, tag or snapshot, and is no repository.
+    Raises ConfigError: the path names a branch, tag or snapshot, and is no repository.
     """
     store, version = split_version(path)
     if is_repository(url_of(store)):

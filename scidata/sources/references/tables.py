@@ -28,18 +28,12 @@ _MAX = 2**63 - 1
 class Table:
     """Places of some chunk files of one array.
 
-    Attributes
-    ----------
-    linear
-        ``(num,)`` int64, ascending: which file of the array, flattened in C order.
-    target
-        ``(num,)`` int64: into ``names``; ``-1 - i`` for ``inline[i]``.
-    offset, nbytes
-        ``(num,)`` int64: the range in the target; ``nbytes`` is :data:`WHOLE` where that is all of it.
-    names
-        The targets, as the set writes them.
-    inline
-        Encoded chunks that are in the set itself.
+    - ``linear``: ``(num,)`` int64, ascending: which file of the array, flattened in C order.
+    - ``target``: ``(num,)`` int64: into ``names``; ``-1 - i`` for ``inline[i]``.
+    - ``offset``, ``nbytes``: ``(num,)`` int64: the range in the target; ``nbytes`` is :data:`WHOLE` where that is all
+      of it.
+    - ``names``: the targets, as the set writes them.
+    - ``inline``: encoded chunks that are in the set itself.
     """
 
     linear: IntArray
@@ -66,10 +60,7 @@ class Table:
 class Tables(Protocol):
     """The tables of a set, in whatever form it is stored.
 
-    Attributes
-    ----------
-    lasting
-        What URLs of objects begin with that are written once and never again; nothing where there are none.
+    - ``lasting``: what URLs of objects begin with that are written once and never again; nothing where there are none.
     """
 
     lasting: str
@@ -95,10 +86,7 @@ def make_table(
 def decoded_inline(value: bytes, where: str) -> bytes:
     """Return the bytes that a set has in place of a reference.
 
-    Raises
-    ------
-    CorruptDataError
-        They say that they are base64, and are not.
+    Raises CorruptDataError: they say that they are base64, and are not.
     """
     if not value.startswith(_BASE64):
         return value
@@ -129,10 +117,7 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 class DocumentTree:
     """A tree of metadata documents alone, as :class:`scidata.sources.zarr.tree.Tree` has them.
 
-    Raises
-    ------
-    RefusedError
-        A key is no path inside a store.
+    Raises RefusedError: a key is no path inside a store.
     """
 
     def __init__(self, store: str, documents: Mapping[str, bytes]) -> None:

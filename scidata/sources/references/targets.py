@@ -30,18 +30,11 @@ _MAX_FOLDERS = 1 << 16
 class Targets:
     """Resolves the references of one set.
 
-    Parameters
-    ----------
-    store
-        The set, for messages; a URL's options are those of its own bucket or host.
-    folder
-        Local: below it references may lead. Relative ones begin there.
-    allow_external
-        Whether references may lead anywhere.
-    seen
-        What was first seen of objects, where ``store`` is no URL.
-    versions
-        Of local files.
+    - ``store``: the set, for messages; a URL's options are those of its own bucket or host.
+    - ``folder``: local: below it references may lead. Relative ones begin there.
+    - ``allow_external``: whether references may lead anywhere.
+    - ``seen``: what was first seen of objects, where ``store`` is no URL.
+    - ``versions``: of local files.
     """
 
     def __init__(self, store: str, folder: str, *, allow_external: bool, seen: Seen, versions: Versions) -> None:
@@ -60,10 +53,7 @@ class Targets:
     def resolve(self, name: str) -> str:
         """Return the local path or URL that a reference names.
 
-        Raises
-        ------
-        RefusedError
-            It leads to where the set may not lead.
+        Raises RefusedError: it leads to where the set may not lead.
         """
         if "\0" in name or "::" in name or not name:
             raise RefusedError(f"{self._store}: refers to {public_text(name)!r}, which is neither a path nor a URL")

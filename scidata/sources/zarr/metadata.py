@@ -37,14 +37,10 @@ _KEYS_V3 = frozenset([
 class ArrayRecord:
     """An array's layout, and the naming of its chunks' files.
 
-    Attributes
-    ----------
-    prefix
-        Path of the array's folder inside the store; empty where the store is the array.
-    separator, key_start
-        Between the coordinates of a chunk's key, and the text before them (``"c"`` or nothing).
-    index
-        The shard index, where ``layout.shards`` is set.
+    - ``prefix``: path of the array's folder inside the store; empty where the store is the array.
+    - ``separator``, ``key_start``: between the coordinates of a chunk's key, and the text before them (``"c"`` or
+      nothing).
+    - ``index``: the shard index, where ``layout.shards`` is set.
     """
 
     layout: ArrayLayout
@@ -170,13 +166,8 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
     """Describe an array from its ``.zarray`` and ``.zattrs``.
 
     ``fallback`` is set where a filter is not one that scidata undoes; whether zarr-python does is not known here.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        Not an array of numbers, or metadata that makes no sense.
-    RefusedError
-        A pickle among the filters.
+    Raises UnsupportedFormatError: not an array of numbers, or metadata that makes no sense; RefusedError: a pickle
+    among the filters.
     """
     where = f"{store}: array {name!r}"
     if meta.get("zarr_format") != 2:
@@ -368,10 +359,7 @@ def known_v3(
 ) -> ArrayRecord:
     """Describe an array as scidata's stores have them, without its ``zarr.json``: C order, a crc32c behind each chunk.
 
-    Parameters
-    ----------
-    shards
-        Shape of the files; empty where each chunk is one.
+    - ``shards``: shape of the files; empty where each chunk is one.
     """
     found, where = np.dtype(dtype), f"{store}: array {name!r}"
     _check_chunk(chunks, found, where)

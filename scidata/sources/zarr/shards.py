@@ -34,24 +34,12 @@ class ShardIndex:
 def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntArray:
     """Read and check the index of one shard.
 
-    Parameters
-    ----------
-    size
-        Bytes of the file, or of the part of it that is the shard.
-    begin
-        Where that part begins.
+    - ``size``: bytes of the file, or of the part of it that is the shard.
+    - ``begin``: where that part begins.
 
-    Returns
-    -------
-    IntArray
-        ``(num_chunks, 2)``: offset in the shard and encoded size of each chunk; -1 where it is absent.
-
-    Raises
-    ------
-    ShortReadError
-        The file is shorter than the index, or than the ranges that it names.
-    ChecksumError
-        The index does not match its crc32c.
+    Returns ``(num_chunks, 2)``: offset in the shard and encoded size of each chunk; -1 where it is absent. Raises
+    ShortReadError: the file is shorter than the index, or than the ranges that it names; ChecksumError: the index does
+    not match its crc32c.
     """
     _check_room(path, size, index)  # before anything of that size is allocated
     raw = files().read(path, begin + (size - index.nbytes if index.at_end else 0), index.nbytes)

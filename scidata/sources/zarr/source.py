@@ -172,16 +172,11 @@ class ZarrSource:
     bounded caches until :meth:`close`. Of local files, an array whose metadata are written again while it is open and a
     chunk's file that is another one when it is read again are noticed (:meth:`check_unchanged`).
 
-    Parameters
-    ----------
-    path
-        Folder or fsspec URL. Where it is an array, that array has the folder's name.
-    allow_external
-        Follow symbolic links that lead out of ``path``. Refused otherwise: at opening for groups and arrays, at
-        first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
-    names
-        Paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then. So it is in
-        scidata's own stores, whose checksums say more than the times of files, which then are not looked at.
+    - ``path``: folder or fsspec URL. Where it is an array, that array has the folder's name.
+    - ``allow_external``: follow symbolic links that lead out of ``path``. Refused otherwise: at opening for groups and
+      arrays, at first use for folders and files of chunks. Not checked behind URLs other than ``file://``.
+    - ``names``: paths of the arrays, where ``path`` is a v3 group of which they are known: no folder is listed then. So
+      it is in scidata's own stores, whose checksums say more than the times of files, which then are not looked at.
     """
 
     def __init__(
@@ -304,20 +299,10 @@ class ZarrSource:
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks given by ``(num, ndim)`` int64 chunk coordinates.
 
-        For a ``fallback`` array the refs are whole files, good for telling which are absent.
-
-        Raises
-        ------
-        ShortReadError
-            A file that is shorter than its chunk or shard index must be.
-        CorruptDataError
-            An encoded size that its codecs cannot have given.
-        ChecksumError
-            A shard index that does not match its crc32c.
-        RefusedError
-            A link out of the store, or a pipe or device in place of a chunk.
-        ConfigError
-            Coordinates outside the chunk grid.
+        For a ``fallback`` array the refs are whole files, good for telling which are absent. Raises ShortReadError: a
+        file that is shorter than its chunk or shard index must be; CorruptDataError: an encoded size that its codecs
+        cannot have given; ChecksumError: a shard index that does not match its crc32c; RefusedError: a link out of the
+        store, or a pipe or device in place of a chunk; ConfigError: coordinates outside the chunk grid.
         """
         state = self._open()
         return state.chunks.locate(self._record(state, layout.name), chunks)
@@ -346,13 +331,8 @@ class ZarrSource:
         """Read a box (positive steps) with zarr-python into ``out``, converting to its dtype.
 
         zarr-python gives the fill value for chunks that are absent: callers that must know ask :meth:`locate` first.
-
-        Raises
-        ------
-        CorruptDataError
-            zarr-python failed to decode a chunk.
-        RefusedError
-            A chunk that is a link out of the store.
+        Raises CorruptDataError: zarr-python failed to decode a chunk; RefusedError: a chunk that is a link out of the
+        store.
         """
         from zarr.core.buffer import default_buffer_prototype
 

@@ -228,16 +228,9 @@ def find_arrays(tree: Tree, store: str, names: Sequence[str] | None = None, *, l
     """Describe every array below ``tree``, which is a group or an array; v3 where both formats are there.
 
     ``names`` are those that a v3 group is known to have: no folder is listed then, which a web server cannot.
-    ``lazily`` leaves the arrays of a group without consolidated metadata to :meth:`Contents.find`.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing at the path.
-    UnsupportedFormatError
-        No Zarr metadata, or a metadata file that is not JSON (named).
-    RefusedError
-        A link or a name in the metadata that leads out of the store.
+    ``lazily`` leaves the arrays of a group without consolidated metadata to :meth:`Contents.find`. Raises
+    FileNotFoundError: there is nothing at the path; UnsupportedFormatError: no Zarr metadata, or a metadata file that
+    is not JSON (named); RefusedError: a link or a name in the metadata that leads out of the store.
     """
     if names is not None:
         return _find_named(tree, store, names)

@@ -34,15 +34,10 @@ def write_shard(
 ) -> npt.NDArray[np.uint32]:
     """Write the file of one shard; return the crc32c of each chunk that has values, by its place in the shard.
 
-    Parameters
-    ----------
-    path
-        Folders on the way to it are made.
-    values
-        In the stored dtype, with at least one element; smaller than the shard where the array ends in it. Chunks that
-        it ends in are filled up with zeros, chunks beyond are left out.
-    chunk, shard
-        Shapes; each of ``shard`` is a multiple of ``chunk``'s.
+    - ``path``: folders on the way to it are made.
+    - ``values``: in the stored dtype, with at least one element; smaller than the shard where the array ends in it.
+      Chunks that it ends in are filled up with zeros, chunks beyond are left out.
+    - ``chunk``, ``shard``: shapes; each of ``shard`` is a multiple of ``chunk``'s.
     """
     held = chunks_held(values.shape, chunk)
     sums = np.empty(math.prod(held), np.uint32)
@@ -186,18 +181,11 @@ def write_array(
 ) -> ArrayInfo:
     """Write one array of a sample, shard by shard.
 
-    Parameters
-    ----------
-    group
-        The sample's ``zarr.Group``, in a folder.
-    read
-        Returns the values of a box; boxes are asked for in C order, once each.
-    statistics
-        Takes in every block.
-    tick
-        Called after every shard with its size.
-    checksums
-        Gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
+    - ``group``: the sample's ``zarr.Group``, in a folder.
+    - ``read``: returns the values of a box; boxes are asked for in C order, once each.
+    - ``statistics``: takes in every block.
+    - ``tick``: called after every shard with its size.
+    - ``checksums``: gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
     """
     kind = stored_dtype(dtype)
     chunk, shard = _chunk_and_shard(shape, kind.itemsize, entity_dim, chunk_rows)
@@ -228,14 +216,9 @@ class Reordered:
     they belong to in ``scratch``, a file of the field's size that the caller removes. Memory then holds a slab, a
     block, and an array of the order's size.
 
-    Parameters
-    ----------
-    read
-        Reads a box of the source.
-    order
-        ``(num_rows,)`` int64: the source's row of each new row; rows may repeat or be left out.
-    source_shape
-        ``source_shape[entity_dim]`` are the source's rows.
+    - ``read``: reads a box of the source.
+    - ``order``: ``(num_rows,)`` int64: the source's row of each new row; rows may repeat or be left out.
+    - ``source_shape``: ``source_shape[entity_dim]`` are the source's rows.
     """
 
     def __init__(

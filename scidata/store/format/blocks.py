@@ -16,12 +16,8 @@ ROW = 64 << 10  # of a block: the bytes that are read and checked at once
 class Use:
     """Counts the entries on disk that some work has needed, each once, and the bytes that it fetched.
 
-    Attributes
-    ----------
-    nbytes, bytes_written
-        Of all entries, on disk, and of those that were not there before.
-    bytes_fetched
-        Bytes requested of the store.
+    - ``nbytes``, ``bytes_written``: of all entries, on disk, and of those that were not there before.
+    - ``bytes_fetched``: bytes requested of the store.
     """
 
     def __init__(self) -> None:

@@ -57,16 +57,11 @@ def _digest(values: Checksums) -> str:
 class CheckedSource(ZarrSource):
     """A sample's Zarr source; the places of its chunks come with the checksums that they must carry.
 
-    Parameters
-    ----------
-    store, info
-        The store, and the description of the sample in its manifest.
-    kept
-        Checksums by sample, shared by the samples of a store.
-    names
-        As for :class:`ZarrSource`.
-    is_parsed
-        Whether layouts come from Zarr's own metadata, not from the manifest; of stores that say none there, they do.
+    - ``store``, ``info``: the store, and the description of the sample in its manifest.
+    - ``kept``: checksums by sample, shared by the samples of a store.
+    - ``names``: as for :class:`ZarrSource`.
+    - ``is_parsed``: whether layouts come from Zarr's own metadata, not from the manifest; of stores that say none
+      there, they do.
     """
 
     def __init__(
@@ -96,10 +91,7 @@ class CheckedSource(ZarrSource):
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
         """Find the bytes of chunks, and the checksums that they must carry; otherwise as :class:`ZarrSource`.
 
-        Raises
-        ------
-        ChecksumError
-            The sample's checksums are not those of which the manifest has the digest.
+        Raises ChecksumError: the sample's checksums are not those of which the manifest has the digest.
         """
         return self._with_checksums(super().locate(layout, chunks), layout, chunks)
 

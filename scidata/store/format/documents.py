@@ -45,10 +45,8 @@ def _nodes(arrays: Iterable[str]) -> set[str]:
 def check_files(source: CheckedSource, info: SampleInfo, folder: str) -> None:
     """Check all of a local sample's files, but for the values in them.
 
-    Raises
-    ------
-    CorruptDataError
-        A file that is not there or should not be, or bytes in one that scidata did not write; it is named.
+    Raises CorruptDataError: a file that is not there or should not be, or bytes in one that scidata did not write; it
+    is named.
     """
     name = os.path.join(folder, _DOCUMENT)
     if _content(name) != sample_document(info).encode():

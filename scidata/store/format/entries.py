@@ -22,17 +22,11 @@ def damaged(where: str, problem: str) -> CorruptDataError:
 class Entry:
     """A JSON object that is being read; each method takes the value of a key, if it is of the kind that it returns.
 
-    Parameters
-    ----------
-    where, key
-        The file and the sample, and the way to the object in it, for messages.
-    known, optional
-        All keys, and those of them that may be missing; of ``optional`` None all may, and others are taken, too.
+    - ``where``, ``key``: the file and the sample, and the way to the object in it, for messages.
+    - ``known``, ``optional``: all keys, and those of them that may be missing; of ``optional`` None all may, and others
+      are taken, too.
 
-    Raises
-    ------
-    CorruptDataError
-        A key that is missing or not known, or a value of another kind.
+    Raises CorruptDataError: a key that is missing or not known, or a value of another kind.
     """
 
     __slots__ = ("data", "key", "where")

@@ -42,19 +42,10 @@ _VALUES = b"scidata store, blocks of files, 1"  # to be raised when keys or bloc
 class KeptFiles:
     """Answers requests for a store's files from disk, and keeps all that it fetches. Thread-safe; pickles.
 
-    Parameters
-    ----------
-    path
-        Of the store: a URL, or a folder of a network file system.
-    manifest
-        A digest of its manifest.
-    disk
-        Where blocks are kept.
-
-    Attributes
-    ----------
-    use
-        Counts entries that are needed from now on; None, as at first, counts nothing.
+    - ``path``: of the store: a URL, or a folder of a network file system.
+    - ``manifest``: a digest of its manifest.
+    - ``disk``: where blocks are kept.
+    - ``use``: counts entries that are needed from now on; None, as at first, counts nothing.
     """
 
     def __init__(self, path: str, manifest: bytes, disk: DiskCache) -> None:

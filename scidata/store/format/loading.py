@@ -193,12 +193,8 @@ def _refuse_folder(entry: Entry, folder: str, index: int) -> NoReturn:
 def load_sample(data: object, where: str) -> SampleInfo:
     """Rebuild a sample's description from the plain data of :func:`scidata.store.format.manifest.sealed`.
 
-    Raises
-    ------
-    CorruptDataError
-        It does not match its digest, or a key of it is missing or wrong.
-    RefusedError
-        It names a place outside the store.
+    Raises CorruptDataError: it does not match its digest, or a key of it is missing or wrong; RefusedError: it names a
+    place outside the store.
     """
     try:
         rest = _unsealed(data, where)
@@ -228,9 +224,7 @@ def _gathered(rows: Gathered, where: str) -> Samples:
 def _samples(said: dict[str, Any], read: ReadTable, where: str) -> Samples:
     """Return the samples that a manifest describes; ``said`` are its groups, and size and digest of the table.
 
-    Raises
-    ------
-    CorruptDataError
+    Raises CorruptDataError.
     """
     entry = Entry(said, where, "'samples'", ("groups", "nbytes", "digest"))
     nbytes, found = entry.count("nbytes"), said["groups"]
@@ -311,20 +305,11 @@ def _check_rows(samples: Samples, number: int, where: str) -> None:
 def load_manifest(raw: bytes, where: str, read: Callable[[int], ReadTable]) -> Manifest:
     """Rebuild a manifest from its JSON.
 
-    Parameters
-    ----------
-    read
-        Opens the file of the table, which has so many bytes, where the manifest does not hold it itself.
+    - ``read``: opens the file of the table, which has so many bytes, where the manifest does not hold it itself.
 
-    Raises
-    ------
-    CorruptDataError
-        No JSON, no manifest, another schema version, one that does not match its digest, or a key that is missing or
-        wrong; the message names the sample and the key.
-    FieldMismatchError
-        Samples that cannot lie in one store.
-    RefusedError
-        It names a place outside the store.
+    Raises CorruptDataError: no JSON, no manifest, another schema version, one that does not match its digest, or a key
+    that is missing or wrong; the message names the sample and the key; FieldMismatchError: samples that cannot lie in
+    one store; RefusedError: it names a place outside the store.
     """
     try:
         data = _parsed(raw, where)

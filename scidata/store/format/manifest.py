@@ -67,12 +67,9 @@ class ArrayInfo:
 
     Values lie in C order, little-endian, each chunk followed by its crc32c: that is the same for all.
 
-    Attributes
-    ----------
-    chunks
-        Their shape; None in schema version 1.
-    shards
-        Shape of the files that several chunks share, empty where each chunk is a file; None before schema version 3.
+    - ``chunks``: their shape; None in schema version 1.
+    - ``shards``: shape of the files that several chunks share, empty where each chunk is a file; None before schema
+      version 3.
     """
 
     shape: tuple[int, ...]
@@ -98,24 +95,14 @@ class InputInfo:
 class SampleHead:
     """The description of a sample that its source gives, and the store keeps.
 
-    Attributes
-    ----------
-    index, num_samples
-        Its place among the samples of the run that wrote it.
-    name
-        The source's name.
-    recipe
-        Digest of the options it was made with: samples of different recipes do not mix.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
-    settings
-        Those options, readable.
-    inputs
-        The files that it was made of.
-    notes
-        Notes for the maker: fallbacks of the order, repairs.
-    values
-        Of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
+    - ``index``, ``num_samples``: its place among the samples of the run that wrote it.
+    - ``name``: the source's name.
+    - ``recipe``: digest of the options it was made with: samples of different recipes do not mix.
+    - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
+    - ``settings``: those options, readable.
+    - ``inputs``: the files that it was made of.
+    - ``notes``: notes for the maker: fallbacks of the order, repairs.
+    - ``values``: of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
     """
 
     index: int
@@ -140,21 +127,14 @@ class SampleHead:
 class SampleInfo(SampleHead):
     """One sample of a store.
 
-    Attributes
-    ----------
-    folder
-        The Zarr group inside the store.
-    counts, source_counts
-        Rows of each entity, and how many the source has of it: more where a repair left some out.
-    bbox
-        ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
-    block_space
-        Coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and latitudes; None
-        without positions.
-    arrays, fields, statistics
-        By path, and by the field's path.
-    documents
-        Digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
+    - ``folder``: the Zarr group inside the store.
+    - ``counts``, ``source_counts``: rows of each entity, and how many the source has of it: more where a repair left
+      some out.
+    - ``bbox``: ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
+    - ``block_space``: coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and
+      latitudes; None without positions.
+    - ``arrays``, ``fields``, ``statistics``: by path, and by the field's path.
+    - ``documents``: digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 
     folder: str

@@ -23,15 +23,9 @@ _Shapes: TypeAlias = Mapping[str, Sequence[_Numbers]]
 def check_sample(entry: Entry, info: SampleInfo, rows: Mapping[Column, _Numbers] | None = None) -> None:
     """Check a sample whose keys have values of the right kinds, or many that differ from it in numbers.
 
-    Parameters
-    ----------
-    rows
-        Numbers of the samples, ``(num,)`` for each column in which they differ.
+    - ``rows``: numbers of the samples, ``(num,)`` for each column in which they differ.
 
-    Raises
-    ------
-    CorruptDataError, RefusedError
-        Numbers that no sample has, or not together; the message names the key.
+    Raises CorruptDataError, RefusedError: numbers that no sample has, or not together; the message names the key.
     """
     values = {column.way: numbers for column, numbers in (rows or {}).items()}
     at: Callable[..., _Numbers] = lambda *way: values[way] if way in values else value_at(info, way)  # noqa: E731

@@ -164,10 +164,7 @@ class Gathered:
     def add(self, data: Any) -> bool:
         """Add a sample; say whether it begins a group.
 
-        Raises
-        ------
-        ValueError
-            A number that is none of things or figures.
+        Raises ValueError: a number that is none of things or figures.
         """
         try:
             shape, values = _take_apart(data)
@@ -214,14 +211,9 @@ def _digest(parts: Sequence[bytes]) -> str:
 class Table:
     """The bytes of a table, in memory up to a bound; of more, blocks are read again, and compared, when asked for.
 
-    Parameters
-    ----------
-    digest
-        Which all of them must have.
+    - ``digest``: which all of them must have.
 
-    Raises
-    ------
-    CorruptDataError
+    Raises CorruptDataError.
     """
 
     def __init__(self, nbytes: int, read: ReadTable, digest: str, where: str) -> None:
@@ -242,13 +234,7 @@ class Table:
             )
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return bytes of it.
-
-        Raises
-        ------
-        CorruptDataError
-            They are others than they were.
-        """
+        """Return bytes of it. Raises CorruptDataError: they are others than they were."""
         first, last = start // _BLOCK_BYTES, -(-stop // _BLOCK_BYTES)
         blocks = [self._blocks.get_or_make(i, partial(self._block, i), len) for i in range(first, last)]
         return b"".join(blocks)[start - first * _BLOCK_BYTES :][: stop - start]
@@ -266,17 +252,10 @@ class Table:
 class Group:
     """Samples that differ in the values of ``columns`` alone.
 
-    Parameters
-    ----------
-    num, first, columns, texts
-        As in a manifest: samples, the description of the first, and bytes of the texts of each column of them.
-    start
-        Where its rows begin in the table.
-
-    Attributes
-    ----------
-    stop
-        Where its texts end.
+    - ``num``, ``first``, ``columns``, ``texts``: as in a manifest: samples, the description of the first, and bytes of
+      the texts of each column of them.
+    - ``start``: where its rows begin in the table.
+    - ``stop``: where its texts end.
     """
 
     def __init__(
@@ -372,14 +351,9 @@ def _filled(first: Any, holes: Any, values: Sequence[object]) -> Any:
 class Samples:
     """The descriptions of a store's samples, in their order; each is made when it is asked for.
 
-    Parameters
-    ----------
-    said, table
-        What a manifest says of them.
-    order
-        The group of each sample, uint32; None where there is one group.
-    read_text
-        Reads a text of a sample: the way to it, its JSON, and the sample for messages.
+    - ``said``, ``table``: what a manifest says of them.
+    - ``order``: the group of each sample, uint32; None where there is one group.
+    - ``read_text``: reads a text of a sample: the way to it, its JSON, and the sample for messages.
     """
 
     def __init__(

@@ -59,19 +59,11 @@ _MADE_SAMPLES = 8192  # whose descriptions and sources are kept, some 17 kB each
 class Store:
     """A finished store. Its samples open at first use; it pickles as its path.
 
-    Parameters
-    ----------
-    disk
-        Cache of blocks that come over a network; None keeps none. Stores on a local disk are read where they are.
-
-    Attributes
-    ----------
-    path
-        As the user gave it.
-    manifest
-        Fields, statistics and samples.
-    kept
-        Cached blocks of the store's files; None where nothing is kept.
+    - ``disk``: cache of blocks that come over a network; None keeps none. Stores on a local disk are read where they
+      are.
+    - ``path``: as the user gave it.
+    - ``manifest``: fields, statistics and samples.
+    - ``kept``: cached blocks of the store's files; None where nothing is kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], disk: DiskCache | None = None) -> None:
@@ -97,13 +89,7 @@ class Store:
         return f"Store({self.path!r}, {self.manifest.kind}, {len(self)} samples)"
 
     def sample(self, index: int) -> SampleInfo:
-        """Return the description of a sample.
-
-        Raises
-        ------
-        ConfigError
-            The store has no such sample.
-        """
+        """Return the description of a sample. Raises ConfigError: the store has no such sample."""
         found = self._samples.get(index)
         if found is not None:
             return found
@@ -114,10 +100,7 @@ class Store:
     def source(self, index: int) -> ZarrSource:
         """Return the Zarr source of a sample, the same one at each call until those of many others were asked for.
 
-        Raises
-        ------
-        RefusedError
-            Its folder is a link out of the store.
+        Raises RefusedError: its folder is a link out of the store.
         """
         info = self.sample(index)
         source = self._sources.get(index)
@@ -133,10 +116,7 @@ class Store:
     def check_unchanged(self) -> None:
         """Look at the manifest again: a store that seems to be damaged may be another one by now.
 
-        Raises
-        ------
-        SourceChangedError
-            It is another one, or it is gone.
+        Raises SourceChangedError: it is another one, or it is gone.
         """
         try:
             found = hashlib.sha256(_manifest_bytes(self.path)).digest()
@@ -169,12 +149,8 @@ class Store:
     def array(self, index: int, path: str) -> ArrayLayout:
         """Return the layout of a sample's array, ``"node/pos"`` for one, for planning and reading.
 
-        Raises
-        ------
-        UnknownNameError
-            The sample has no such array; the message names the near matches.
-        CorruptDataError
-            The array's metadata are not those in the manifest.
+        Raises UnknownNameError: the sample has no such array; the message names the near matches; CorruptDataError: the
+        array's metadata are not those in the manifest.
         """
         layout = self.source(index).arrays[path]
         info = self.sample(index).arrays.get(path)
@@ -241,19 +217,11 @@ def _sample_source(
 def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> Store:
     """Open a store that ``scidata partition`` finished.
 
-    Parameters
-    ----------
-    disk
-        As for :class:`Store`.
+    - ``disk``: as for :class:`Store`.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        The folder has no manifest: it is no store, or its writing was interrupted.
-    CorruptDataError
-        The manifest does not match its own digest, or a sample's folder is not there.
-    RefusedError
-        The manifest is larger than ``MAX_MANIFEST_BYTES``, or it or a link leads out of the store.
+    Raises UnsupportedFormatError: the folder has no manifest: it is no store, or its writing was interrupted;
+    CorruptDataError: the manifest does not match its own digest, or a sample's folder is not there; RefusedError: the
+    manifest is larger than ``MAX_MANIFEST_BYTES``, or it or a link leads out of the store.
     """
     store = Store(path, disk)
     if not is_url(store.path):
@@ -336,10 +304,7 @@ def _manifest_bytes(path: str) -> bytes:
 def read_sample_info(store: str, index: int) -> SampleInfo:
     """Read the description in a finished sample, also before there is a manifest.
 
-    Raises
-    ------
-    CorruptDataError
-        It is damaged, or another store's.
+    Raises CorruptDataError: it is damaged, or another store's.
     """
     folder = join(store, folder_of(index))
     check_inside(store, folder)
@@ -378,10 +343,7 @@ def _described(manifest: Manifest) -> tuple[str, bytes | memoryview | None]:
 def verify_sample(store: str, index: int) -> SampleInfo:
     """Reread everything of a finished sample, also before there is a manifest, and return its description.
 
-    Raises
-    ------
-    CorruptDataError
-        The first fault.
+    Raises CorruptDataError: the first fault.
     """
     files().close()  # read the content of now
     info = read_sample_info(store, index)
@@ -393,13 +355,7 @@ def verify_sample(store: str, index: int) -> SampleInfo:
 
 
 def _check_sample(store: str, info: SampleInfo) -> None:
-    """Check a sample's values, and all else in its files.
-
-    Raises
-    ------
-    FaultFound, SciDataError, OSError
-        The first fault.
-    """
+    """Check a sample's values, and all else in its files. Raises FaultFound, SciDataError, OSError: the first fault."""
     names = list(info.arrays) if is_url(store) else None  # else all that there are
     source = _sample_source(store, info, Cache(KEPT_BYTES, "lru"), names, is_parsed=True)
     check_sample(source, info, store)
@@ -417,15 +373,9 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
     sums do not decrease; samples agree with the manifest. Of local stores (of schema version 2 on) also that no
     byte of any file is another than was written, and that there is no other file.
 
-    Parameters
-    ----------
-    tick
-        Called after each sample.
+    - ``tick``: called after each sample.
 
-    Raises
-    ------
-    UnsupportedFormatError, FileNotFoundError
-        There is no finished store at ``path``.
+    Raises UnsupportedFormatError, FileNotFoundError: there is no finished store at ``path``.
     """
     name = url_of(os.path.expanduser(os.fspath(path)))
     files().close()  # read the content of now, not of files that were replaced while open

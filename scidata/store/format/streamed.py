@@ -97,13 +97,8 @@ class _Reader:
 def parse_object(text: str, key: str) -> object:
     """Parse a document; where it is an object whose ``key`` is a list, that comes as :class:`Items`.
 
-    Raises
-    ------
-    ValueError
-        It is no JSON, has a NaN or an infinity, an empty item in the list, or a value of more than ``MAX_VALUE``
-        characters.
-    RecursionError
-        It is nested too deep.
+    Raises ValueError: it is no JSON, has a NaN or an infinity, an empty item in the list, or a value of more than
+    ``MAX_VALUE`` characters; RecursionError: it is nested too deep.
     """
     reader = _Reader(text)
     found = reader.members(key) if reader.peek() == "{" else reader.value()

@@ -54,10 +54,7 @@ class Manifest:
 def make_manifest(samples: Samples, store: str) -> Manifest:
     """Sum up samples, which must agree in kind, recipe and fields.
 
-    Raises
-    ------
-    FieldMismatchError
-        A sample has other fields, or fields of another dtype or other dims, than the first.
+    Raises FieldMismatchError: a sample has other fields, or fields of another dtype or other dims, than the first.
     """
     first = samples[0]
     settings = first.settings
@@ -146,12 +143,7 @@ def old_document(manifest: Manifest) -> str:
 
 
 def check_groups(samples: Samples, store: str) -> None:
-    """Check that samples may lie in one store.
-
-    Raises
-    ------
-    FieldMismatchError
-    """
+    """Check that samples may lie in one store. Raises FieldMismatchError."""
     first = samples[0]
     for i, group in enumerate(samples.groups):
         check_alike(first, group.first, store)
@@ -163,12 +155,7 @@ def check_groups(samples: Samples, store: str) -> None:
 
 
 def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
-    """Check that two samples may lie in one store.
-
-    Raises
-    ------
-    FieldMismatchError
-    """
+    """Check that two samples may lie in one store. Raises FieldMismatchError."""
 
     def differ(name: str, expected: object, found: object) -> FieldMismatchError:
         return FieldMismatchError(

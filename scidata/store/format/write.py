@@ -69,14 +69,9 @@ _LONGEST_NAME = 255  # bytes, on any file system in use
 class FieldData:
     """A field to be written.
 
-    Attributes
-    ----------
-    shape
-        In the source: ``shape[info.entity_dim]`` are its rows there.
-    read
-        Reads a box of the source: one slice with step 1 per dimension.
-    rows
-        The source's row of each stored row; None: that of the entity's rows.
+    - ``shape``: in the source: ``shape[info.entity_dim]`` are its rows there.
+    - ``read``: reads a box of the source: one slice with step 1 per dimension.
+    - ``rows``: the source's row of each stored row; None: that of the entity's rows.
     """
 
     info: FieldInfo
@@ -97,14 +92,9 @@ class OrderedCells(RawCells):
 class OrderedSet:
     """One of several node sets in the store's order.
 
-    Attributes
-    ----------
-    order
-        The source's row of each row.
-    indptr
-        ``(rows of all sets + 1,)`` int64: how many of the set come before each row of all sets together.
-    pos
-        In the source's order; None without positions.
+    - ``order``: the source's row of each row.
+    - ``indptr``: ``(rows of all sets + 1,)`` int64: how many of the set come before each row of all sets together.
+    - ``pos``: in the source's order; None without positions.
     """
 
     order: IntArray
@@ -216,17 +206,10 @@ def write_sample(
     Memory: the sample's order, positions, edges and cells; one field of up to ``max_field_bytes`` (larger ones go
     through a scratch file beside the sample); a few copies of a shard of 32 MiB.
 
-    Parameters
-    ----------
-    tick
-        Called after every shard with the share of the sample that it was; the shares add up to 1.
+    - ``tick``: called after every shard with the share of the sample that it was; the shares add up to 1.
 
-    Raises
-    ------
-    ConfigError
-        A field with the name of one of the store's own arrays, or on an entity that the sample lacks.
-    OSError
-        Also where the disk is full: files of this sample are removed.
+    Raises ConfigError: a field with the name of one of the store's own arrays, or on an entity that the sample lacks;
+    OSError: also where the disk is full: files of this sample are removed.
     """
     _check_names(sample)
     final = os.path.join(store, folder_of(sample.index))

@@ -49,7 +49,6 @@ def _integer(option: str, text: str, accepted: str) -> int:
 
 
 def _dim(text: str) -> str | int:
-    """Return a dimension: by name, or by position where it is an integer."""
     name = text.strip()
     return int(name) if re.fullmatch(r"-?\d+", name) else name
 

@@ -140,12 +140,10 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
 
 
 def _ends(found: re.Match[str]) -> str:
-    """Return a slice as options take it."""
     return ":".join("" if end == "None" else end for end in found.groups())
 
 
 def _typed(option: str, value: str | None) -> str:
-    """Return an option and a value as they are typed."""
     if value is None or value == "True":
         return option
     value = _SLICE.sub(lambda found: repr(_ends(found)), value)

@@ -127,7 +127,6 @@ class Channels:
         return torch.cat(flat, dim=axis)  # type: ignore[return-value]
 
     def _flat(self, sample: NamedFields[torch.Tensor], name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a field, and a view of it whose dims are those of the tensor of channels."""
         field: torch.Tensor = sample[name]
         dims = sample.dims[name]
         if name in self.picked:
@@ -190,7 +189,6 @@ def take(x: torch.Tensor, dim: int, rows: int | Sequence[int]) -> torch.Tensor:
 
 
 def _flattened(x: torch.Tensor, first: int, num: int) -> torch.Tensor:
-    """View ``num`` dims from ``first`` on as one."""
     return x.unsqueeze(first) if not num else x if num == 1 else x.flatten(first, first + num - 1)
 
 

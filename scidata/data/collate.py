@@ -31,8 +31,6 @@ from scidata.store.reading.part import LocalPart
 
 
 class _Rows:
-    """The rows of one entity in a union."""
-
     def __init__(self, maps: Sequence[IndexMap]) -> None:
         self.maps = maps
         sizes = np.stack([np.diff(m.bounds) for m in maps])  # (num_samples, num_parts)
@@ -53,14 +51,12 @@ class _Rows:
 
     @cached_property
     def tables(self) -> list[Tensor]:
-        """Of each sample, the union's id of each local row."""
         return [
             torch.from_numpy(np.concatenate([first + np.arange(m.num_owned), self.index_map.num_owned + places]))
             for first, m, places in zip(self.first, self.maps, self.ghost_places, strict=True)
         ]
 
     def new_ids(self, sample: int, ids: Tensor) -> Tensor:
-        """Turn local ids of a sample into the union's."""
         return self.tables[sample].to(ids.device)[ids]
 
     def join(self, values: Sequence[Tensor], dim: int) -> Tensor:

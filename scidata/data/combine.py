@@ -147,7 +147,6 @@ def mix(
 
 
 def _lengths(where: str, datasets: Iterable[object]) -> list[int]:
-    """Return the number of samples of each data set; raise where one is none."""
     lengths = []
     for dataset in datasets:
         if isinstance(dataset, list | tuple):

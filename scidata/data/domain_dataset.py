@@ -440,7 +440,6 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
                 scale.apply(arrays[name])
 
     def _number(self, index: int) -> int:
-        """Return the number of the sample that an index names, from 0 on."""
         index = as_index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} is out of range: there are {len(self)} samples")

@@ -81,7 +81,6 @@ class Stretch:
         return total
 
     def _cells(self, tile: int) -> IntArray:
-        """Return the numbers of the cells that a tile has, of all in C order."""
         places = [self.rows.places(tile, dim) for dim in self.by]
         cells = np.zeros((1,), np.int64)
         for size, at in zip(self.shape, places, strict=True):
@@ -102,7 +101,6 @@ class Stretch:
             yield stop - start
 
     def _cellwise(self, values: AnyArray) -> AnyArray:
-        """Return rows as ``(rows, cells, num)``."""
         axes = [1 + self.rows.dims.index(dim) for dim in self.by]
         moved = np.moveaxis(values, axes, range(1, len(axes) + 1))
         num_cells = math.prod(moved.shape[1 : len(axes) + 1])

@@ -355,13 +355,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
 
 def _range_text(counts: IntArray) -> str:
-    """Return how many rows samples have."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return f"{low}" if low == high else f"{low} to {high} a sample"
 
 
 def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
-    """Return the edges and cells of a part as tensors."""
     relations = {
         name: Relation(edge_type(name, local.part.entity), _as_tensor(own), _as_tensor(local.far_relations[name]))
         for name, own in local.relations.items()

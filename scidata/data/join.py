@@ -118,7 +118,6 @@ def join(
 
 
 def _checked(datasets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data sets by name, or say why they are none."""
     if not isinstance(datasets, Mapping) or not datasets:
         raise ConfigError("join: give data sets by name, join({'analysis': a, 'obs': o}, on='time')")
     for name, dataset in datasets.items():
@@ -130,7 +129,6 @@ def _checked(datasets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys_of(name: str, dataset: Any, on: KeysOf) -> Keys:
-    """Return the keys of a data set's samples."""
     if isinstance(on, str):
         if not hasattr(dataset, "sample_keys"):
             raise ConfigError(

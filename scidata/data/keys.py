@@ -53,7 +53,6 @@ def joined_keys(parts: Sequence[Keys]) -> Keys:
 
 
 def _kind(keys: Keys) -> str:
-    """Return what keys are, in words."""
     if keys.dtype.kind == "O":
         return f"times of the calendar {_calendar(keys)!r}"
     return {"M": "times", "m": "lengths of time", "U": "texts"}.get(keys.dtype.kind, "numbers")
@@ -199,7 +198,6 @@ def _rows_of(name: str, wanted: Keys, keys: Keys, values: Keys, places: IntArray
 
 
 def _is_none(keys: Keys) -> BoolArray:
-    """Return which keys are none: NaN and NaT."""
     return keys != keys if keys.dtype.kind in "fMm" else np.zeros(len(keys), np.bool_)
 
 

@@ -427,7 +427,6 @@ def _of_xarray(
 
 
 def _located(path: Paths, options: Mapping[str, object] | None) -> str | tuple[str, ...]:
-    """Return the path, or paths, with the options that open them."""
     if isinstance(path, str | os.PathLike):
         return url_of(os.path.expanduser(os.fspath(path)), options)
     check_paths(path)

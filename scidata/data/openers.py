@@ -168,7 +168,6 @@ def _remarks(reader: GridReader, *, has_mesh: bool) -> Iterator[str]:
 def _one_axis(
     mesh: DeviceMesh | None, dp: str, shown: str, *, several: bool = False
 ) -> tuple[str | None, tuple[str, ...], int]:
-    """Return the dp axis, the domain's axes, which are one at most unless there may be ``several``, and its ranks."""
     dp_axis, domain = _axes(mesh, dp, None)
     if len(domain) > 1 and not several:
         raise ConfigError(
@@ -181,7 +180,6 @@ def _one_axis(
 def _axes(
     mesh: DeviceMesh | None, dp: str, shard: Mapping[str | int, str] | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the dp axis, if the mesh has it, and the domain axes in mesh order."""
     if mesh is None:
         return None, ()
     if shard is None:

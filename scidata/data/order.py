@@ -173,7 +173,6 @@ class Order:
 
     @functools.cached_property
     def _lists(self) -> weakref.WeakValueDictionary[int, IntArray]:
-        """Lists of epochs that are gone through now: saving the place there makes no other."""
         return weakref.WeakValueDictionary()
 
     def __getstate__(self) -> dict[str, object]:

@@ -184,7 +184,6 @@ class PatchDataset(ShardedDataset[TensorT]):
 
     @cached_property
     def _reaches(self) -> bool:
-        """Whether a halo reaches beyond patches."""
         return any(dim in self.reader.cut.halo for dim in self.reader.patches.dims)
 
     def _view(self, origins: Sequence[Origin]) -> Self:

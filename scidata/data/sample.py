@@ -379,7 +379,6 @@ class Sample(Mapping[str, TensorT]):
         return self._picked(k, picked)
 
     def _axis_of(self, name: str, dim: str | None) -> int | None:
-        """Return which of a field's dims is that of steps."""
         return self.dims[name].index(dim) if dim in self.dims[name] else None
 
     def replace(self, fields: Mapping[str, torch.Tensor], *, dims: Mapping[str, Sequence[str]] | None = None) -> Self:
@@ -452,7 +451,6 @@ class Sample(Mapping[str, TensorT]):
         return card(type(self).__name__, {"index": self.index} | self._facts(), columns, rows)
 
     def _facts(self) -> dict[str, object]:
-        """Facts that a notebook shows."""
         return {}
 
     def __repr__(self) -> str:

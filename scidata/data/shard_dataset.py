@@ -232,7 +232,6 @@ class TensorSource:
 
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yield the entries of nested dicts and tuples by their paths."""
     if isinstance(value, tuple | list) and not isinstance(value, Mapping):
         keys = getattr(value, "_fields", range(len(value)))  # of a named tuple
         value = dict(zip(map(str, keys), value, strict=True))

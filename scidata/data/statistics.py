@@ -254,7 +254,6 @@ def _labels(dim: str, passes: Sequence[Sequence[FieldPass]]) -> Labels:
 
 
 def _period(leaves: Sequence[_Leaf], passes: Mapping[str, Sequence[FieldPass]]) -> dict[str, object]:
-    """Describe the samples that go in."""
     period: dict[str, object] = {"samples": sum(len(leaf.samples) for leaf in leaves)}
     for rows in passes.values():
         spans = [span for each in rows if (span := each.span()) is not None]

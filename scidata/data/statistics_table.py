@@ -286,7 +286,6 @@ def _plain_moments(moments: RoundedMoments) -> dict[str, object]:
 
 
 def _lines(value: object, indent: str) -> list[str]:
-    """Return the lines of JSON: an array on a line."""
     if not isinstance(value, Mapping) or not value:
         return [json.dumps(value, allow_nan=False, ensure_ascii=True)]
     lines = ["{"]

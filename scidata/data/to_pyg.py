@@ -66,8 +66,6 @@ class _Fields(Protocol):
 
 
 class _Group(NamedTuple):
-    """Fields that become one tensor; side by side as columns where ``flat``."""
-
     fields: tuple[str, ...]
     flat: bool
 
@@ -193,7 +191,6 @@ def filled(
 
 
 def _values(sample: _Fields) -> dict[tuple[Entity | None, str], object]:
-    """Return the values of the whole graph, of its sets and of its relations, by entity and name."""
     if sample.topology.entity != JOINT:
         return {(None, name): value for name, value in sample.graph_values.items()}
     parts = [(*name.rpartition("/")[::2], value) for name, value in sample.graph_values.items()]
@@ -265,7 +262,6 @@ def _columns(sample: _Fields, group: _Group, entity: str) -> Rows:
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
-    """Return the components of fields as columns, ``(num_rows, num_columns)``."""
     return torch.cat([values.reshape(len(values), math.prod(values.shape[1:])) for values in rows], dim=1)
 
 

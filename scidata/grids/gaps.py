@@ -100,7 +100,6 @@ def _text(series: Series, rows: IntArray, steps: npt.NDArray[Any], breaks: npt.N
 
 
 def _length(step: float, unit: str) -> str:
-    """Return a length of time as text."""
     if unit:
         return f"{step:g} {unit}"
     name, size = next((name, size) for name, size in _UNITS if size == 1 or abs(step) >= size)

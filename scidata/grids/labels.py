@@ -300,7 +300,6 @@ def _as_slice(rows: npt.NDArray[np.int64]) -> slice | list[int]:
 
 
 def _text(label: object) -> str:
-    """Show a label, or a slice as brackets and the command line take it."""
     if isinstance(label, slice):
         ends = (label.start, label.stop, label.step)[: 2 if label.step is None else 3]
         return visible(":".join("" if end is None else str(end) for end in ends))

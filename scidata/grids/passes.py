@@ -121,7 +121,6 @@ class GridPass:
         return [dict(zip(ranges, place, strict=True)) for place in itertools.product(*ranges.values())]
 
     def _edges(self, dim: str, chunk: int) -> list[int]:
-        """Return the first of the owned rows along ``dim``, and those at which another chunk begins."""
         start, stop = self._owned[dim]
         inner = chunk_edges(self._partition.selected[dim], chunk)
         return [start, *inner[(inner > start) & (inner < stop)].tolist()]

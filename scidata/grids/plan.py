@@ -160,7 +160,6 @@ class _Reads(NamedTuple):
 def _reads_of(
     reader: GridReader, name: str, sample: int, places: Sequence[Mapping[str, int]], tick: Tick | None
 ) -> Iterator[_Reads]:
-    """Plan a field for ranks at some places: once for each file that the sample's steps lie in."""
     owned, local = _cells_of(reader, name, places)
     for k, (i, layout, first) in enumerate(reader.selections(name, sample, places[0])):
 
@@ -233,13 +232,11 @@ def _pool_note(reader: GridReader, places: Sequence[Mapping[str, int]]) -> Itera
 
 
 def _num_owned(reader: GridReader, place: Mapping[str, int]) -> int:
-    """Return the cells that a rank owns."""
     rows = [reader.partition.owned_rows(d, place) for d in reader.partition.sizes if d not in reader.sample_dims]
     return math.prod(stop - start for start, stop in rows)
 
 
 def _cells_of(reader: GridReader, name: str, places_of: Sequence[Mapping[str, int]]) -> tuple[IntArray, IntArray]:
-    """Return the cells along the dims of a field that have a halo, or are split: owned ones, and all of each rank."""
     partition = reader.partition
     owned, local = np.ones((2, len(places_of)), np.int64)
     for dim in reader.dims(name):
@@ -308,7 +305,6 @@ def _other_cuts(plan: GridPlan) -> Iterator[tuple[dict[str, object], ReadOptions
 
 
 def _tried(plan: GridPlan, options: ReadOptions, axis_sizes: Mapping[str, int]) -> GridPlan | None:
-    """Plan the same sample with another cut; None where that does not fit the data."""
     try:
         reader = GridReader(plan.reader.paths, options, axis_sizes=axis_sizes)
     except SciDataError:  # it was only an idea

@@ -156,7 +156,6 @@ class Planner:
         return found
 
     def _group(self, names: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the fields that are planned together: those that have the same steps, in local files."""
         by_steps, dim = dict[tuple[int, ...], tuple[str, ...]](), self._series.sample_dim
         for name in names:
             if dim in self._fields[name].source_dims and not self.is_remote:
@@ -197,7 +196,6 @@ class Planner:
             found.setdefault(name, []).append(job)
 
     def _find_lies(self, i: int, names: tuple[str, ...]) -> list[_Lie]:
-        """Describe fields in the ``i``-th member of the series."""
         source, rows, sample_dim = self._series.sources[i], self._series.trajectory_of(i), self._series.sample_dim
         finder = None if is_url(source.path) else getattr(source, "finder", None)
         groups: dict[tuple[bool, int, int, tuple[int, ...], tuple[int, ...]], dict[str, ArrayLayout]] = {}

@@ -129,14 +129,12 @@ class GridReader:
         return self.partition
 
     def _share_of_patch(self) -> Callable[[str], tuple[float, int]] | None:
-        """Return what :class:`BlockWorth` asks of patches."""
         return None
 
     def _cuts(
         self, head: Source, options: ReadOptions, sizes: Mapping[str, int], crop: Mapping[str, Any],
         axis_sizes: Mapping[str, int],
     ) -> tuple[GridPartition, GridPartition]:  # fmt: skip
-        """Cut the rows that ``crop`` leaves of the grid, and a sample; ``sizes`` are of dims in the source."""
         weights = options.weights
         split = choose_split(head, self.choice, options.shard, sizes=sizes, crop=crop, axis_sizes=axis_sizes)
         costs = row_weights(head, weights, split, crop) if isinstance(weights, str) else weights
@@ -284,7 +282,6 @@ class GridReader:
         return tuple(name for name in self.fields if moving and not moving & set(self._fields[name].source_dims))
 
     def _moving_dims(self) -> set[str]:
-        """Return the dims of which samples have different rows."""
         return set(self.sample_dims)
 
     def buffer_specs(self, coordinate: Mapping[str, int]) -> dict[str, BufferSpec]:
@@ -368,7 +365,6 @@ class GridReader:
 
 
 def _check(options: ReadOptions) -> None:
-    """Refuse options that mean nothing for grids."""
     if options.by_node and options.pool_bytes == 0:
         raise ConfigError("decode='node' keeps what was decoded in the pool, of which pool_bytes=0 leaves none")
     if options.ghosts is not None:
@@ -389,7 +385,6 @@ def _opened(path: str, *, options: ReadOptions, first: Source | None) -> Source:
 
 
 def _disk_of(options: ReadOptions, paths: Sequence[str]) -> DiskCache | None:
-    """Return the cache of decoded rows on disk; refuse a folder inside the source."""
     if options.cache_dir is None:
         return None
     disk = make_cache(options.cache_dir, options.cache_disk_bytes)

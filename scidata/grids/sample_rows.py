@@ -61,12 +61,10 @@ class SampleRows:
             self.num_skipped *= len(self._trajectories)
 
     def _unbroken(self, low: int, high: int, breaks: BoolArray) -> list[int]:
-        """Return the starts whose windows, from the lowest step to the highest, cross none of the breaks."""
         starts, before = np.array(self._starts, np.int64), np.cumsum(breaks)
         return starts[before[starts + high] == before[starts + low]].tolist()
 
     def _other_members(self) -> BoolArray:
-        """Return of each selected row whether it lies in another member than the row before."""
         members = np.searchsorted(self._row_bounds, rows_of(self._selected or ()), side="right")
         return np.diff(members, prepend=members[:1]) != 0
 
@@ -128,7 +126,6 @@ class SampleRows:
 
 
 def _first_rows(series: Series, trajectories: Sequence[IntArray]) -> IntArray:
-    """Return the first row of each of the trajectories that are left, ``(num,)`` int64."""
     others = [series.num_rows(dim) for dim in series.outer[1:]]
     sizes = [math.prod(others[k:]) for k in range(len(others) + 1)]
     numbers: IntArray = functools.reduce(np.add.outer, [n * size for n, size in zip(trajectories, sizes, strict=True)])

@@ -122,7 +122,6 @@ class Series:
         return rows.pop() if rows else 1
 
     def _check(self, f: int, of_first: Callable[[str], AnyArray | None]) -> None:
-        """Compare file ``f`` with the first, whose coordinates ``of_first`` gives."""
         here, path, first = self.layouts(f), self.files[f].path, self.files[0].path
         for name, wanted in self.layouts(0).items():
             found = here[name]
@@ -175,7 +174,6 @@ class Series:
         )
 
     def _values(self, dim: str) -> tuple[AnyArray, IntArray] | None:
-        """Return the values along a dimension over all files, and their bounds; None where a file has none."""
         files = self.files_along(dim)
         if self.is_uniform(dim) and isinstance(files, IndexedFiles) and (stored := files.joined(dim)) is not None:
             layout = self.examples[0].arrays[dim]

@@ -41,7 +41,6 @@ class CentredSource:
         return {name: _centred(layout, sizes) for name, layout in self._source.arrays.items()}
 
     def _faces(self, layout: ArrayLayout) -> tuple[ArrayLayout, int | None]:
-        """Return the source's own layout of an array, and the dimension along which means are taken."""
         own = self._source.arrays[layout.name]
         axes = [axis for axis, (a, b) in enumerate(zip(own.dims, layout.dims, strict=True)) if a != b]
         return own, axes[0] if axes else None
@@ -84,7 +83,6 @@ class CentredSource:
 
 
 def _centred(layout: ArrayLayout, sizes: Mapping[str, int]) -> ArrayLayout:
-    """Return an array as the mean of faces, where it lies on some."""
     faces = [axis for axis, dim in enumerate(layout.dims) if dim.endswith(_FACES)]
     if len(faces) != 1 or layout.dtype.kind != "f" or decoding_of(layout) is not None:
         return layout

@@ -62,7 +62,6 @@ class Staging:
         self._blocks = self._blocks[:fitting]
 
     def _find_blocks(self) -> Iterator[BlockKey]:
-        """Yield each block that a sample needs, of the first rank, in the order of the samples."""
         reader, part = self._reader, self._parts[0]
         moves = set(reader.sample_dims)
         names = [name for name in reader.fields if name in reader.pool.worth.on_disk]
@@ -77,7 +76,6 @@ class Staging:
         return self._layout.fields[key.name].dtype.itemsize
 
     def _bytes_of(self, block: BlockKey) -> list[int]:
-        """Return the bytes on disk of each rank's part of a block."""
         found = []
         for part in self._parts:
             steps, *shape = self._layout.shape_of(block._replace(part=part))
@@ -99,7 +97,6 @@ class Staging:
         return total
 
     def _groups(self) -> list[list[BlockKey]]:
-        """Return the blocks of trajectories that lie in the same chunks together, in the order of the first."""
         sizes, groups = self._sizes.of(self._union(self._parts)), dict[tuple[str, int, int], list[BlockKey]]()
         for key in self._blocks:
             first = sizes.at_once(key.name, key.member).member
@@ -107,7 +104,6 @@ class Staging:
         return list(groups.values())
 
     def _stage(self, blocks: Sequence[BlockKey]) -> Staged:
-        """Keep all parts of some blocks, each chunk decoded once for all of them where that fits into memory."""
         done, ready = Staged(), list[BlockKey]()
         for block in blocks:
             for part, nbytes in zip(self._parts, self._bytes_of(block), strict=True):

@@ -74,7 +74,6 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
         return {name: str(value) for name, value in facts.items()}
 
     def _facts(self) -> dict[str, str]:
-        """Describe the batches, and how they are read, for people."""
         sampler = self.index_source
         count = "an unknown number of" if self.num_batches is None else str(self.num_batches)
         size = "samples" if self.batch_size is None and self.batch_sampler is None else "batches"

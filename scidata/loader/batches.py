@@ -91,7 +91,6 @@ class Batches(Iterator[BatchT]):
             return self._wrap(index, local), arrived
 
     def _read(self) -> tuple[list[int], Batch]:
-        """Return the next item's parts, once all ranks are known to read the same."""
         if self.agreement is not None:
             self.agreement.begin()
         try:

@@ -327,7 +327,6 @@ class DataLoader(BaseLoader[BatchT]):
         return ReadAhead(items, source.shared_reads, self._prefetch + 1)
 
     def _draws(self) -> tuple[int, int]:
-        """Return the seed and the epoch that samples' generators are made from: the sampler's, where it has them."""
         sampler = self.index_source
         if isinstance(sampler, torch.utils.data.DistributedSampler):
             return int(sampler.seed), int(sampler.epoch)
@@ -335,7 +334,6 @@ class DataLoader(BaseLoader[BatchT]):
 
     @property
     def _prefetch(self) -> int:
-        """Batches in flight, to begin with: torch counts them per process."""
         return (self.prefetch_factor or 0) * (self.num_workers if self.workers == "process" else 1)
 
     def _begin_session(self) -> Session | None:
@@ -431,7 +429,6 @@ class DataLoader(BaseLoader[BatchT]):
         return fingerprint_of(self._source.dataset)
 
     def _next_position(self) -> Position:
-        """Return the place of the next iteration."""
         if self._position is None or self._position.begun:
             return position_of(self.sampler, self._index_sampler)
         return self._position

@@ -87,7 +87,6 @@ def warn_of_copies(sampler: object) -> None:
 
 
 def _num_ranks() -> int:
-    """Return how many processes run this script together, as torch knows, or as torchrun and its like say."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     said = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""

@@ -112,7 +112,6 @@ def _zarr_marks(path: str) -> set[str]:
 
 
 def _check_local(path: str) -> None:
-    """Raise if ``path`` is not a file, with a remedy."""
     if not path:
         raise FileNotFoundError("the path is empty: name a file, a folder or a URL")
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, STORE_MARK)):

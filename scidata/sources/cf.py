@@ -113,12 +113,10 @@ def _unsigned_view(raw: np.dtype[np.generic], attributes: Mapping[str, object]) 
 
 
 def _as_ordered(viewed: np.dtype[np.generic] | None, layout: ArrayLayout) -> np.dtype[np.generic] | None:
-    """Give the view the byte order of the stored values: it is a view of their bytes."""
     return None if viewed is None else viewed.newbyteorder("=" if layout.dtype.isnative else "S")
 
 
 def _number(layout: ArrayLayout, name: str) -> np.generic | None:
-    """Return a numeric attribute as a NumPy scalar, which keeps the dtype it was stored in."""
     value = layout.attributes.get(name)
     if value is None:
         return None
@@ -173,7 +171,6 @@ def _fill_values(
 
 
 def _parsed(given: Array) -> Array:
-    """Read text as numbers, nothing where it is none: JSON has no NaN, so some write "NaN"."""
     values = []
     for text in map(str, given.tolist()):
         try:

@@ -70,7 +70,6 @@ class FileSource(Generic[_Contents]):
         return contents
 
     def _item(self, layout: ArrayLayout, items: Mapping[str, _Item]) -> _Item:
-        """Return the item of an array, or raise UnknownNameError."""
         if layout.name not in items:
             raise UnknownNameError(f"{self.path}: no field {layout.name!r}{near_matches(layout.name, items)}")
         return items[layout.name]

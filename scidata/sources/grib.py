@@ -113,7 +113,6 @@ class GribSource(FileFormat):
     def _keys(
         self, library: Any, handle: int, grids: dict[str, _Grid], facts: dict[_Variable, dict[str, object]]
     ) -> tuple[_Variable, _Place] | None:
-        """Return the variable of a message, and its place along dims but time; None where its grid is not read."""
 
         def get(key: str) -> Any:
             return library.codes_get(handle, key) if library.codes_is_defined(handle, key) else None
@@ -140,7 +139,6 @@ class GribSource(FileFormat):
         facts: dict[str, object],
         dims: dict[str, list[tuple[object, ...]]],
     ) -> ArrayLayout:
-        """Describe an array of messages, and note their places."""
         values = [sorted({at[k] for at in messages}) for k in range(len(_DIMS))]
         kept = [k for k, each in enumerate(values) if k == 0 or len(each) > 1]
         lead, attributes = [], dict(facts)

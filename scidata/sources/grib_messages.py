@@ -47,7 +47,6 @@ def opened(message: bytes) -> Iterator[tuple[Any, int]]:
 
 @functools.cache
 def _turn() -> contextlib.AbstractContextManager[object]:
-    """Return a lock, where eccodes was built for one thread; its own wheels were not."""
     library = eccodes("a GRIB message")
     features = getattr(library, "codes_get_features", lambda which: "")  # older ones do not say
     built = features(getattr(library, "CODES_FEATURES_ENABLED", 1))
@@ -119,36 +118,29 @@ def dated(header: bytes) -> tuple[int, bytes]:
 
 
 class _Header:
-    """The header of one message, by its sections."""
-
     def __init__(self, path: str, begin: int, window: bytes) -> None:
         self._path, self._begin, self._window = path, begin, window
 
     def part(self, at: int, nbytes: int) -> bytes:
-        """Return some bytes of the message."""
         if at + nbytes <= len(self._window):
             return self._window[at : at + nbytes]
         return bytes(files().read(self._path, self._begin + at, nbytes))
 
     def number(self, at: int, nbytes: int) -> int:
-        """Return an unsigned integer of the message."""
         return int.from_bytes(self.part(at, nbytes), "big")
 
     def section(self, at: int, width: int, least: int) -> bytes:
-        """Return a section whose first ``width`` bytes have its length."""
         nbytes = self.number(at, width)
         if not least <= nbytes <= _MAX_HEADER:
             self.refuse(f"a section of {nbytes} bytes at byte {self._begin + at}")
         return self.part(at, nbytes)
 
     def refuse(self, found: str) -> NoReturn:
-        """Raise CorruptDataError."""
         raise CorruptDataError(
             f"{self._path}: the message at byte {self._begin} has {found}; it is damaged: copy it again"
         )
 
     def ended(self, total: int, at: int) -> int:
-        """Return the bytes of the message, whose data end at byte ``at`` of it."""
         if self.part(total - 4, 4) != b"7777":
             self.refuse("no end")
         if at != total - 4:

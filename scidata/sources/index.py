@@ -185,7 +185,6 @@ class FileIndex:
         return None if dtype.kind == "V" else np.frombuffer(b"".join(map(self._bytes_of, numbers.tolist())), dtype)
 
     def _parts_of(self, rows: IntArray, name: str) -> IntArray:
-        """Return an array's part of each row; the row's first, which has no values, where there is no such array."""
         first = self.tables["first_parts"][rows]
         heads = self.tables["parts"][first, 0]
         places = np.zeros(len(self.texts), np.int64)

@@ -151,7 +151,6 @@ class IndexedFiles(Sequence[Source]):
         return kinds.tolist()
 
     def _describe(self, names: Sequence[str]) -> None:
-        """Describe the files that no index has, if there are several: by bytes that they share, as far as they do."""
         new = [i for i in self.unknown if self._rows[0, i] < 0] if self._has_index else []
         if len(new) < _FEWEST:
             return

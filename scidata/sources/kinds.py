@@ -83,7 +83,6 @@ def _on_grid(source: Source, fields: Sequence[str] | str) -> str | None:
 
 
 def _format_of_mesh(source: Source) -> str | None:
-    """Return which format of meshes a file is, None for none."""
     if source.format == "meshio":
         return "a mesh that meshio reads"
     if source.format in ("vtp", "vtu"):

@@ -28,8 +28,6 @@ _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 
 
 class _NetCDF4Naming(Naming):
-    """The netCDF library's names: its dimensions, its variables, without its bookkeeping."""
-
     hidden_attributes = Naming.hidden_attributes | {
         "_Netcdf4Dimid",
         "_Netcdf4Coordinates",
@@ -110,16 +108,12 @@ _Contents: TypeAlias = tuple[Header, Mapping[str, ArrayLayout], Mapping[str, Var
 
 @dataclass(frozen=True, kw_only=True)
 class _NetCDF3Metadata(Metadata):
-    """The header of a NetCDF-3 file."""
-
     record_nbytes: int
 
     def numbers(self, name: str, address: int, at: At) -> Sequence[int]:
-        """Return the address."""
         return [address]
 
     def pieces(self, layout: ArrayLayout, numbers: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """Return place and bytes of each chunk of a coordinate."""
         (num,) = layout.num_chunks
         return [(numbers[0] + k * self.record_nbytes, layout.chunk_nbytes) for k in range(num)]
 

@@ -61,8 +61,6 @@ def _padded(nbytes: int) -> int:
 
 
 class _Cursor:
-    """Reads the header front to back, fetching more of the file as needed."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         head, self.file_size = read_head(path, _FIRST_READ)
@@ -71,7 +69,6 @@ class _Cursor:
         self.wide = False  # CDF-5: counts are 64-bit
 
     def take(self, nbytes: int, part: str) -> bytes:
-        """Return the next bytes, after checking that the file has them."""
         end = self.position + nbytes
         if nbytes < 0 or end > self.file_size:
             raise ShortReadError(
@@ -87,7 +84,6 @@ class _Cursor:
         return data
 
     def integer(self, nbytes: int, part: str) -> int:
-        """Return an unsigned big-endian integer."""
         return int.from_bytes(self.take(nbytes, part), "big")
 
     def count(self, part: str) -> int:
@@ -99,7 +95,6 @@ class _Cursor:
         return value
 
     def name(self, part: str) -> str:
-        """Return a padded UTF-8 name."""
         length = self.count(f"{part} name length")
         raw = self.take(_padded(length), f"{part} name")[:length]
         try:
@@ -113,7 +108,6 @@ class _Cursor:
         return name
 
     def list_length(self, tag: int, part: str, item_nbytes: int) -> int:
-        """Return the number of items of a list; none where it is absent."""
         found = self.integer(4, f"{part} list tag")
         length = self.count(f"{part} list length")
         if found == 0 and length == 0:
@@ -128,14 +122,12 @@ class _Cursor:
         return length
 
     def type(self, part: str) -> int:
-        """Return a known type number."""
         number = self.integer(4, f"type of {part}")
         if number not in _TYPES or (number >= _CDF5_FIRST and not self.wide):
             raise CorruptDataError(f"{self.path}: {part} has type number {number}, which this format does not have")
         return number
 
     def attributes(self, part: str) -> dict[str, Any]:
-        """Return an attribute list: text as str, one value as a NumPy scalar, several as an array."""
         values: dict[str, Any] = {}
         for _ in range(self.list_length(_ATTRIBUTE, f"{part} attribute", 12)):
             name = self.name(f"{part} attribute")
@@ -253,7 +245,6 @@ def _check_order(path: str, version: int, header_nbytes: int, variables: list[Va
 
 
 def _check_records(path: str, header: Header) -> None:
-    """Check that a record ends before the next one begins; the C library leaves that out, and reads them mixed."""
     records = [v for v in header.variables if v.is_record]
     if header.num_records < 2 or len(records) < 2:
         return

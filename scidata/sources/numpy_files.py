@@ -38,8 +38,6 @@ _MAX_DEFLATE = 1032  # bytes that one byte of deflate may stand for
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """An array of the file: where its header begins, and its values, where they are not compressed."""
-
     layout: ArrayLayout
     begin: int
     end: int
@@ -154,7 +152,6 @@ class NumpySource(FileSource[dict[str, _Member]]):
         return found
 
     def _array(self, name: str, file: Any, begin: int, size: int, *, packed: bool) -> _Member | None:
-        """Describe the array whose file begins at a byte and has a size."""
         file.seek(0)
         try:
             version = np.lib.format.read_magic(file)

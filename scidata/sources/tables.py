@@ -30,8 +30,6 @@ _columns: Cache[AnyArray] = Cache(_KEPT, "lru")
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
-    """A table's columns, and the names of all; the first row of each group, and the end; Parquet's own description."""
-
     arrays: Mapping[str, ArrayLayout]
     skipped: Mapping[str, str]
     bounds: tuple[int, ...]
@@ -147,7 +145,6 @@ class TableSource(FileSource[_Contents]):
 
 
 def _dtype_of(kind: pyarrow.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of a column as an array; None where it is none of numbers or times."""
     if str(kind).startswith(("timestamp", "date")):
         unit = getattr(kind, "unit", "s")
         return np.dtype(f"M8[{unit}]")  # stored as UTC where it has a time zone

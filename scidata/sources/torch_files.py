@@ -32,8 +32,6 @@ ENTITY_DIMS: Mapping[str, str] = {"node": "node", "edge": "edge"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Contents:
-    """A file that was read: values and layouts by array; and why others are left out."""
-
     values: dict[str, Array]
     layouts: dict[str, ArrayLayout]
     left_out: dict[str, str]

@@ -101,7 +101,6 @@ class Example:
         self._find_what_may_differ()
 
     def _find_addresses(self) -> None:
-        """Find each address in the blocks."""
         sizes = [len(block.data) for block in self._blocks]
         self._starts = np.cumsum([0, *sizes]).tolist()
         block_of = np.repeat(np.arange(len(sizes)), sizes)
@@ -166,7 +165,6 @@ class Example:
             return None
 
     def _match(self, at: At, size: int) -> tuple[npt.NDArray[np.uint8], dict[int, int]] | None:
-        """Return the bytes of all blocks, and the addresses in them in place of the example's."""
         blocks: list[bytes] = []
         for mine, way in zip(self._blocks, self._ways, strict=True):
             address = way if isinstance(way, int) else int.from_bytes(blocks[way[0]][way[1] : way[1] + 8], "little")
@@ -211,7 +209,6 @@ class Example:
         return parts
 
     def _texts_of(self, joined: npt.NDArray[np.uint8]) -> list[str] | None:
-        """Return the texts of all parts, with attributes as here; None where a library may see one otherwise."""
         texts, changed = [part.text for part in self._parts], dict[int, dict[str, str]]()
         for (k, name), place in self._texts.items():
             data = joined[place].tobytes()
@@ -228,7 +225,6 @@ class Example:
         return texts
 
     def _values_of(self, layout: ArrayLayout, numbers: Sequence[int], at: At) -> Values | None:
-        """Return the values of a coordinate as an index keeps them; a digest of its bytes where they are encoded."""
         pieces = self._metadata.pieces(layout, numbers)
         num_bytes = sum(nbytes for _, nbytes in pieces or ())
         if pieces is None or num_bytes > _MOST_READ:

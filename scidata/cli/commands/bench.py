@@ -223,7 +223,6 @@ def _ceiling(source: Source, layout: ArrayLayout, selection: Selection, out: Arr
 def _library(
     source: Source, layout: ArrayLayout, box: tuple[slice, ...], out: Array
 ) -> dict[str, Callable[[], object]]:
-    """Return plain slicing and the best call of the format's own library."""
     if source.format.startswith("zarr"):
         import zarr
         from zarr.core.buffer import default_buffer_prototype

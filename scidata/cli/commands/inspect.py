@@ -142,7 +142,6 @@ def _field_shape(field: FieldReport, report: PartitionedReport) -> str:
 
 
 def _figure(value: Number) -> str:
-    """Return a statistic, of each component where there are a few."""
     if isinstance(value, tuple):
         more = ", …" if len(value) > _MANY_COMPONENTS else ""
         return ", ".join(f"{item:.4g}" for item in value[:_MANY_COMPONENTS]) + more

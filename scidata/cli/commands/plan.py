@@ -182,7 +182,6 @@ def _shown_ranks(plan: GridPlan | StorePlan, every_rank: bool) -> dict[int, str]
 
 
 def _byte_cells(plan: GridPlan | StorePlan, rank: int | None) -> list[str]:
-    """Return the cells of bytes, amplifications and chunks that a row ends with."""
     sums = plan.sums(rank)
     return [
         human_bytes(sums["bytes_fetched"]),
@@ -289,7 +288,6 @@ def _print_store(plan: StorePlan, every_rank: bool) -> None:
 
 
 def _print_relations(plan: StorePlan) -> None:
-    """Print the ghosts and cut edges of each relation, of all ranks and of that with most."""
     columns = ["relation", "edges", "ghosts", "most of\na rank", "edges\ncut", "most of\na rank", "%\ncut"]
     with_others = any(each[2].any() for each in plan.by_relation.values())
     columns += ["of others,\ncomputed too", "most of\na rank"] if with_others else []
@@ -303,7 +301,6 @@ def _print_relations(plan: StorePlan) -> None:
 
 
 def _sample_text(plan: StorePlan) -> str:
-    """Name a sample: by its stored sample, or file, and its rows along the dimension that numbers samples."""
     reader = plan.reader
     if isinstance(reader, PointsReader):
         return reader.sample_info(plan.sample).name

@@ -133,7 +133,6 @@ class Metric:
         return mean
 
     def _quantities(self, values: Sequence[Tensor], layout: Layout) -> tuple[Sequence[Tensor], Layout]:
-        """Return the quantities of a sample, and where they lie."""
         found = self.pointwise(*values)
         return (found if isinstance(found, tuple) else (found,)), layout
 
@@ -343,7 +342,6 @@ class Metric:
             return np.asarray(self.of_mean(self._mean(total, count)), np.float64)
 
     def _mean(self, total: FloatArray, count: Count) -> FloatArray:
-        """Return the mean of the samples' values from their sum and number."""
         return total / count
 
     def _of_domain(self) -> dict[Key, Entry]:

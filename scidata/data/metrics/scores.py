@@ -382,7 +382,6 @@ class Spectrum(Mean):
 
 
 def _power(rows: Tensor, num_points: int) -> Tensor:
-    """Return the power of each wavenumber of the rows."""
     flat = rows.reshape(-1, num_points)
     num_rows = len(flat)
     # always as many rows at once: a transform's last bits may depend on how many it is given

@@ -70,7 +70,6 @@ def _chosen(reader: StoreReader | PointsReader, field: str | None) -> str:
 
 
 def _column(reader: StoreReader | PointsReader, read: list[LocalPart], name: str) -> FloatArray:
-    """Return one value of a field for each row, all ranks' after each other."""
     entity, dim = reader.info(name).entity, reader.entity_dim(name)
     owned = [np.moveaxis(p.fields[name], dim, 0)[: p.index_maps[entity].num_owned] for p in read]
     rows = np.concatenate(owned).astype(np.float64)

@@ -126,7 +126,6 @@ def _ghosts_shown(ghosts: Sequence[IntArray], seen: IntArray | None) -> tuple[li
 
 
 def _pale(colours: FloatArray) -> FloatArray:
-    """Return lighter colours, on which the rings of ghosts stand out."""
     return 0.55 * colours + 0.45
 
 

@@ -191,7 +191,6 @@ class BlockLayout:
 
 
 def _run_of(segments: Segments) -> range | None:
-    """Return rows that follow each other, None where some are left out or they are in another order."""
     rows = [range(s.start, s.start + s.count * s.step, s.step) for s in segments if s.count]
     every = np.concatenate([np.array(each) for each in rows]) if rows else np.empty(0, np.int64)
     if not len(every) or (np.diff(every) != 1).any():

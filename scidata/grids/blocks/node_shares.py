@@ -101,7 +101,6 @@ def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int, num_ranks: i
 
 
 def _by_takers(size: int, rows: Sequence[IntArray] | None) -> list[tuple[frozenset[int] | None, IntArray]]:
-    """Return the chunks along a dimension by the ranks that need them."""
     if rows is None:
         return [(None, np.empty(0, np.int64))]
     takers: dict[int, set[int]] = {}
@@ -241,7 +240,6 @@ class NodeShares:
     def _rows_of_ranks(
         self, layout: ArrayLayout, trajectories: Mapping[str, Segments] | None = None
     ) -> list[list[IntArray] | None]:
-        """Return the rows of each rank along each dimension but that of samples; of some trajectories, or of all."""
         partition, coordinates = self._partition, self.ranks.coordinates
 
         def rows_along(dim: str) -> list[IntArray]:
@@ -252,7 +250,6 @@ class NodeShares:
         return [None if dim == self.sample_dim else rows_along(dim) for dim in layout.dims]
 
     def _some_chunks(self, layout: ArrayLayout) -> list[tuple[int, ...]]:
-        """Return some chunks that any rank needs, of the first samples."""
         ids = [
             [0] if each is None else np.unique(np.concatenate(each) // size).tolist()
             for size, each in self._by_dim(layout)
@@ -267,7 +264,6 @@ class NodeShares:
         ]
 
     def _some_header(self, layout: ArrayLayout, source: Source) -> blosc.ChunkHeader | None:
-        """Return the header of one chunk; None where there is no chunk."""
         try:
             refs = source.locate(layout, np.array(self._some_chunks(layout), np.int64))
             at = int(np.flatnonzero(refs.path_index >= 0)[0])

@@ -46,8 +46,6 @@ _MAX_ENTRIES = 1 << 18  # blocks that are known to be as they were; some 0.3 kB 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """The name of a block on disk; an empty digest where nothing tells the versions of its source's files."""
-
     digest: bytes
     validator: Validator
     shape: tuple[int, ...]  # steps first

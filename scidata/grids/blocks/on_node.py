@@ -34,8 +34,6 @@ _MAX_FILES = 1 << 14  # shares whose files are kept by name
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block that is read here: its place in the file, and the chunks that each rank needs."""
-
     key: BlockKey
     layout: ArrayLayout
     axis: int  # of samples
@@ -44,7 +42,6 @@ class _Block:
     out: Rows
 
     def with_samples(self, rows: Selection) -> Selection:
-        """Return a selection of chunks with the block's samples."""
         return (*rows[: self.axis], self.samples, *rows[self.axis + 1 :])
 
 

@@ -32,8 +32,6 @@ _READ_BYTES = 1 << 10  # of one block of one sample, about
 
 @dataclass(slots=True)
 class _Block:
-    """Decoded rows, and how often samples have yet to take one of them, if each of them comes."""
-
     values: Rows
     left: int
 

@@ -54,8 +54,6 @@ T = TypeVar("T")
 
 
 class _Wanted(NamedTuple):
-    """An array that a process asks for: its name, and the processes that will ask for it."""
-
     key: bytes
     path: str
     shape: tuple[int, ...]
@@ -64,16 +62,13 @@ class _Wanted(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its file."""
         return _HEADER + math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def head(self) -> bytes:
-        """The first bytes of its file."""
         return _MAGIC + self.key
 
     def view(self, memory: mmap.mmap, *, writeable: bool = False) -> Array:
-        """Return the array in the memory of its file."""
         values = np.frombuffer(memory, self.dtype, math.prod(self.shape), _HEADER).reshape(self.shape)
         values.flags.writeable = writeable
         return values
@@ -175,7 +170,6 @@ class SharedArrays:
                 os.rename(wanted.path, os.path.join(folder, _FREE, f"{wanted.size}-{uuid.uuid4().hex}"))
 
     def _map(self, fd: int, nbytes: int) -> mmap.mmap:
-        """Return a file's memory: mapping it takes longer than copying out of it."""
         status = os.fstat(fd)
         return self._maps.get_or_make(
             (status.st_dev, status.st_ino),
@@ -263,7 +257,6 @@ _alive: dict[tuple[str, int], int] = {}  # by folder and process: its descriptor
 
 
 def _join(name: str) -> str | None:
-    """Return the folder of these processes, this one's from now on; None where there can be none."""
     folder = os.path.join(_base(), f"{_PREFIX}{os.getuid()}-{hashlib.sha256(name.encode()).hexdigest()[:24]}")
     if (folder, os.getpid()) in _alive:
         return folder
@@ -297,7 +290,6 @@ def _same(fd: int, path: str) -> bool:
 
 
 def _sweep() -> None:
-    """Remove folders of this user that no process uses."""
     for entry in os.scandir(_base()):
         if entry.name.startswith(f"{_PREFIX}{os.getuid()}-") and entry.is_dir(follow_symlinks=False):
             _remove_if_dead(entry.path)
@@ -327,7 +319,6 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _claimed(path: str) -> Iterator[bool]:
-    """Hold a lock, unless another process does."""
     try:
         fd = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError:

@@ -237,7 +237,6 @@ class PartSizes:
         )
 
     def _num_blocks(self, name: str, size: int) -> int:
-        """Return how many blocks of ``size`` steps a field has in all members."""
         rows = np.diff(self._layout.series.row_bounds)
         if self._worth.most[name] > 1:
             rows = rows[np.unique([self._layout.together(name, i, alone=False).member for i in range(len(rows))])]
@@ -251,7 +250,6 @@ class PartSizes:
         )
 
     def _bytes_of_fixed(self, num: Mapping[str, int]) -> int:
-        """Return the bytes of the fields that are the same in samples, each of ``num`` trajectories."""
         return sum(num[name] * self.bytes_of_step(name) for name in self._worth.fixed)
 
     def nbytes(self, name: str) -> int:

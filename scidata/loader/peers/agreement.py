@@ -132,7 +132,6 @@ class _Talk(threading.Thread):
         self.error: Exception | None = None
 
     def begin(self, record: Record[str]) -> None:
-        """Begin to compare."""
         self._record = record
         self.start()
 
@@ -152,7 +151,6 @@ class _Talk(threading.Thread):
         return missing if self.is_alive() else None
 
     def run(self) -> None:
-        """Compare: the body of the thread."""
         leaders = {"loader": self._ranks[0], "data": self._watch.leader}
         try:
             if reports := self.comparison.run(self._record, leaders, self._wait_for):

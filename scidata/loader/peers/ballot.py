@@ -76,8 +76,6 @@ Ballot: TypeAlias = OwnBallot | CommonBallot
 
 
 class _Report(TypedDict):
-    """The places of a step that one rank could not read."""
-
     dp: int
     rank: int
     size: int
@@ -86,8 +84,6 @@ class _Report(TypedDict):
 
 
 class _Result(TypedDict):
-    """The places that are left out of a step, by dp rank, or the whole step."""
-
     places: dict[str, list[int]]
     whole: bool
     texts: list[tuple[int, str]]

@@ -186,7 +186,6 @@ class Session:
         self._board.detach(self)
 
     def _left_because(self) -> bool:
-        """Return whether another rank's failure has ended the loop, though not here, and make sure it was said."""
         event = self._due(self._at)
         if event is not None and not self._board.has_said(event):  # another rank was faster with breaking its groups
             _log.error("%s; rank %d was in a step with it", event.text, self._watch.rank)

@@ -153,8 +153,6 @@ class _OverError(Exception):
 
 
 class _Worker:
-    """One process, of the thread that has it."""
-
     def __init__(self, connection: Connection, process: BaseProcess) -> None:
         self._connection, self._process = connection, process
         self._number = 0

@@ -42,8 +42,6 @@ class Range(NamedTuple):
 
 
 class _Window:
-    """Requests of which only so many, and so many bytes, are in flight. Threads take arrived ones, in any order."""
-
     def __init__(self, jobs: Sequence[tuple[Url, str, RequestOptions]], nbytes: Sequence[int]) -> None:
         self._jobs, self._nbytes = jobs, nbytes
         self._lock = threading.Lock()
@@ -56,7 +54,6 @@ class _Window:
         self._advance()
 
     def _advance(self) -> None:
-        """Start the requests that fit."""
         while True:
             with self._lock:
                 i = self._next
@@ -91,7 +88,6 @@ class _Window:
         self._arrived.put((i, error or future.result()))
 
     def take(self) -> tuple[int, Any] | None:
-        """Return the number of a request and its result, or its error; None where nothing is left."""
         with self._lock:
             if self._closed or self._taken == len(self._jobs):
                 return None
@@ -103,7 +99,6 @@ class _Window:
         return item
 
     def release(self, i: int) -> None:
-        """Release the result of request ``i``: its bytes count no longer."""
         with self._lock:
             if self._closed:
                 return
@@ -112,7 +107,6 @@ class _Window:
         self._advance()
 
     def close(self) -> None:
-        """Cancel all requests in flight, and let waiting threads go."""
         with self._lock:
             if self._closed:
                 return

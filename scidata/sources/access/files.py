@@ -113,20 +113,16 @@ class _Handle:
             self._unlinked, self._descriptor = "", os.open(path, _FLAGS | os.O_NOFOLLOW)
 
     def read(self, views: Sequence[memoryview], offset: int) -> int:
-        """Fill views by one call; return how many bytes came."""
         return os.preadv(self._descriptor, views, offset)  # this frame's self keeps it open
 
     def status(self) -> os.stat_result:
-        """Return the status of the file as it is now."""
         return os.fstat(self._descriptor)
 
     def status_at(self, real: str) -> os.stat_result | None:
-        """Return the status, None where the file's path without links is another; an older Linux is asked for it."""
         is_there = self._unlinked == real or os.readlink(f"/proc/self/fd/{self._descriptor}") == real
         return os.fstat(self._descriptor) if is_there else None
 
     def is_locked(self) -> bool:
-        """Say whether another descriptor holds the lock that HDF5 takes for writing."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

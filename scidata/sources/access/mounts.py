@@ -31,7 +31,6 @@ def is_local(path: str) -> bool:
 
 @functools.lru_cache(256)
 def _type_of(device: str) -> str:
-    """Return the type of the file system that has a device's number, nothing where none is known."""
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
         return type_in(mounts.read(), device)
     return ""

@@ -136,7 +136,6 @@ def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
 
 
 def _is_odd(key: str) -> bool:
-    """Say whether a key has characters or parts that obstore refuses, or that clients leave out."""
     return not key.isprintable() or any(part in ("", ".", "..") for part in key.split("/") if key)
 
 

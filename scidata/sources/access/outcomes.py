@@ -55,7 +55,6 @@ def clean_error(url: Url, error: BaseException) -> Exception:
 
 
 def _line(text: str) -> str:
-    """Return a client's error in one line: it repeats the answer, and shows where it went wrong."""
     text = " ".join(text.split())
     return text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + " ..."
 

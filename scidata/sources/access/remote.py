@@ -74,7 +74,6 @@ def _by_fsspec(url: Url, method: str, options: RequestOptions, wanted: Callable[
 
 
 def _ask(url: Url, method: str, options: RequestOptions, place: Place, until: float) -> Any:
-    """Ask a file system of fsspec, an asynchronous one until a time."""
     fs, path, run = place.fs, place.path, functools.partial(place.run, until=until)
     if method == "ls":
         return run("ls", path, detail=True)
@@ -140,7 +139,6 @@ def _once_by_store(url: Url, method: str, options: RequestOptions, bucket: Bucke
 
 
 def _store(bucket: Bucket, outcome: Outcome) -> ObjectStore:
-    """Return a store whose requests may take as long as this one, or somewhat longer: few, each keeps connections."""
     wanted = outcome.time_left()
     least = max(1.0, retry.RETRY.total_wait) / (2 if retry.RETRY.attempts > 1 else 1)
     if wanted < least / 4:  # an attempt would take longer than there is

@@ -107,7 +107,6 @@ class UrlFile(io.RawIOBase):
             view[: end - begin] = data[begin - first * _BLOCK : end - first * _BLOCK]
 
     def _get(self, first: int, stop: int) -> list[bytes]:
-        """Return blocks; those that are missing are read at once."""
         found = {i: block for i in range(first, stop) if (block := self._blocks.get(i)) is not None}
         missing = [i for i in range(first, stop) if i not in found]
         if missing:

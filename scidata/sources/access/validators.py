@@ -96,7 +96,6 @@ class Validators:
         return None if text is None else (text, 0.0)
 
     def _listed(self, url: Url) -> str:
-        """Return the validator of an object from listings; nothing where it has to be asked for."""
         key = str(url).removeprefix(f"{self._root}/")
         if key == str(url):  # the source is one object
             return ""
@@ -138,7 +137,6 @@ def _digest(texts: Sequence[str], places: bytes) -> bytes:
 
 
 def _of_file(path: str) -> tuple[str, float]:
-    """Return the validator of a local file, and the time at which it was changed."""
     try:
         status = files().status(path)
     except _GONE:
@@ -148,7 +146,6 @@ def _of_file(path: str) -> tuple[str, float]:
 
 
 def _asked(urls: Sequence[Url]) -> list[str]:
-    """Return the servers' validators of objects."""
     texts = []
     for url, info in zip(urls, each(urls, "info"), strict=True):
         if isinstance(info, Exception) and not isinstance(info, _GONE):

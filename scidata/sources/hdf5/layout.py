@@ -152,7 +152,6 @@ def _codec(filter_id: int, values: Sequence[int]) -> Codec:
 
 
 def _filters(plist: h5py.h5p.PropDCID) -> tuple[tuple[Codec, ...], bool]:
-    """Return the pipeline as codecs, and whether all of them decode without HDF5."""
     pairs = [(f[0], f[2]) for f in (plist.get_filter(i) for i in range(plist.get_nfilters()))]
     codecs = tuple(_codec(*pair) for pair in pairs)
     decodable = all(filter_id in _KNOWN_FILTERS for filter_id, _ in pairs)

@@ -26,15 +26,12 @@ _IN_HEAP = range(13, 22)  # where a block of a heap may have its checksum
 
 
 class _RecordedFile(GuardedFile):
-    """A file that notes where HDF5 reads."""
-
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.size = self._size
         self.reads: list[tuple[int, int]] = []
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill ``buffer`` as far as the file goes."""
         begin, count = self._position, super().readinto(buffer)
         self.reads.append((begin, count))
         return count

@@ -53,7 +53,6 @@ def _is_own(name: str, file: h5py.File) -> bool:
 
 
 def _local(file: h5py.File, path: str) -> h5py.Dataset | None:
-    """Return a data set that is reached by hard links alone, None where there is none."""
     node, names = file, [name for name in path.split("/") if name not in ("", ".")]
     for name in names:
         if not isinstance(node, h5py.Group) or not isinstance(node.get(name, getlink=True), h5py.HardLink):
@@ -160,7 +159,6 @@ def _in_place(
 
 
 def _missing_of_external(dset: h5py.Dataset, ranges: Ranges) -> Iterator[str]:
-    """Say which raw file is not there; raise for one that is too short for a box."""
     itemsize, begin = dset.dtype.itemsize, 0
     first, last = (int(np.ravel_multi_index([r[i] for r in ranges], dset.shape)) for i in (0, -1))
     needed = range(first * itemsize, (last + 1) * itemsize)
@@ -237,7 +235,6 @@ class VirtualMapping:
 
 
 def _slab(space: h5py.h5s.SpaceID) -> list[tuple[int, int, int, int]] | None:
-    """Return start, stride, count and block of each dim, None for other selections."""
     if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
         return None
     each = zip(*([min(int(v), _UNLIMITED) for v in values] for values in space.get_regular_hyperslab()), strict=True)
@@ -269,7 +266,6 @@ def _missing_of_virtual(
 
 
 def _missing_of_part(dset: h5py.Dataset, mapping: VirtualMapping, names: tuple[str, str], depth: int) -> Iterator[str]:
-    """Look at one part: all that is mapped of it, of which a box may need less."""
     file = _open(dset, names[0])
     if file is None:
         yield _no_file(dset, names)
@@ -292,7 +288,6 @@ def _missing_of_part(dset: h5py.Dataset, mapping: VirtualMapping, names: tuple[s
 
 
 def _fault(dset: h5py.Dataset, mapping: VirtualMapping, part: h5py.Dataset) -> str | None:
-    """Return how a part contradicts a virtual data set."""
     if not np.can_cast(part.dtype, dset.dtype, "safe"):
         return f"its values do not fit {dset.dtype}"
     source = mapping.source

@@ -247,7 +247,6 @@ def scale_paths(attributes: Attributes, path: str) -> tuple[str | None, ...]:
 
 
 def _target(dset: h5py.Dataset, references: npt.NDArray[np.object_]) -> str | None:
-    """Return the path of the first dataset that is referred to, None where it was deleted or there is none."""
     try:
         name = h5py.h5r.get_name(references[0], dset.id) if len(references) else None
     except (ValueError, KeyError, RuntimeError):

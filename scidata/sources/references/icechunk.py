@@ -102,7 +102,6 @@ class Repository:
             return None, e
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Call the library; its errors become one line without credentials."""
         found, error = self._try(call)
         if error is not None:
             raise self._error(error)
@@ -240,7 +239,6 @@ def _library(path: str) -> Any:
 
 
 def _storage(icechunk: Any, store: str) -> Any:
-    """Return icechunk's storage at a path or URL, with the options that fsspec's file systems take."""
     path = local_path(store)
     if path is not None:
         return icechunk.local_filesystem_storage(os.path.abspath(os.path.expanduser(path)))

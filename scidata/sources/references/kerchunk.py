@@ -230,8 +230,6 @@ class JsonSet:
 
 
 class _Rows:
-    """The rows of one array's table, in the order of the set."""
-
     def __init__(self, record: ArrayRecord) -> None:
         self._record = record
         self._places: list[list[int]] = []
@@ -239,7 +237,6 @@ class _Rows:
         self.inline: list[bytes] = []
 
     def add(self, key: str, target: int, offset: int, nbytes: int, where: str) -> None:
-        """Add a row; raises CorruptDataError where the key is no chunk of the array."""
         record, place = self._record, self._record.place_of(key)
         if place is None:
             raise CorruptDataError(
@@ -250,7 +247,6 @@ class _Rows:
         self._rows.append((target, offset, nbytes))
 
     def table(self, names: list[str]) -> Table:
-        """Return the table."""
         grid = self._record.num_files
         places = np.array(self._places, np.int64).reshape(len(self._places), len(grid))
         target, offset, nbytes = np.array(self._rows, np.int64).reshape(-1, 3).T

@@ -130,7 +130,6 @@ def _table_of(columns: Mapping[str, pyarrow.ChunkedArray], first: int, where: st
 
 
 def _texts(column: pyarrow.ChunkedArray | None, num: int, where: str) -> tuple[IntArray, list[str | bytes]]:
-    """Return which text each row has, -1 for none, and the texts."""
     import pyarrow
 
     if column is None or pyarrow.types.is_null(column.type) or num == 0:

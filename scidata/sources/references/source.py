@@ -103,7 +103,6 @@ class ReferenceLocator(Locator):
         return tuple(changing), content.digest()
 
     def _sizes_of(self, paths: Sequence[str], which: Iterable[int]) -> dict[int, int]:
-        """Return the sizes of some of the paths; those of URLs are asked for side by side."""
         each = sorted(which)
         calls = [functools.partial(self._size_of, paths[i]) for i in each]
         remote = any(is_url(paths[i]) for i in each)
@@ -259,7 +258,6 @@ class ReferenceSource(ZarrSource):
 
 
 def _folder_of(path: str) -> str:
-    """Return where a set lies: without the query of a URL, which is the set's own."""
     local = local_path(path)
     if local is not None:
         return os.path.dirname(os.path.abspath(os.path.expanduser(local)))

@@ -83,7 +83,6 @@ class Locator(ABC):
         return None
 
     def _find_in_shards(self, record: ArrayRecord, coordinates: IntArray) -> FileRanges:
-        """Find chunks by the indexes of their shards. Chunk 5 of shards of 4 is entry 1 of the index of shard 1."""
         per_shard = record.per_file
         shards, inside = np.divmod(coordinates, np.array(per_shard, np.int64))
         inner = flattened(inside, per_shard)
@@ -101,7 +100,6 @@ class Locator(ABC):
         return found
 
     def _index_of(self, record: ArrayRecord, files: FileRanges, i: int, number: int) -> IntArray:
-        """Return the index of a shard, which is file ``i`` of those found, and has a number in the array's grid."""
         assert record.index is not None
         key = record.prefix, number
         table = self._indexes.get(key)
@@ -221,7 +219,6 @@ class ChunkLocator(Locator):
         run_each([functools.partial(read, row) for row in missing.tolist()])
 
     def _known_sizes(self, record: ArrayRecord, linear: IntArray) -> IntArray:
-        """Return the size of each file, -1 where absent, as far as it is in the cache."""
         sizes = np.full(len(linear), _UNKNOWN, np.int64)
         for block, rows in grouped(linear // _SIZES_PER_BLOCK):
             known = self._sizes.get((record.prefix, block))
@@ -230,7 +227,6 @@ class ChunkLocator(Locator):
         return sizes
 
     def _sizes_of(self, record: ArrayRecord, coordinates: IntArray) -> IntArray:
-        """Return the size of each file, -1 where absent, through the cache."""
         linear = flattened(coordinates, record.num_files)
         sizes = self._known_sizes(record, linear)
         missing = np.flatnonzero(sizes == _UNKNOWN)
@@ -249,7 +245,6 @@ class ChunkLocator(Locator):
         return sizes
 
     def _known(self, record: ArrayRecord, block: int) -> IntArray:
-        """Return the sizes of a run of the flattened grid that are known, to be added to."""
         known = self._sizes.get((record.prefix, block))
         if known is None:
             known = np.full(_SIZES_PER_BLOCK, _UNKNOWN, np.int64)

@@ -210,7 +210,6 @@ def parse_v2(meta: Mapping[str, object], attributes: object, *, store: str, name
 
 
 def _shard_index(config: Mapping[str, object], per_shard: tuple[int, ...], where: str) -> ShardIndex | None:
-    """Return how the shard index lies in a file, or None where it is coded in a way that only zarr-python reads."""
     location = config.get("index_location", "end")
     if location not in ("start", "end"):
         raise UnsupportedFormatError(f"{where}: shard index_location must be 'start' or 'end', not {location!r}")

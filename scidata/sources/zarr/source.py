@@ -365,7 +365,6 @@ class ZarrSource:
 
 
 def _grid_of(axes: list[IntArray]) -> IntArray:
-    """Return every combination, ``(num, ndim)``, C order."""
     mesh = np.meshgrid(*axes, indexing="ij") if axes else []
     return np.stack([m.ravel() for m in mesh], axis=1) if mesh else np.zeros((1, 0), np.int64)
 

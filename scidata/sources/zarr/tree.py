@@ -105,7 +105,6 @@ class LocalTree:
             self._checked.add(key)
 
     def _stat(self, key: str) -> os.stat_result | None:
-        """Return a regular file's status; opening a pipe or device instead would block or worse."""
         parent = key.rpartition("/")[0]
         if parent not in self._checked:
             self._check_folder(parent)
@@ -208,7 +207,6 @@ class UrlTree:
         return self._url.at(key)
 
     def _infos(self, keys: Sequence[str]) -> list[Any]:
-        """Ask for each key; None where there is nothing."""
         return list(map(_if_there, each([self._url.at(key) for key in keys], "info")))
 
     def get(self, keys: Sequence[str]) -> dict[str, bytes]:

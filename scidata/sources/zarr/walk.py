@@ -97,7 +97,6 @@ def _entry(value: object, where: str) -> dict[str, object]:
 def _levels(
     tree: Tree, read: Callable[[Tree, list[str]], tuple[dict[str, dict[str, Any]], list[str]]]
 ) -> dict[str, dict[str, Any]]:
-    """Walk breadth first, a whole level in one request: ``read`` takes folders, returns nodes and those with others."""
     nodes: dict[str, dict[str, Any]] = {}
     groups, seen = [""], 0
     while groups:
@@ -111,7 +110,6 @@ def _levels(
 
 
 def _own_name(tree: Tree) -> str:
-    """Name an array that is the store itself by its folder."""
     return tree.location("").rstrip("/").rpartition("/")[2] or "array"
 
 
@@ -131,7 +129,6 @@ def _consolidated_v3(meta: Mapping[str, object], where: str, prefix: str = "") -
 
 
 def _nodes_v3(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Read the metadata of folders; return the nodes that they are, and which are groups."""
     nodes = {
         key.removesuffix("/zarr.json"): read_json(raw, tree.location(key))
         for key, raw in tree.get([f"{f}/zarr.json" for f in folders]).items()
@@ -174,7 +171,6 @@ def _consolidated_v2(metadata: Mapping[str, object], where: str) -> dict[str, di
 
 
 def _nodes_v2(tree: Tree, folders: list[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Read the metadata of folders; return those that are arrays, and which are groups."""
     nodes: dict[str, dict[str, Any]] = {}
     found = tree.get([f"{f}/{file}" for f in folders for file in (".zarray", ".zattrs")])
     others = [f"{f}/.zgroup" for f in folders if f"{f}/.zarray" not in found]

@@ -69,7 +69,6 @@ def shard_index(shape: Sequence[int], itemsize: int, *, chunk: Sequence[int], sh
 
 
 def _filled_up(values: Array, corner: Sequence[int], chunk: Sequence[int]) -> Array:
-    """Return the values of a chunk, C-contiguous; zeros beyond the end of the array."""
     piece = np.ascontiguousarray(values[tuple(slice(i * c, (i + 1) * c) for i, c in zip(corner, chunk, strict=True))])
     if piece.shape == tuple(chunk):
         return piece

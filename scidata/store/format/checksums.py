@@ -126,7 +126,6 @@ class CheckedSource(ZarrSource):
         return places
 
     def _check_cut(self, layout: ArrayLayout) -> None:
-        """Check that chunks are those that have checksums, and carry these where they are compared."""
         info = self._info.arrays[layout.name]
         if layout.shape == info.shape and layout.chunks == info.chunks and _is_checked(layout.codecs):
             return

@@ -38,7 +38,6 @@ def digest_documents(folder: str, arrays: Iterable[str]) -> str:
 
 
 def _nodes(arrays: Iterable[str]) -> set[str]:
-    """Return the paths of arrays and of the groups that they lie in."""
     return {above for path in arrays for above in itertools.accumulate(path.split("/"), "{}/{}".format)}
 
 
@@ -79,7 +78,6 @@ def check_layouts(source: CheckedSource, info: SampleInfo, store: str) -> None:
 
 
 def _shards(layout: ArrayLayout) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the key of each shard of an array, and the shape of the values that it holds."""
     shard = layout.shards or layout.chunks
     for box in blocks_of(layout.shape, shard):
         corner = [str(s.start // n) for s, n in zip(box, shard, strict=True)]
@@ -102,7 +100,6 @@ def check_names(folder: str, known: set[str]) -> None:
 
 
 def _check_shard(path: str, layout: ArrayLayout, shape: tuple[int, ...]) -> None:
-    """Check that chunks and index fill a shard, in their order: then reading the chunks has checked every byte."""
     index = shard_index(shape, layout.dtype.itemsize, chunk=layout.chunks, shard=layout.shards or layout.chunks)
     expected = math.prod(chunks_held(shape, layout.chunks)) * (layout.chunk_nbytes + 4) + len(index)
     if (size := os.path.getsize(path)) != expected:

@@ -187,8 +187,6 @@ _Ask: TypeAlias = Callable[[str, RequestOptions], "Future[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request for one file."""
-
     kept: KeptFiles
     key: str
     options: RequestOptions
@@ -240,7 +238,6 @@ class _Range(_Request):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The first byte, and the one after the last."""
         return self.options["offset"], self.options["offset"] + self.options["nbytes"]
 
     def held(self) -> Any:
@@ -278,7 +275,6 @@ class _Range(_Request):
         return Came(buffer[offset - begin : end - begin].data, num_fetched, num_requests)
 
     def _fetch(self, file: File, runs: Sequence[range]) -> Iterator[tuple[int, ByteArray]]:
-        """Fetch runs of blocks side by side and keep them; yield the first byte of each, and its bytes."""
         places = [(file.extent(run[0])[0], file.extent(run[-1])[1]) for run in runs]
         asked = [self.ask("range", {"offset": begin, "nbytes": end - begin}) for begin, end in places]
         try:
@@ -295,7 +291,6 @@ class _Range(_Request):
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[range]:
-    """Yield runs of neighbours, which one request fetches."""
     first = 0
     for k in range(1, len(blocks) + 1):
         if k == len(blocks) or blocks[k] != blocks[k - 1] + 1:
@@ -316,7 +311,6 @@ class _Folder:
         self._tree = LocalTree(root, allow_external=False)
 
     def start(self, key: str, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Future[Any]:
-        """Answer as a server would."""
         future: Future[Any] = Future()
         try:
             future.set_result(self._answer(method, key, options))

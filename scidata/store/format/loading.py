@@ -45,7 +45,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @functools.lru_cache(256)
 def _is_dtype(text: str) -> bool:
-    """Whether it is a dtype that values have: no objects, no records."""
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError, OverflowError, MemoryError, RecursionError):
@@ -125,7 +124,6 @@ def _count(value: object, where: str, key: str) -> int:
 
 
 def _settings(entry: Entry, key: str) -> dict[str, object]:
-    """Return the options of a run; those about faults are looked at again."""
     settings = entry.free(key)
     options = Entry(settings, entry.where, ascii(key), optional=None)
     for name in settings.keys() & set(TREATMENTS):
@@ -213,7 +211,6 @@ def gather(infos: Iterable[SampleInfo], where: str) -> Samples:
 
 
 def _gathered(rows: Gathered, where: str) -> Samples:
-    """Return samples that were added, checked."""
     said, table = rows.described()
     read: ReadTable = lambda start, stop: table[start:stop]  # noqa: E731
     if not said["groups"]:  # of a part of a run that has none
@@ -271,7 +268,6 @@ def _group(data: object, where: str, key: str) -> tuple[int, SampleInfo, list[Co
 
 
 def _read_text(way: Way, text: bytes, where: str) -> object:
-    """Return free text of a sample."""
     try:
         value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as e:
@@ -282,7 +278,6 @@ def _read_text(way: Way, text: bytes, where: str) -> object:
 
 
 def _check_rows(samples: Samples, number: int, where: str) -> None:
-    """Check the rows of a group as each sample alone is checked."""
     group = samples.groups[number]
     ends = dict.fromkeys(group.texts, 0)
     for start, rows in group.pieces():
@@ -343,7 +338,6 @@ def _too_deep(where: str) -> CorruptDataError:
 
 
 def _unsealed(data: object, where: str, raw: bytes = b"") -> dict[str, Any]:
-    """Return an object without its digest, if the two agree; ``raw`` is its JSON, if it is a document."""
     if not isinstance(data, dict) or "digest" not in data:
         raise CorruptDataError(f"{where}: holds no description of a scidata store; write the store again")
     rest = {key: value for key, value in data.items() if key != "digest"}
@@ -390,7 +384,6 @@ def _manifest(data: dict[str, Any], where: str, read: Callable[[int], ReadTable]
 
 
 def _said(entry: Entry, found: object, read: Callable[[int], ReadTable]) -> tuple[dict[str, Any], ReadTable]:
-    """Return the description of samples, and what reads their table."""
     said = Entry(found, entry.where, "'samples'", ("groups", "nbytes", "digest", "table"))
     rest = {key: value for key, value in said.data.items() if key != "table"}
     if said.data["table"] is None:
@@ -421,7 +414,6 @@ def _old_samples(entry: Entry, found: object) -> Samples:
 
 
 def _check_sums(entry: Entry, manifest: Manifest) -> None:
-    """Check those sums over samples that are cheap to check; :func:`~scidata.store.format.store.verify` does all."""
     samples = manifest.samples
     first = samples.groups[0].first
     for name in ALIKE[1:]:

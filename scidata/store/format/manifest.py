@@ -246,7 +246,6 @@ def plain(value: object) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return text that has bytes: lone surrogates, of attributes that are no UTF-8, are written out."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 

@@ -61,12 +61,10 @@ def _any(bad: _Numbers) -> bool:
 
 
 def _product(numbers: Sequence[_Numbers]) -> _Numbers:
-    """Return a product, in float64: an integer may be too large."""
     return math.prod(numbers, start=1.0)
 
 
 def _check_rows(entry: Entry, info: SampleInfo, shapes: _Shapes, counts: Mapping[str, _Numbers]) -> None:
-    """Check that the arrays are there that every such sample has, and their rows."""
     sets, num_rows, num_cells = sets_of(info), counts[info.entity], counts.get("cell", 0)
     if _any(sum(counts[name] for name in sets) != num_rows):
         entry.wrong("counts", f"as many of {info.entity} as of {', '.join(sets)} together")

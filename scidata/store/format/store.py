@@ -177,7 +177,6 @@ class Store:
 
 
 def _opened_again(path: str, disk: DiskCache | None, digest: bytes) -> Store:
-    """Return the store that another process has open."""
     store = Store(path, disk)
     if store._digest != digest:
         raise _replaced(path, "replaced by another one")
@@ -191,7 +190,6 @@ def _replaced(path: str, how: str) -> SourceChangedError:
 
 
 def _manifest_version(path: str) -> Version | None:
-    """Return the version of a local store's manifest file; None of a URL, or where there is none."""
     local = local_path(path)
     try:
         return None if local is None else version_at(os.path.join(local, MANIFEST))

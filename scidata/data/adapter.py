@@ -66,7 +66,6 @@ Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[
 class DatasetAdapter:
     """Adapter that gives loaders, and combinations of data sets, one view of any data set.
 
-    - ``dataset``: the data set.
     - ``has_buffers``: whether all samples have the same sizes, known beforehand: a :class:`BufferedDataset`.
     """
 

@@ -132,7 +132,6 @@ class Match:
 
     - ``rows``: by data set, ``(num,)`` int64: its sample of each key, -1 where it has none.
     - ``keys``: ``(num,)``: those of the first data set, without its offset.
-    - ``texts``: what was left out of each: how many, and the key of the first.
     """
 
     rows: Mapping[str, IntArray]
@@ -145,7 +144,6 @@ def match_keys(
 ) -> Match:
     """Find the samples of the other data sets that have the keys of the first one, in its order.
 
-    - ``keys``: of each data set's samples.
     - ``keep_all``: keep keys of the first that others lack; else only those that all have.
     - ``at``: offsets: of a data set that has one, the sample of ``key + offset``.
     - ``tolerance``: keys may differ by so much; the nearest counts, of two that are as near the lower. None: none at

@@ -44,7 +44,6 @@ _LEAST_STRETCHES = 16  # of an order by blocks, and two a lane
 class Mixture:
     """Data sets that follow each other in one numbering, and how much of each an epoch has.
 
-    - ``lengths``: samples of each data set.
     - ``takes``: entries that one epoch has of each.
     """
 
@@ -84,15 +83,12 @@ class Mixture:
 class Order:
     """The arguments that decide the order of every epoch.
 
-    - ``num_samples``: samples of the data set.
     - ``shuffle``, ``seed``: a new order in each epoch, or always ``0, 1, 2, …``.
     - ``weights``: ``(num_samples,)`` float64: how often each sample comes, on average, relative to the others; drawn
       with replacement.
-    - ``draws``: entries of an epoch that is drawn by weights.
     - ``mixture``: several data sets, interleaved so that every stretch of the order has them in their ratio. Each goes
       through all its samples before it repeats one, over several epochs where one epoch does not take them all.
     - ``sizes``: ``(num_samples,)`` float64, cost of each sample: entries then come in groups of similar cost.
-    - ``group``: entries of such a group.
     - ``blocks``: ``(num_samples,)`` int64: samples of the same number share chunks. Entries then come in lanes, see
       ``lanes``.
     - ``stretches``: ``(num_samples,)`` int64, with ``blocks``: blocks of the same number, in their order, share chunks

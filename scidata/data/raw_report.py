@@ -54,8 +54,6 @@ class StoreReport:
     - ``kind``, ``kind_reason``: ``grid``, ``points``, ``mesh`` or ``graph``, and the sign of it.
     - ``sample_dim``, ``num_samples``, ``shard_dim``, ``fields``: what :func:`scidata.open_dataset` would do by default
       on a 1-D domain; None where it could not open it.
-    - ``arrays``: every array of the first file.
-    - ``skipped``: ``{array: reason}`` of arrays that cannot be read.
     - ``inflated``: which library decodes zlib and gzip; None where no array has them.
     - ``warnings``: reads that will be slow, or not as expected; each with a remedy.
     """

@@ -33,7 +33,6 @@ _FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcast
 class Scale:
     """How one field is normalised.
 
-    - ``dims``: those of a sample's field.
     - ``shift``, ``scale``: float64, a dimension for each of ``dims``, of 1 or of the whole field's rows.
     """
 

@@ -31,7 +31,6 @@ Labels: TypeAlias = tuple[float | int | str, ...] | None
 class FieldStatistics(RoundedMoments):
     """Statistics of one field: arrays of shape ``()``, or one number for each row of the dims they are kept by.
 
-    - ``dims``: the dims of the arrays.
     - ``count``, ``missing``, ``infinite``: int64: numbers of finite values, of NaN (also from decoded fill values), and
       of infinite values.
     - ``mean``, ``std``, ``min``, ``max``: float64, of the finite values; NaN where ``count`` is 0. ``std`` is the

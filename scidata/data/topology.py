@@ -70,15 +70,10 @@ class Topology:
 
     - ``entity``: the entity that is cut first: ``"node"``, ``"point"`` or ``"cell"``, whose local ids edges and cells
       hold; ``"joint"`` of a graph between several node sets.
-    - ``index_maps``: by entity.
     - ``relations``: by entity of the edges: ``"edge"`` of one node set, else ``source__name__target``; empty without
       edges.
-    - ``device_mesh``: the domain's one axis; None where samples are plain.
-    - ``read_ids``: reads the source's row of each owned row of an entity.
     - ``layers``: for each layer of a model that the ghosts are enough for, the relations that it follows: ``("edge",)``
       for each hop of the halo of one node set.
-    - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in
-      none.
     """
 
     entity: str

@@ -35,8 +35,6 @@ _HORIZONTAL = re.compile(r"(nav_|geo|grid_)?[a-z]?(lat|lon)(g|itude|gitude)?(_\w
 class Choice:
     """The fields and dimensions that a data set takes from a store.
 
-    - ``fields``: the names of the fields that samples have.
-    - ``reference``: the field whose grid a sample is given on.
     - ``sample_dims``: the dimensions that number the samples, that of steps last; none where all is one sample.
     - ``left_out``: fields on other grids, of those that nobody named.
     - ``taken_text``: says which arrays are taken for coordinates; empty where all of them look like some.
@@ -79,11 +77,7 @@ def choose_split(
     crop: Mapping[str, Any],
     axis_sizes: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return the mesh axis over which each dimension is split: as asked, or by default.
-
-    - ``sizes``, ``crop``: rows of each dimension in the source, and which of them are read.
-    - ``axis_sizes``: ranks along each domain axis.
-    """
+    """Return the mesh axis over which each dimension is split: as asked, or by default."""
     if shard is not None:
         split = {resolve_dim(dim, list(sizes), "shard"): axis for dim, axis in shard.items()}
         for dim, axis in split.items():

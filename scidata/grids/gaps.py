@@ -34,7 +34,6 @@ class Gaps:
 
     - ``breaks``: ``(num_rows,)`` bool: whether a selected row is not one usual step after the one before it; the first
       never is.
-    - ``text``: their number, and the first of them.
     - ``is_regular``: whether there is a usual step: at least half of all are about as long. Else ``breaks`` has none.
     """
 

@@ -36,12 +36,7 @@ class GridPartition:
     """The cut of a grid: global, the same on every rank.
 
     - ``selected``: for each dimension, the rows that crop and stride leave, as segments of the source's rows.
-    - ``sizes``: number of selected rows of each dimension.
-    - ``axis_of_dim``: mesh axis over which each sharded dimension is split.
-    - ``axis_sizes``: number of ranks along each mesh axis that shards a dimension.
     - ``bounds``: ``(parts + 1,)`` int64 of each dimension, in selected rows; ``[0, size]`` where it is not sharded.
-    - ``halo``: ``(below, above)`` widths asked for, of each dimension that has a halo.
-    - ``periodic``: dimensions that wrap.
     """
 
     selected: Mapping[str, Segments]
@@ -156,8 +151,6 @@ def make_partition(
 
     Needs no I/O, so errors are the same on every rank.
 
-    - ``sizes``: rows of each dimension of the source, before any crop.
-    - ``axis_sizes``: ranks along each mesh axis that ``shard`` names.
     - ``chunks``: largest chunk of the fields along each dimension, for ``bounds="chunk"``.
     """
     known = list(sizes)

@@ -33,7 +33,6 @@ class GridPass:
 
     - ``field``, ``series``, ``partition``, ``sample_rows``, ``threads``, ``allow_missing``: the reader's.
     - ``samples``: ``(num,)`` int64. Each row counts once, also where windows of several samples share it.
-    - ``coordinate``: the rank's place along each sharding axis.
     """
 
     def __init__(

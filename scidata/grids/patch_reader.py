@@ -33,8 +33,6 @@ class PatchReader(GridReader):
     """A gridded data set whose samples are patches, each cut for a domain; see :class:`GridReader`.
 
     Buffers have room for a patch's halo on all sides; of one at an edge of the grid, rows that there are none of are 0.
-
-    - ``patches``: where they lie.
     """
 
     cut: PatchPartition

@@ -29,11 +29,7 @@ Origin: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PatchPartition(GridPartition):
-    """The cut of a patch: sizes and bounds are its own, ``selected`` are all rows of the grid.
-
-    - ``whole``: number of selected rows of each dimension of the grid.
-    - ``origin``: the first row of the patch along each of its dims.
-    """
+    """The cut of a patch: sizes and bounds are its own, ``selected`` are all rows of the grid."""
 
     whole: Mapping[str, int]
     origin: Mapping[str, int]
@@ -92,13 +88,9 @@ def patch_partition(
 class PatchPlan:
     """Which patch each sample is.
 
-    - ``patches``: as asked for, dims by name.
-    - ``cut``: any patch's.
-    - ``sample_dim``, ``num_samples``: the dim of steps, and how many global samples there are.
     - ``chunks``: rows of the source's largest chunk along each dim.
     - ``weights``: of all rows of the patches' dims but that of steps.
     - ``dims``: those along which patches have fewer rows than the grid, but for that of steps.
-    - ``num``: samples.
     """
 
     def __init__(

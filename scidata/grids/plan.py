@@ -39,7 +39,6 @@ Tick = Callable[[], None]
 class GridPlan(PlanSummary):
     """The reads of every rank of a domain for one sample, summed over fields.
 
-    - ``reader``, ``sample``: the plan's data set and sample.
     - ``bytes_memory``: ``(num_ranks,)`` int64: of the decoded part, halo included.
     - ``bytes_halo``: ``(num_ranks,)`` int64: of ``bytes_wanted``, those of the halo; the others are owned.
     - ``num_owned``: ``(num_ranks,)`` int64, owned cells of the grid.
@@ -129,7 +128,6 @@ def plan_grid(
     """Plan one sample for every rank of the reader's domain.
 
     - ``ranks``: only these: the sums then have a row for each of them, an estimate of the rest.
-    - ``tick``: called when a rank's plan of one field begins.
     """
     partition = reader.partition
     places = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
@@ -266,7 +264,6 @@ class Alternative(NamedTuple):
     """Another cut of the same data that would read less, tried on some ranks.
 
     - ``changed``: the options that change: ``bounds``, ``shard``, and ``domain`` where that is cut along one axis.
-    - ``plan``: the reads of those ranks.
     """
 
     changed: Mapping[str, object]

@@ -54,15 +54,12 @@ from scidata.sources.unfinished import check_finished
 class GridReader:
     """A gridded data set, cut for a domain.
 
-    - ``path``: as in :func:`scidata.open_dataset`.
-    - ``options``: the fields and rows to read, and their cut.
     - ``axis_sizes``: ranks along each domain axis, in mesh order: ``{"domain": 4}``, ``{"h": 2, "w": 2}``, or ``{}``
       for one rank.
     - ``memory_bytes``: the most decoded rows that are kept for other samples where ``options.pool_bytes`` leaves it
       open, and no more than those need: see :class:`~scidata.grids.blocks.chain.BlockChain`.
     - ``node``: the ranks that share the decoding of chunks; None: each decodes its own.
     - ``first``, ``files``: the first file, or all of them, where they are open already.
-    - ``series``: the stores, seen as one.
     - ``partition``, ``cut``: how the grid is cut over the ranks, and how a sample is: the same, unless samples are
       patches.
 

@@ -24,8 +24,6 @@ class SampleRows:
 
     Samples are numbered with the trajectories in their order, and inside each from its first window to its last.
 
-    - ``series``: with the dimension of steps, and those that number trajectories.
-    - ``selected``: rows of each dimension after the crop.
     - ``steps``: of a sample, those of all fields; a negative one needs rows before it.
     - ``crosses``: whether steps go on from one file into the next.
     - ``breaks``: ``(num_rows,)`` bool: selected rows to which no window goes on from the row before; None for none.

@@ -32,12 +32,8 @@ class Series:
     Files must agree in fields, dims, dtype, shape and the coordinates of other dimensions. Only metadata and
     coordinates are read, so every rank raises the same.
 
-    - ``files``: at least one, open; in the order of the samples.
-    - ``fields``: the arrays that must agree.
-    - ``sample_dim``: the dimension of steps; None for a single store without one.
     - ``outer``: dimensions that number trajectories, each with steps of its own. Files follow each other along the
       first of them, or else along ``sample_dim``.
-    - ``files``, ``sources``: the stores, in order, and that of each member.
     - ``firsts``: the first member of each; the members of a file are one after the other, the last of ``outer``
       fastest.
     - ``kinds``, ``examples``: the first file of each kind, and its store: all others are like one of them, as an index

@@ -50,7 +50,6 @@ def checked_steps(
     """Return the steps of a sample of each field.
 
     - ``steps``: for all, or by field; ``"*"`` are all others, which have (0,) without it.
-    - ``dims``: of each field, in the source.
     """
     if isinstance(steps, Mapping):
         given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}

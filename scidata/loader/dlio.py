@@ -60,7 +60,6 @@ def open_records(
 ) -> ShardedDataset:
     """Open files of DLIO, one after the other, as one data set that keeps nothing from epoch to epoch.
 
-    - ``format``: ``"hdf5"`` or ``"npz"``.
     - ``num_records``: arrays of a sample in HDF5.
 
     Raises ConfigError: DLIO writes this format, and scidata does not read it.

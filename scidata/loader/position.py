@@ -25,10 +25,7 @@ _VERSION = 1
 
 
 class DealtPosition:
-    """The place of one iteration over a :class:`scidata.DistributedSampler`.
-
-    - ``begun``: whether it is being iterated, or was.
-    """
+    """The place of one iteration over a :class:`scidata.DistributedSampler`."""
 
     def __init__(self, sampler: DistributedSampler, index_sampler: Any) -> None:
         self._sampler = sampler
@@ -76,8 +73,6 @@ class CountedPosition:
     """The place of one iteration over a sampler of which nothing is known.
 
     The order of torch's ``RandomSampler`` comes from one number, drawn as torch draws it, that is saved with the place.
-
-    - ``begun``: whether it is being iterated, or was.
     """
 
     def __init__(self, sampler: Any, index_sampler: Any) -> None:

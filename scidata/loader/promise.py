@@ -18,8 +18,6 @@ _REST = 4 << 20  # plans, stacks of threads
 class MemoryPromise:
     """Bytes beyond those of the imports and of the loop, of one rank.
 
-    - ``pool``: decoded rows that are kept for other samples, blocks that are being read and free ones beside.
-    - ``batches``: those that are read ahead, and the one that the loop has.
     - ``chunks``: encoded chunks, chunks of which a part is wanted and memory of decompressors, in all threads that
       decode.
     """

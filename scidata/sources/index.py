@@ -52,7 +52,6 @@ class FileRow(NamedTuple):
 class FileFacts:
     """What a source has found in a file, as an index keeps it.
 
-    - ``format``, ``skipped``: as of the source.
     - ``numbers``: of the file itself; they may differ between files that are alike in all else.
     - ``arrays``: layouts, with facts that JSON holds, and numbers.
     """
@@ -298,10 +297,7 @@ def _check(index: FileIndex) -> None:
 
 
 class KeptFile:
-    """A row of an index, whose file is as it was. Pickles, with the index.
-
-    - ``head``: format and names.
-    """
+    """A row of an index, whose file is as it was. Pickles, with the index."""
 
     __slots__ = ("_first", "head", "index")
 

@@ -46,8 +46,7 @@ class IndexedFiles(Sequence[Source]):
 
     - ``paths``: the files; no index is looked for where one is a URL.
     - ``cache_dir``: where an index is looked for first, and written; None: beside the data alone.
-    - ``opened``: opens a file without an index.
-    - ``look``: false: use no index.
+    - ``look``: False: use no index.
     - ``to_write``: use the index alone that is written anew.
     - ``place``: where an index is written.
     - ``unknown``: the numbers of files that no index has as they are.

@@ -50,7 +50,6 @@ def expand_paths(
 ) -> tuple[str, ...]:
     """Return the stores that a path, a list of paths or a glob names, in reading order.
 
-    - ``options``: what file systems of URLs are made with (``storage_options``).
 
     Raises FileNotFoundError: a glob matches nothing, or the list is empty; ConfigError: two URLs differ only in their
     query or user, which are not shown.

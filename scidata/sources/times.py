@@ -86,8 +86,6 @@ class TimeColumn:
     - ``layout``: as stored: ``(N,)``, or ``(N, 1)``.
     - ``origin``, ``step``: of stored value ``-shift``, and from one to the next.
     - ``shift``: added to stored values, which may count from a date that ``datetime64`` in nanoseconds lacks.
-    - ``is_time``: whether these are nanoseconds.
-    - ``missing``: stored values that mean no time.
     """
 
     layout: ArrayLayout

@@ -56,7 +56,6 @@ class Metadata:
     """The bytes of a file that its description was made of.
 
     - ``blocks``: in the order in which they are found, the first at the begin of the file.
-    - ``size``: of the file.
     - ``addresses``: by array: where its values, or the index of its chunks, lie, if its metadata say so.
     """
 
@@ -80,9 +79,6 @@ class Metadata:
 class Example:
     """A file that was described, whose twins are found.
 
-    - ``metadata``: of the file.
-    - ``facts``: its description.
-    - ``names``: the coordinates whose values are compared.
 
     Raises ValueError: its metadata are not of that kind: an address leads nowhere, or they are too large.
     """
@@ -243,10 +239,7 @@ class Example:
 
 
 class Examples:
-    """Some files that were described; others may be their twins.
-
-    - ``names``: the coordinates whose values are compared.
-    """
+    """Some files that were described; others may be their twins."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names

@@ -20,7 +20,6 @@ from scidata.shard import ShardTensor
 class Layout:
     """Where a rank's box of a tensor lies.
 
-    - ``dims``: names of its dims.
     - ``global_shape``, ``local_shape``, ``offsets``: of the whole, of the box, and of the box's first element, by dim.
     - ``split``: which dims are sharded over several ranks.
     - ``axes``: mesh axes along which ranks have different boxes; along the others they have the same one.
@@ -59,9 +58,7 @@ def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
 class Ranks:
     """The axes of a mesh that a metric adds up over.
 
-    - ``mesh``: none: one process.
-    - ``dp``: name of the dp axis, None where there is none.
-    - ``domain``: names of the domain axes.
+    - ``mesh``: None: one process.
     """
 
     mesh: DeviceMesh | None

@@ -25,12 +25,9 @@ from scidata.read.threads import ReaderThreads
 class BlockChain:
     """The stages of a reader; those that it has no use for are left out.
 
-    - ``selected``: rows along each dimension that the crop leaves.
     - ``pool_bytes``, ``pool_fits``: of all blocks that are kept in memory; 0 keeps none. ``pool_fits``: and no more
       than samples in stored order, or of ``shuffle="blocks"``, need.
     - ``shares``: which chunks are decoded together with the other ranks of the node; None: none.
-    - ``disk``: where blocks are kept for other epochs and runs, too; None: nowhere.
-    - ``share_of_patch``: see :class:`~scidata.grids.blocks.worth.BlockWorth`.
     - ``pool``, ``disk``, ``source``: the first stage, which reads samples; that on disk, if there is one; and the one
       behind that.
     """

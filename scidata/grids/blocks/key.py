@@ -29,7 +29,6 @@ class BlockKey(NamedTuple):
     """The one name of a block, in every stage.
 
     - ``part``: whose rows it holds; compared by identity.
-    - ``name``: the field.
     - ``member``, ``num``: the first trajectory that it holds, and how many trajectories.
     - ``start``: its first row along the dimension of samples, in the file of ``member``; 0 of a field without that
       dimension.
@@ -46,7 +45,6 @@ class BlockKey(NamedTuple):
 class Wanted:
     """A block that a sample needs, and which of its rows.
 
-    - ``nbytes``: of the block.
     - ``inside``: where the sample's trajectory lies in a block that holds several; None in a block of one.
     - ``rows``: pairs: a row of the block, and its place in the field of the sample.
     """
@@ -67,8 +65,6 @@ class Patch(NamedTuple):
 class SampleRead(NamedTuple):
     """One rank's part of a sample, and the buffers that it is read into.
 
-    - ``number``: which sample.
-    - ``out``: buffers by field.
     - ``once``: whether the caller keeps the fields that are the same in other samples, so that no stage needs to.
     - ``wanted``: the blocks of each field that is cut into blocks; the first stage finds them.
     - ``keep``: whether other epochs read the same, so that plans of it are kept.

@@ -28,7 +28,6 @@ class Together:
     """Members of a file that are read together of a field.
 
     - ``member``: the first of them, by which they are known.
-    - ``members``: all of them.
     - ``segments``: their rows along the dimensions that number trajectories, of those that the field has.
     """
 
@@ -45,7 +44,6 @@ class Together:
 class BlockLayout:
     """Where blocks lie in the files of a series. Thread-safe.
 
-    - ``series``, ``fields``: the reader's.
     - ``selected``: rows of each dimension after the crop. Trajectories between those that are left out are known alone.
     - ``axes``: which dimension of each field is that of samples; None of a field that is without it.
     """

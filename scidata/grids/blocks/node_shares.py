@@ -30,7 +30,6 @@ RowsOfRanks = Sequence[Sequence[IntArray] | None]
 class Share:
     """Chunks that the same ranks need.
 
-    - ``takers``: the ranks.
     - ``chunks``: their coordinates along each dimension; None along that of samples.
     - ``rows``: rows that any of the ranks needs along each dimension; empty along that of samples.
     - ``copies``: slices of one rank's part, and of those rows, that hold the same.
@@ -55,10 +54,7 @@ class NodeCut:
 
 
 def cut_by_ranks(chunks: Sequence[int], rows: RowsOfRanks, me: int, num_ranks: int) -> NodeCut:
-    """Sort the chunks that rank ``me`` needs by the other ranks that need them.
-
-    - ``chunks``: rows of a chunk along each dimension.
-    """
+    """Sort the chunks that rank ``me`` needs by the other ranks that need them."""
     alone: list[Selection] = []
     shares: list[Share] = []
     every = frozenset(range(num_ranks))  # who need a field that has samples alone
@@ -140,7 +136,6 @@ def touched_blocks(
 ) -> BoolArray:
     """Return which blocks of ``block`` bytes of a chunk hold some of its elements, ``(num_blocks,)``; perhaps more.
 
-    - ``chunk``: its shape.
     - ``rows``: wanted indices along each dimension, those of the chunk's elements their product.
     """
     needed = np.zeros(num_blocks + 1, np.int64)
@@ -162,8 +157,6 @@ class NodeRanks:
     """The ranks of a domain that share a node.
 
     - ``name``: the same on all of them, and on no other processes of the node.
-    - ``coordinates``: of each its position along the axes of the domain.
-    - ``me``: which of them this one is.
     - ``max_bytes``: of chunks that wait to be taken.
     """
 

@@ -44,7 +44,6 @@ class _UnwantedError(Exception):
 class BlockRead(Wanted):
     """A block that a sample needs, for a loader that knows which samples come next.
 
-    - ``pool``: has the block.
     - ``enough``: samples that must need it for the block to be worth reading whole.
     """
 

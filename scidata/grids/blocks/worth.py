@@ -40,7 +40,6 @@ def is_worth_sharing(shares: NodeShares, layout: ArrayLayout, source: Source) ->
 class BlockWorth:
     """Which blocks of a reader are worth keeping, and where. Thread-safe; pickles without ``wanted``.
 
-    - ``has_disk``: whether there is a disk to keep blocks on.
     - ``shares``: which chunks the ranks of the node share; None: they decode by themselves.
     - ``share_of_patch``: which share of a block a patch decodes by itself, and how many patches a sample has; None
       where there are none.

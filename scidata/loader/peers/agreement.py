@@ -42,7 +42,6 @@ _LATE_SECONDS = 10.0  # that others have not come, after which a warning names o
 class Agreement:
     """What one iteration of a loader compares.
 
-    - ``of_loader``: values that all ranks must share.
     - ``of_data``: called when the first batch is asked for: returns values that ranks which share their samples must
       share, too.
     """

@@ -38,14 +38,10 @@ class _Reading(TypedDict):
 class Session:
     """One iteration of a loader under watch. Ends with :meth:`end`; keeps no reference to the iterator.
 
-    - ``watch``: of the loader.
     - ``describe``: called by the thread: returns the fingerprint and the name of the data set.
     - ``timeout``: how long the loop waits for its own data; nobody needs to wait longer for a rank that is silent.
-    - ``name``: of the loader, in events.
-    - ``thread``: of the loop.
     - ``wake``: called by the board's thread when there is something to raise: must make a waiting loop call
       :meth:`check`.
-    - ``leave``: called by it where the loop was left before its end.
     - ``is_agreed``: whether the ranks have compared their arguments: that error says more than the thread's would.
     - ``meeting``, ``is_aligned``: those of the watch, in this iteration.
     """

@@ -33,9 +33,7 @@ class Meeting:
 class Watch:
     """State that one loader keeps of the other ranks that iterate it.
 
-    - ``mesh``: of all ranks that iterate it.
     - ``dp_axis``: ranks of the same place along it read the same samples.
-    - ``iteration``, ``meeting``: the latest.
     - ``is_aligned``: whether its number is that of the other ranks' iterations: not any more where this rank has
       iterated alone.
     - ``has_left``: whether it has left one in its middle.

@@ -27,7 +27,6 @@ class ReadAhead(Iterator[list[int]]):
 
     Iterated by one thread; :meth:`run` is the body of others.
 
-    - ``items``: lists of sample indices.
     - ``reads_of``: returns the blocks that a sample shares with others.
     - ``in_flight``: items that may be read at once, or lie ready: their shared blocks are kept for so long.
     - ``has_begun``: whether there was something to read: not where all is kept from an earlier epoch.

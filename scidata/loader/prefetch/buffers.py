@@ -110,10 +110,7 @@ class Ring(Generic[SetT]):
     current one, or shows by asking for another that it keeps it. One thread at a time may call :meth:`acquire`;
     everything else may be called from anywhere.
 
-    - ``make``: makes the places for so many samples.
-    - ``limit``: batches at a time, at least 1.
     - ``memory``: of the places: keeps free what this ring needs once more; of samples of any size, two batches.
-    - ``busy``: the places of batches that were not handed out yet.
     """
 
     def __init__(self, make: Callable[[int], SetT], limit: int, memory: ArrayPool) -> None:
@@ -187,7 +184,6 @@ def buffer_ring(
 ) -> Ring[BufferSet]:
     """Return a ring of buffers for samples that all have the same size.
 
-    - ``specs``: shape and dtype of one sample's field, by name.
     - ``pin_memory``: page-locked memory, which torch's own allocator recycles: it knows of the copies that the user has
       started.
     """

@@ -21,10 +21,7 @@ _SETTLED = (64, 1024)  # steps between two trials: at first, when much is done f
 
 
 class OwnReads:
-    """Decides from step to step; kept from epoch to epoch.
-
-    - ``now``: whether the loop is to read for itself.
-    """
+    """Decides from step to step; kept from epoch to epoch."""
 
     def __init__(self) -> None:
         self.now = False
@@ -43,9 +40,7 @@ class OwnReads:
     def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
         """Take note that an item is handed over.
 
-        - ``asked``, ``at``: when it was asked for, and now.
         - ``read``: seconds that reading it took.
-        - ``own``: whether the loop read it.
         """
         last, self._last = self._last, at
         if own != self.now or last is None:

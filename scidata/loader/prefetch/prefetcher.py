@@ -49,14 +49,10 @@ class Prefetcher(Iterator[tuple[list[int], Batch]]):
     are the list of parts that ``fill`` put into the slots. At most ``prefetch`` items are being read or lie ready while
     the consumer works on another. The items' iterator runs in the consumer's thread.
 
-    - ``items``: non-empty sequences of sample indices.
     - ``fill``: reads one sample; called from several threads at once. An error it raises comes out of ``next()`` when
       it is that item's turn, with its own traceback and a note that names the sample; the items before it come first.
     - ``ring``: its limit is set to ``prefetch``; of one Prefetcher.
-    - ``num_workers``: reader threads; 0 reads in the calling thread, when asked.
     - ``prefetch``: items in flight; taken as 1 at least where there are threads. A :class:`Depth` adapts.
-    - ``copier``: default: the tensors stay on the host.
-    - ``stats``: counts are added to it.
     - ``timeout``: seconds that an item may be waited for, 0 for ever; half of them, or 30, are warned of.
     - ``peers``: told of a read that fails, at once; asked before each item whether another rank has failed.
     - ``ballot``: samples that cannot be read are left out as it decides; default: they end the iteration.

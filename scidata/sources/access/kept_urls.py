@@ -50,7 +50,6 @@ class Reader(NamedTuple):
 class KeptUrl(Url):
     """A URL whose requests a keeper answers.
 
-    - ``keeper``: of this URL and all below it.
     - ``key``: the place below the keeper's own URL.
     - ``plain``: the same URL, which its server is asked for.
     """

@@ -272,7 +272,6 @@ def read(
 ) -> tuple[memoryview, Version]:
     """Read an object, or a span of it.
 
-    - ``most``: bytes; a whole object that is larger is not read.
 
     Returns the bytes, and the version of the object that they are of. Raises AnswerError, OSError,
     UnsupportedFormatError; UnservedError: fsspec may succeed, or raise the reason.

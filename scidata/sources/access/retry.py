@@ -99,7 +99,6 @@ def _is_transient_alone(error: BaseException) -> bool:
 class Retry:
     """How often a read is tried, and how long it waits in between: twice as long each time, less a random part.
 
-    - ``attempts``: at most so many in all.
     - ``first_wait``, ``max_wait``: seconds before the second attempt, and before any one.
     - ``total_wait``: seconds of all waits of one read. Of a URL: of its attempts, too.
     """

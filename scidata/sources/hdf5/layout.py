@@ -65,7 +65,6 @@ class Contents:
 class ChunkIndex:
     """Every stored chunk of one dataset: its number in C order of the chunk grid, ascending, and its place.
 
-    - ``numbers``: ``(num,)`` int64.
     - ``places``: ``(3, num)`` int64: offsets, bytes, filter masks.
     """
 
@@ -172,7 +171,6 @@ def describe(
     """Describe one dataset.
 
     - ``plist``: the properties that it was created with.
-    - ``path``: in the file.
     - ``foreign``: it keeps its bytes outside the file (the caller has allowed that): only HDF5 itself can read it.
 
     Raises Unreadable: it is of a type that scidata does not read, or holds nothing.

@@ -68,9 +68,6 @@ class HDF5Source(FileSource[Contents]):
     scale-offset, szip and other plugins, types that NumPy has no exact match for). Dimensions are named by their
     scales, else their labels, else ``dim_i``. Text, compounds and references are left out and named in ``skipped``,
     as are virtual datasets, external storage and external links unless ``allow_external``.
-
-    - ``path``: file or URL. Opened at the first use, once per process.
-    - ``allow_external``: also read values in other files, through HDF5.
     """
 
     format = "hdf5"

@@ -71,8 +71,6 @@ class Repository:
 
     - ``path``: the repository, and which of its snapshots (``@branch=``, ``@tag=``, ``@snapshot=``), default ``main``'s
       last.
-    - ``snapshot``: the one to open, where it is known already.
-    - ``snapshot``: its id.
     """
 
     def __init__(self, path: str, snapshot: str | None) -> None:

@@ -31,7 +31,6 @@ _COLUMNS = ("path", "offset", "size", "raw")
 class ParquetSet:
     """A reference set in a folder of Parquet files.
 
-    - ``tree``: the folder.
     - ``check``: raises where the set was written again since it was opened: tables of two versions do not mix.
 
     Raises UnsupportedFormatError: its ``.zmetadata`` are no JSON, or do not say how long its tables are.

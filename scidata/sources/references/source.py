@@ -154,7 +154,6 @@ class ReferenceSource(ZarrSource):
     - ``path``: the JSON file, the folder of Parquet files, or the repository: ``repo``, ``repo@branch=dev``,
       ``repo@tag=v1``, ``repo@snapshot=…``; default the last snapshot of the branch ``main`` when this process first
       looks. It stays at that one, and goes there in other processes that it is pickled to.
-    - ``kind``: ``"kerchunk"``, ``"kerchunk-parquet"`` or ``"icechunk"``.
     - ``allow_external``: follow references to anywhere. Refused otherwise: targets outside the folder of the set, its
       bucket or host. ``storage_options={"targets": {prefix: options}}`` names other allowed targets, and the options
       that open them.

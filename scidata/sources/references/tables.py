@@ -33,7 +33,6 @@ class Table:
     - ``offset``, ``nbytes``: ``(num,)`` int64: the range in the target; ``nbytes`` is :data:`WHOLE` where that is all
       of it.
     - ``names``: the targets, as the set writes them.
-    - ``inline``: encoded chunks that are in the set itself.
     """
 
     linear: IntArray

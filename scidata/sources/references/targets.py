@@ -32,9 +32,6 @@ class Targets:
 
     - ``store``: the set, for messages; a URL's options are those of its own bucket or host.
     - ``folder``: local: below it references may lead. Relative ones begin there.
-    - ``allow_external``: whether references may lead anywhere.
-    - ``seen``: what was first seen of objects, where ``store`` is no URL.
-    - ``versions``: of local files.
     """
 
     def __init__(self, store: str, folder: str, *, allow_external: bool, seen: Seen, versions: Versions) -> None:

@@ -40,7 +40,6 @@ class ArrayRecord:
     - ``prefix``: path of the array's folder inside the store; empty where the store is the array.
     - ``separator``, ``key_start``: between the coordinates of a chunk's key, and the text before them (``"c"`` or
       nothing).
-    - ``index``: the shard index, where ``layout.shards`` is set.
     """
 
     layout: ArrayLayout

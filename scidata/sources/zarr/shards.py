@@ -35,7 +35,6 @@ def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntAr
     """Read and check the index of one shard.
 
     - ``size``: bytes of the file, or of the part of it that is the shard.
-    - ``begin``: where that part begins.
 
     Returns ``(num_chunks, 2)``: offset in the shard and encoded size of each chunk; -1 where it is absent. Raises
     ShortReadError: the file is shorter than the index, or than the ranges that it names; ChecksumError: the index does

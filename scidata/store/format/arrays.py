@@ -183,7 +183,6 @@ def write_array(
     - ``group``: the sample's ``zarr.Group``, in a folder.
     - ``read``: returns the values of a box; boxes are asked for in C order, once each.
     - ``statistics``: takes in every block.
-    - ``tick``: called after every shard with its size.
     - ``checksums``: gets, by ``path``, the crc32c of each chunk by its place in the grid of chunks.
     """
     kind = stored_dtype(dtype)
@@ -215,9 +214,7 @@ class Reordered:
     they belong to in ``scratch``, a file of the field's size that the caller removes. Memory then holds a slab, a
     block, and an array of the order's size.
 
-    - ``read``: reads a box of the source.
     - ``order``: ``(num_rows,)`` int64: the source's row of each new row; rows may repeat or be left out.
-    - ``source_shape``: ``source_shape[entity_dim]`` are the source's rows.
     """
 
     def __init__(

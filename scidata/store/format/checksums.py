@@ -57,9 +57,6 @@ def _digest(values: Checksums) -> str:
 class CheckedSource(ZarrSource):
     """A sample's Zarr source; the places of its chunks come with the checksums that they must carry.
 
-    - ``store``, ``info``: the store, and the description of the sample in its manifest.
-    - ``kept``: checksums by sample, shared by the samples of a store.
-    - ``names``: as for :class:`ZarrSource`.
     - ``is_parsed``: whether layouts come from Zarr's own metadata, not from the manifest; of stores that say none
       there, they do.
     """

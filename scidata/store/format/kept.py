@@ -43,8 +43,6 @@ class KeptFiles:
     """Answers requests for a store's files from disk, and keeps all that it fetches. Thread-safe; pickles.
 
     - ``path``: of the store: a URL, or a folder of a network file system.
-    - ``manifest``: a digest of its manifest.
-    - ``disk``: where blocks are kept.
     - ``use``: counts entries that are needed from now on; None, as at first, counts nothing.
     """
 

@@ -96,11 +96,8 @@ class SampleHead:
     """The description of a sample that its source gives, and the store keeps.
 
     - ``index``, ``num_samples``: its place among the samples of the run that wrote it.
-    - ``name``: the source's name.
     - ``recipe``: digest of the options it was made with: samples of different recipes do not mix.
     - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not; None where none does.
-    - ``settings``: those options, readable.
-    - ``inputs``: the files that it was made of.
     - ``notes``: notes for the maker: fallbacks of the order, repairs.
     - ``values``: of the whole sample, by name, as :func:`scidata.store.format.values.encode_values` writes them.
     """
@@ -127,13 +124,11 @@ class SampleHead:
 class SampleInfo(SampleHead):
     """One sample of a store.
 
-    - ``folder``: the Zarr group inside the store.
     - ``counts``, ``source_counts``: rows of each entity, and how many the source has of it: more where a repair left
       some out.
     - ``bbox``: ``(2, ndim)`` lower and upper corner of the positions as given; None without positions or rows.
     - ``block_space``: coordinates of ``blocks/bbox``: ``"pos"``, or ``"unit_sphere"`` (x, y, z) for longitudes and
       latitudes; None without positions.
-    - ``arrays``, ``fields``, ``statistics``: by path, and by the field's path.
     - ``documents``: digest of the ``zarr.json`` of its groups and arrays, but for its own; None in schema version 1.
     """
 

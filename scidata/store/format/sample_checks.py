@@ -23,7 +23,6 @@ _Shapes: TypeAlias = Mapping[str, Sequence[_Numbers]]
 def check_sample(entry: Entry, info: SampleInfo, rows: Mapping[Column, _Numbers] | None = None) -> None:
     """Check a sample whose keys have values of the right kinds, or many that differ from it in numbers.
 
-    - ``rows``: numbers of the samples, ``(num,)`` for each column in which they differ.
 
     Raises CorruptDataError, RefusedError: numbers that no sample has, or not together; the message names the key.
     """

@@ -211,7 +211,6 @@ def _digest(parts: Sequence[bytes]) -> str:
 class Table:
     """The bytes of a table, in memory up to a bound; of more, blocks are read again, and compared, when asked for.
 
-    - ``digest``: which all of them must have.
 
     Raises CorruptDataError.
     """
@@ -255,7 +254,6 @@ class Group:
     - ``num``, ``first``, ``columns``, ``texts``: as in a manifest: samples, the description of the first, and bytes of
       the texts of each column of them.
     - ``start``: where its rows begin in the table.
-    - ``stop``: where its texts end.
     """
 
     def __init__(
@@ -351,7 +349,6 @@ def _filled(first: Any, holes: Any, values: Sequence[object]) -> Any:
 class Samples:
     """The descriptions of a store's samples, in their order; each is made when it is asked for.
 
-    - ``said``, ``table``: what a manifest says of them.
     - ``order``: the group of each sample, uint32; None where there is one group.
     - ``read_text``: reads a text of a sample: the way to it, its JSON, and the sample for messages.
     """

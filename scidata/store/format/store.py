@@ -61,8 +61,6 @@ class Store:
 
     - ``disk``: cache of blocks that come over a network; None keeps none. Stores on a local disk are read where they
       are.
-    - ``path``: as the user gave it.
-    - ``manifest``: fields, statistics and samples.
     - ``kept``: cached blocks of the store's files; None where nothing is kept.
     """
 
@@ -215,7 +213,6 @@ def _sample_source(
 def open_store(path: str | os.PathLike[str], disk: DiskCache | None = None) -> Store:
     """Open a store that ``scidata partition`` finished.
 
-    - ``disk``: as for :class:`Store`.
 
     Raises UnsupportedFormatError: the folder has no manifest: it is no store, or its writing was interrupted;
     CorruptDataError: the manifest does not match its own digest, or a sample's folder is not there; RefusedError: the
@@ -371,7 +368,6 @@ def verify(path: str | os.PathLike[str], *, tick: Callable[[], None] | None = No
     sums do not decrease; samples agree with the manifest. Of local stores (of schema version 2 on) also that no
     byte of any file is another than was written, and that there is no other file.
 
-    - ``tick``: called after each sample.
 
     Raises UnsupportedFormatError, FileNotFoundError: there is no finished store at ``path``.
     """

@@ -69,7 +69,6 @@ _LONGEST_NAME = 255  # bytes, on any file system in use
 class FieldData:
     """A field to be written.
 
-    - ``shape``: in the source: ``shape[info.entity_dim]`` are its rows there.
     - ``read``: reads a box of the source: one slice with step 1 per dimension.
     - ``rows``: the source's row of each stored row; None: that of the entity's rows.
     """
@@ -92,9 +91,7 @@ class OrderedCells(RawCells):
 class OrderedSet:
     """One of several node sets in the store's order.
 
-    - ``order``: the source's row of each row.
     - ``indptr``: ``(rows of all sets + 1,)`` int64: how many of the set come before each row of all sets together.
-    - ``pos``: in the source's order; None without positions.
     """
 
     order: IntArray

@@ -56,12 +56,9 @@ def check_set_name(name: str, where: str) -> None:
 class RawSet:
     """The nodes of one set.
 
-    Attributes
-    ----------
-    num_nodes
-        How many there are.
-    points
-        ``(num_nodes, 2 or 3)`` float64 as :attr:`scidata.meshes.sample.RawSample.points`; None without positions.
+    - ``num_nodes``: how many there are.
+    - ``points``: ``(num_nodes, 2 or 3)`` float64 as :attr:`scidata.meshes.sample.RawSample.points`; None without
+      positions.
     """
 
     num_nodes: int

@@ -31,12 +31,8 @@ def resolved_nodes(nodes: Mapping[str, Any]) -> dict[str, str]:
     """Return the rules of node sets, where tables of points a latitude are in the place of their files.
 
     ``"gaussian:FILE"`` and ``"gaussian:N320:FILE"`` become ``"gaussian:18,25,…"``, and so does a sequence of numbers:
-    all latitudes from north to south, or those of the northern half.
-
-    Raises
-    ------
-    ConfigError
-        A file that has no table, or one that is no grid's.
+    all latitudes from north to south, or those of the northern half. Raises ConfigError: a file that has no table, or
+    one that is no grid's.
     """
     found = {}
     for name, rule in nodes.items():

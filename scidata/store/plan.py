@@ -29,22 +29,15 @@ class StorePlan(RankReads):
 
     Of fields and of the index arrays that say which rows, edges and cells are read.
 
-    Attributes
-    ----------
-    reader, sample, cut
-        The sample that was planned, and where its parts begin.
-    ghosts
-        For each rank the sorted global ids that it needs of others.
-    num_cut_edges
-        ``(num_ranks,)`` int64: edges from a row of another rank to one of this rank's; None without edges.
-    num_neighbours
-        ``(num_ranks,)`` int64: ranks that it has ghosts from.
-    by_relation
-        Of a graph between several node sets, of each relation ``(3, num_ranks)`` int64: ghosts that its edges begin
-        at, edges cut, and edges of others that a rank has, too. Sets that several relations begin in have ghosts in
-        common, which ``ghosts`` counts once.
-    notes
-        Why figures are estimated, and which library decodes zlib and gzip.
+    - ``reader``, ``sample``, ``cut``: the sample that was planned, and where its parts begin.
+    - ``ghosts``: for each rank the sorted global ids that it needs of others.
+    - ``num_cut_edges``: ``(num_ranks,)`` int64: edges from a row of another rank to one of this rank's; None without
+      edges.
+    - ``num_neighbours``: ``(num_ranks,)`` int64: ranks that it has ghosts from.
+    - ``by_relation``: of a graph between several node sets, of each relation ``(3, num_ranks)`` int64: ghosts that its
+      edges begin at, edges cut, and edges of others that a rank has, too. Sets that several relations begin in have
+      ghosts in common, which ``ghosts`` counts once.
+    - ``notes``: why figures are estimated, and which library decodes zlib and gzip.
     """
 
     reader: StoreReader | PointsReader

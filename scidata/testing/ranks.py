@@ -48,12 +48,8 @@ Reference: TypeAlias = tuple[str, str, str]
 class RankError(RuntimeError):
     """One or more ranks failed.
 
-    Attributes
-    ----------
-    rank
-        The rank whose failure was heard of first; the others often fail because of it.
-    failures
-        Each failed rank's traceback, as text, in the order in which they were heard of.
+    - ``rank``: the rank whose failure was heard of first; the others often fail because of it.
+    - ``failures``: each failed rank's traceback, as text, in the order in which they were heard of.
     """
 
     def __init__(self, failures: Mapping[int, str], num_ranks: int) -> None:

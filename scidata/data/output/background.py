@@ -24,16 +24,10 @@ _HEAD_START = 0.003  # s
 class Background(Generic[JobT]):
     """Runs jobs one after another in a thread; the first error ends it.
 
-    Parameters
-    ----------
-    run
-        Called in the thread with each job.
-    failed
-        Called there with the error that ends it.
-    check
-        Called several times a second while a caller waits; raises if waiting is in vain.
-    max_waiting
-        Unfinished jobs; :meth:`put` waits while there are as many.
+    - ``run``: called in the thread with each job.
+    - ``failed``: called there with the error that ends it.
+    - ``check``: called several times a second while a caller waits; raises if waiting is in vain.
+    - ``max_waiting``: unfinished jobs; :meth:`put` waits while there are as many.
     """
 
     def __init__(

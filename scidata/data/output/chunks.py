@@ -48,18 +48,11 @@ def encoding_threads() -> ThreadPoolExecutor:
 class ChunkFiles:
     """The encoded chunks of one array, a file each.
 
-    Parameters
-    ----------
-    folder
-        Of the array.
-    threads
-        Those that encode and write.
-    chunks, fill
-        Size of a chunk, and the value that fills up those at the array's end.
-    name_of
-        Returns the name of a chunk's file, by the chunk's number along each dimension.
-    encode
-        Encodes a chunk in C order; returns the content of its file, in pieces.
+    - ``folder``: of the array.
+    - ``threads``: those that encode and write.
+    - ``chunks``, ``fill``: size of a chunk, and the value that fills up those at the array's end.
+    - ``name_of``: returns the name of a chunk's file, by the chunk's number along each dimension.
+    - ``encode``: encodes a chunk in C order; returns the content of its file, in pieces.
     """
 
     def __init__(

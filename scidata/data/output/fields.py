@@ -24,20 +24,14 @@ MAX_CHUNK_BYTES = 4 << 20  # of chunks that nobody has chosen
 class OutputField:
     """A field that is written, one step at a time.
 
-    Attributes
-    ----------
-    dims, shape
-        Of one step.
-    chunks
-        Rows of one step that are encoded together.
-    shards
-        Rows of one step in one file of Zarr's sharding codec; None if each chunk is a file.
-    attributes
-        Of the array, without those of the packing.
-    entity, entity_dim
-        Of meshes, points and graphs: the entity (node, cell, …) whose rows have values, and the dim of these rows.
-    given_shape
-        That of the tensors that are given, where it is another one: the store has fewer rows than the source.
+    - ``dims``, ``shape``: of one step.
+    - ``chunks``: rows of one step that are encoded together.
+    - ``shards``: rows of one step in one file of Zarr's sharding codec; None if each chunk is a file.
+    - ``attributes``: of the array, without those of the packing.
+    - ``entity``, ``entity_dim``: of meshes, points and graphs: the entity (node, cell, …) whose rows have values, and
+      the dim of these rows.
+    - ``given_shape``: that of the tensors that are given, where it is another one: the store has fewer rows than the
+      source.
     """
 
     name: str
@@ -61,12 +55,8 @@ class OutputField:
 class OutputVariable:
     """A coordinate, or another array that describes the fields, written once.
 
-    Attributes
-    ----------
-    read
-        Returns the values, where they are written: on one rank.
-    digest
-        Of the values, where they tell one output from another.
+    - ``read``: returns the values, where they are written: on one rank.
+    - ``digest``: of the values, where they tell one output from another.
     """
 
     name: str
@@ -91,12 +81,8 @@ class OutputVariable:
 class OutputLayout:
     """All that is written to one output.
 
-    Attributes
-    ----------
-    step_dims
-        Dimensions of the steps and their sizes, the last varying fastest: ``{"time": 40}``.
-    step_chunk
-        Steps of the last of them that share a chunk.
+    - ``step_dims``: dimensions of the steps and their sizes, the last varying fastest: ``{"time": 40}``.
+    - ``step_chunk``: steps of the last of them that share a chunk.
     """
 
     fields: Mapping[str, OutputField]
@@ -238,14 +224,9 @@ def given_steps(
 ) -> tuple[dict[str, int], list[OutputVariable]]:
     """Return the sizes of the steps' dims, and their coordinates.
 
-    Parameters
-    ----------
-    dim
-        That of times which name none.
-    known
-        Dims along which one step lies.
-    said
-        The attributes of the source's arrays, by name.
+    - ``dim``: that of times which name none.
+    - ``known``: dims along which one step lies.
+    - ``said``: the attributes of the source's arrays, by name.
     """
     given = dict(times) if isinstance(times, Mapping) else {dim: times}
     sizes: dict[str, int] = {}

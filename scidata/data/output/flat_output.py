@@ -27,12 +27,8 @@ from scidata.sources.unfinished import UNFINISHED
 class FlatOutput:
     """A file that is being written; every rank writes into it.
 
-    Parameters
-    ----------
-    kind
-        ``"netcdf"`` or ``"hdf5"``, or that of a class made from this one.
-    zlib_level
-        Of arrays of compressed chunks; None for contiguous ones.
+    - ``kind``: ``"netcdf"`` or ``"hdf5"``, or that of a class made from this one.
+    - ``zlib_level``: of arrays of compressed chunks; None for contiguous ones.
     """
 
     def __init__(self, place: LocalPlace, layout: OutputLayout, *, kind: str, zlib_level: int | None = None) -> None:

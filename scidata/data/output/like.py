@@ -38,16 +38,10 @@ from scidata.sources import open_source
 class Like(ABC):
     """The fields of an opened data set, as they are to be written.
 
-    Parameters
-    ----------
-    fields
-        Names, or options by name: see :func:`scidata.create`.
-    default
-        Returns the names where none are given.
-    step_dims
-        Dims of the steps.
-    options
-        Known options of a field.
+    - ``fields``: names, or options by name: see :func:`scidata.create`.
+    - ``default``: returns the names where none are given.
+    - ``step_dims``: dims of the steps.
+    - ``options``: known options of a field.
     """
 
     def __init__(

@@ -90,10 +90,7 @@ class Owner:
     def take(self) -> None:
         """Leave this run's name. For the first rank, while it holds :meth:`Place.locked`.
 
-        Raises
-        ------
-        OutputError
-            Another run was faster.
+        Raises OutputError: another run was faster.
         """
         self._place.put(_beat(self.run), str(time.time()))
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

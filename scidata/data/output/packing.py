@@ -21,18 +21,12 @@ _BLOCK = 1 << 20  # values that are packed at a time: their float64 stay in the 
 class Packing:
     """How values are stored: ``stored = round((value - offset) / scale)``, NaN as the fill value.
 
-    Attributes
-    ----------
-    dtype
-        As stored, native byte order.
-    scale, offset
-        None for 1 and 0.
-    fill
-        The stored number that stands for NaN; None if floats are stored as they are, or there is none.
-    said
-        ``scale_factor`` and ``add_offset`` as a source has them: their dtypes decide that of decoded values.
-    is_packed
-        Whether values are given as they are stored, which ``decode=False`` reads; the rest then only describes them.
+    - ``dtype``: as stored, native byte order.
+    - ``scale``, ``offset``: None for 1 and 0.
+    - ``fill``: the stored number that stands for NaN; None if floats are stored as they are, or there is none.
+    - ``said``: ``scale_factor`` and ``add_offset`` as a source has them: their dtypes decide that of decoded values.
+    - ``is_packed``: whether values are given as they are stored, which ``decode=False`` reads; the rest then only
+      describes them.
     """
 
     dtype: np.dtype[np.generic]
@@ -62,13 +56,9 @@ class Packing:
         """Return values as they are stored, contiguous; they themselves where nothing changes.
 
         Scaled values are computed in float64, one by one, so that they do not depend on the rank that packs them;
-        integers that are not scaled stay integers.
-
-        Raises
-        ------
-        ConfigError
-            A value that would be read as another one: out of the stored dtype's range, complex, missing where there
-            is no fill value, or equal to the fill value once it is stored.
+        integers that are not scaled stay integers. Raises ConfigError: a value that would be read as another one: out
+        of the stored dtype's range, complex, missing where there is no fill value, or equal to the fill value once it
+        is stored.
         """
         if self.is_packed:
             return Packing(dtype=self.dtype).pack(values, what)
@@ -152,12 +142,8 @@ def packing_of(layout: ArrayLayout, *, is_packed: bool) -> Packing:
 def packing_given(what: str, given: Mapping[str, Any], default: Packing) -> Packing:
     """Return a packing of which some entries are given: ``dtype``, ``scale_factor``, ``add_offset``, ``_FillValue``.
 
-    Another ``dtype`` alone is stored without the scale, offset and fill value of the source.
-
-    Raises
-    ------
-    ConfigError
-        An entry that is no dtype or number, or a scale of 0.
+    Another ``dtype`` alone is stored without the scale, offset and fill value of the source. Raises ConfigError: an
+    entry that is no dtype or number, or a scale of 0.
     """
     numbers = [name for name in _NUMBERS if given.get(name) is not None]
     if not numbers and "dtype" not in given:

@@ -43,11 +43,8 @@ class Staged:
 class Staging:
     """Copies tensors into buffers that are used again.
 
-    Parameters
-    ----------
-    copy
-        Whether tensors on the CPU are copied, too; else they must not be changed in place until they are written,
-        which is looked at.
+    - ``copy``: whether tensors on the CPU are copied, too; else they must not be changed in place until they are
+      written, which is looked at.
     """
 
     def __init__(self, *, copy: bool) -> None:

@@ -38,12 +38,8 @@ _PATIENCE = 5.0  # s for another process that looks at, or takes, an output of t
 class LocalPlace:
     """An output on a file system of this machine, or one that it shares.
 
-    Attributes
-    ----------
-    path
-        Where it lies when it is finished.
-    suffix
-        The end of its name until then.
+    - ``path``: where it lies when it is finished.
+    - ``suffix``: the end of its name until then.
     """
 
     def __init__(self, path: str) -> None:
@@ -283,12 +279,8 @@ def say_written(place: Place, name: str, steps: Iterable[int]) -> None:
 class Begun:
     """The record of an output that runs have begun.
 
-    Attributes
-    ----------
-    layout
-        Digest of its layout; None if a run was killed before it was made.
-    runs
-        Those whose steps count, the latest last.
+    - ``layout``: digest of its layout; None if a run was killed before it was made.
+    - ``runs``: those whose steps count, the latest last.
     """
 
     layout: str | None

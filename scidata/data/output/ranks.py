@@ -81,18 +81,12 @@ def _domains_of(mesh: DeviceMesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
 class Ranks:
     """The ranks of a mesh that write one output; one process where there is no mesh.
 
-    Attributes
-    ----------
-    run
-        A name of this run, the same on all ranks.
-    group, num_groups
-        Which domain this rank is of, and of how many: those along the dp axis, and others.
-    part, parts
-        Place of this rank in its domain, and the number of ranks along each axis of that.
-    is_first
-        Whether this is the first of all ranks, which does the work that is done once.
-    is_idle
-        Whether another rank holds the same part: along axes that are neither dp nor domain, the first one writes.
+    - ``run``: a name of this run, the same on all ranks.
+    - ``group``, ``num_groups``: which domain this rank is of, and of how many: those along the dp axis, and others.
+    - ``part``, ``parts``: place of this rank in its domain, and the number of ranks along each axis of that.
+    - ``is_first``: whether this is the first of all ranks, which does the work that is done once.
+    - ``is_idle``: whether another rank holds the same part: along axes that are neither dp nor domain, the first one
+      writes.
     """
 
     def __init__(self, mesh: DeviceMesh | None, axes: Sequence[str], dp_axis: str | None) -> None:
@@ -185,10 +179,7 @@ class Ranks:
     def agree(self, error: BaseException | None) -> None:
         """Raise, on all ranks, where one has met an error. Collective.
 
-        Raises
-        ------
-        RankFailedError
-            With that rank's error; there, the error itself.
+        Raises RankFailedError: with that rank's error; there, the error itself.
         """
         if error is not None:
             self.tell(error)

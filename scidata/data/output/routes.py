@@ -22,26 +22,15 @@ Index = tuple[slice | IntArray, ...]
 class Route:
     """The values of a field of a step that one rank sends, receives and writes.
 
-    Attributes
-    ----------
-    part
-        This rank.
-    written
-        Global box; None where this rank writes nothing, and holds nothing that others do not.
-    shape
-        Of it.
-    inner
-        The global box of whole chunks that is written from this rank's own part, and its index there.
-    edges
-        The global boxes that are put together first, and their indices in the written box.
-    own
-        For these: the place of this rank's values in the written box, and their index in its part.
-    sends
-        Another part, and the index of its values in this rank's part.
-    receives
-        Another part, and the place of its values in the written box, and their shape.
-    num_rows
-        The rows that this part must hold, where the route is of these alone.
+    - ``part``: this rank.
+    - ``written``: global box; None where this rank writes nothing, and holds nothing that others do not.
+    - ``shape``: of it.
+    - ``inner``: the global box of whole chunks that is written from this rank's own part, and its index there.
+    - ``edges``: the global boxes that are put together first, and their indices in the written box.
+    - ``own``: for these: the place of this rank's values in the written box, and their index in its part.
+    - ``sends``: another part, and the index of its values in this rank's part.
+    - ``receives``: another part, and the place of its values in the written box, and their shape.
+    - ``num_rows``: the rows that this part must hold, where the route is of these alone.
     """
 
     part: int
@@ -83,10 +72,7 @@ class RowsBack:
 
     All parts write a range of the source's rows each, whole chunks of it. Where each row goes is found once.
 
-    Parameters
-    ----------
-    ids
-        ``(num_owned,)`` int64 of each entity: the source's row of each row that this rank owns.
+    - ``ids``: ``(num_owned,)`` int64 of each entity: the source's row of each row that this rank owns.
     """
 
     def __init__(self, ranks: Ranks, ids: Mapping[str, IntArray]) -> None:
@@ -96,10 +82,7 @@ class RowsBack:
     def route(self, field: OutputField) -> Route:
         """Return the route of a field. Collective over the domain, the first time for an entity and its chunks.
 
-        Raises
-        ------
-        ConfigError
-            Rows that come twice, such as the directed edges of a mesh: no order of the source has them.
+        Raises ConfigError: rows that come twice, such as the directed edges of a mesh: no order of the source has them.
         """
         dim, part = field.entity_dim, self._ranks.part
         key = field.entity, field.shape[dim], field.units[dim]

@@ -36,12 +36,9 @@ _NAME = re.compile(r"tile-(\d+)-(\d+)-(\d+)-of-(\d+)\.npz")
 class Tiles:
     """Where the tiles of a step lie, and how much each counts.
 
-    Parameters
-    ----------
-    reader
-        Of tiles.
-    blend
-        Whether overlaps are blended, by weights that fall towards the edges; else each tile is cropped to their middle.
+    - ``reader``: of tiles.
+    - ``blend``: whether overlaps are blended, by weights that fall towards the edges; else each tile is cropped to
+      their middle.
     """
 
     def __init__(self, reader: PatchReader, *, blend: bool) -> None:
@@ -91,10 +88,7 @@ class Tiles:
 class TileWriter(Writer):
     """A :class:`Writer` of tiles: ``writer[i] = sample`` takes tile ``i`` of the data set, or what a model made of it.
 
-    Attributes
-    ----------
-    num_steps
-        Number of tiles of all steps.
+    - ``num_steps``: number of tiles of all steps.
     """
 
     def __init__(self, *args: Any, tiles: Tiles, **options: Any) -> None:

@@ -27,10 +27,7 @@ _VERSION = (2, 0)
 class VtkhdfOutput(FlatOutput):
     """A VTKHDF file of type UnstructuredGrid that is being written.
 
-    Parameters
-    ----------
-    geometry
-        Reads the mesh, in the source's order; called on one rank.
+    - ``geometry``: reads the mesh, in the source's order; called on one rank.
     """
 
     def __init__(self, place: LocalPlace, layout: OutputLayout, *, geometry: Callable[[], Geometry]) -> None:

@@ -28,10 +28,7 @@ _KINDS = "iufbM"
 class RowsSource(ABC):
     """A store with *columns*, ``(rows,)`` arrays that are read from others; all else is the store's own.
 
-    Attributes
-    ----------
-    columns
-        By name.
+    - ``columns``: by name.
     """
 
     _table = ""  # an array all of which is in the columns

@@ -34,10 +34,8 @@ def named_arrays(source: Source, names: Sequence[str]) -> list[ArrayLayout]:
 def find_points(source: Source, options: Options) -> tuple[list[ArrayLayout], bool] | None:
     """Return the coordinates, as the user names them or by habit, and whether they lie on the sphere.
 
-    Raises
-    ------
-    UnknownNameError, FieldMismatchError
-        One that the user names is not there; or they are not coordinates of one set of points.
+    Raises UnknownNameError, FieldMismatchError: one that the user names is not there; or they are not coordinates of
+    one set of points.
     """
     found = common_points(source) if options.points is None else named_arrays(source, options.points)
     return None if found is None else as_coordinates(source, found)
@@ -107,10 +105,7 @@ def in_degrees(points: AnyArray, layouts: Sequence[ArrayLayout]) -> AnyArray:
 def period_of(layouts: list[ArrayLayout], *, on_sphere: bool) -> tuple[float, ...] | None:
     """Return the attribute ``period`` of the coordinates: a number for each of them, 0 where the domain does not wrap.
 
-    Raises
-    ------
-    FieldMismatchError
-        It is none, or the coordinates are longitude and latitude, which wrap without being told.
+    Raises FieldMismatchError: it is none, or the coordinates are longitude and latitude, which wrap without being told.
     """
     if not any("period" in layout.attributes for layout in layouts):
         return None

@@ -45,20 +45,10 @@ def find_fields(
     Asked in turn: UGRID's ``mesh`` and ``location``, the group an array lies in (``node/…``), the names of its
     dimensions, and, where those say nothing (another file, or dimensions without names), their lengths.
 
-    Parameters
-    ----------
-    wanted
-        Names to look for, which the file need not have; None for every field there is.
+    - ``wanted``: names to look for, which the file need not have; None for every field there is.
 
-    Returns
-    -------
-    fields, left_out
-        By name; and the reason for each that is left out.
-
-    Raises
-    ------
-    FieldMismatchError
-        A field's length fits two entities, or a wanted field none.
+    By name; and the reason for each that is left out. Raises FieldMismatchError: a field's length fits two
+    entities, or a wanted field none.
     """
     own = source.path == topology.source.path
     fields: dict[str, RawField] = {}
@@ -218,12 +208,7 @@ def combine_fields(found: Sequence[tuple[Source, Mapping[str, RawField]]]) -> di
     """Put together the fields of files that hold one topology's fields, in the order of the files.
 
     A field that several files have is joined along its first dimension where that is time, else along a new first
-    dimension ``sample``.
-
-    Raises
-    ------
-    FieldMismatchError
-        A field differs between files.
+    dimension ``sample``. Raises FieldMismatchError: a field differs between files.
     """
     combined: dict[str, RawField] = {}
     for name in dict.fromkeys(name for _, fields in found for name in fields):

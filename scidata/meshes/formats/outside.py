@@ -30,12 +30,9 @@ _INCLUDE = re.compile(rb"\*\s*INCLUDE\s*(,.*)?", re.IGNORECASE)
 def check_outside(path: str, *, allow_external: bool) -> None:
     """Check a mesh file, and those that it leads to, before meshio reads them.
 
-    Raises
-    ------
-    RefusedError
-        It leads out of its folder, and ``allow_external`` is not set; or its XML declares entities.
-    UnsupportedFormatError, CorruptDataError
-        It claims far more bytes than it stores, or is no XML or HDF5 as its suffix says.
+    Raises RefusedError: it leads out of its folder, and ``allow_external`` is not set; or its XML declares entities;
+    UnsupportedFormatError, CorruptDataError: it claims far more bytes than it stores, or is no XML or HDF5 as its
+    suffix says.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _XML:

@@ -134,14 +134,8 @@ def _shape_table(layout: ArrayLayout) -> dict[int, tuple[int, int]]:
 def open_topology(source: Source, options: Options) -> UGridTopology:
     """Describe the mesh of a file.
 
-    Raises
-    ------
-    UnknownNameError
-        The mesh variable names an array that is not there.
-    ConfigError
-        The file has several meshes of the highest dimension and none is chosen.
-    FieldMismatchError
-        Connectivity and dimensions do not fit.
+    Raises UnknownNameError: the mesh variable names an array that is not there; ConfigError: the file has several
+    meshes of the highest dimension and none is chosen; FieldMismatchError: connectivity and dimensions do not fit.
     """
     meshes = ugrid_meshes(source)
     if not meshes:

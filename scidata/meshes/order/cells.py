@@ -57,19 +57,9 @@ def edges_of_cells(cells: RawCells, num_nodes: int) -> IntArray:
     """Return the edges of the cells, both directions, each once, by (destination, source).
 
     A polygon's edges join nodes that follow each other, the last and the first too; a quadratic cell's edges run over
-    their middle nodes.
-
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, destinations.
-
-    Raises
-    ------
-    ConfigError
-        A node out of range, or a cell whose number of nodes is not that of its type.
-    UnsupportedFormatError
-        Cell types without a known set of edges (polyhedra, Lagrange cells).
+    their middle nodes. Returns ``(2, num_edges)`` int64: sources, destinations. Raises ConfigError: a node out of
+    range, or a cell whose number of nodes is not that of its type; UnsupportedFormatError: cell types without a known
+    set of edges (polyhedra, Lagrange cells).
     """
     nodes = cells.connectivity
     if not len(nodes):

@@ -28,14 +28,9 @@ from scidata.meshes.order.ids import (
 class CSR:
     """The directed edges of a graph, by destination, then by source, then as they were given.
 
-    Attributes
-    ----------
-    indptr
-        ``(num_nodes + 1,)`` int64: the edges to node ``i`` are ``[indptr[i], indptr[i + 1])``.
-    src
-        ``(num_edges,)`` source of each edge: int32 where ``num_nodes`` fits, else int64.
-    edge_id
-        ``(num_edges,)`` int64: which of the given edges it is.
+    - ``indptr``: ``(num_nodes + 1,)`` int64: the edges to node ``i`` are ``[indptr[i], indptr[i + 1])``.
+    - ``src``: ``(num_edges,)`` source of each edge: int32 where ``num_nodes`` fits, else int64.
+    - ``edge_id``: ``(num_edges,)`` int64: which of the given edges it is.
     """
 
     indptr: IntArray
@@ -61,10 +56,7 @@ class CSR:
 def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CSR:
     """Sort directed edges by (destination, source); parallel edges and self-loops are kept, in their given order.
 
-    Raises
-    ------
-    ConfigError
-        ``src`` and ``dst`` differ in length, are not integers, or name a node out of range.
+    Raises ConfigError: ``src`` and ``dst`` differ in length, are not integers, or name a node out of range.
     """
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     if len(source) != len(target):
@@ -120,10 +112,7 @@ def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
 def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:
     """Return both directions of every edge, each once and without self-loops, by (destination, source).
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, destinations.
+    Returns ``(2, num_edges)`` int64: sources, destinations.
     """
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     return both_directions(undirected_keys(source, target, num_nodes), num_nodes)

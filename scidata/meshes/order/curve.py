@@ -39,22 +39,11 @@ _State: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
 def hilbert_keys(points: npt.ArrayLike, *, box: Box | None = None) -> npt.NDArray[np.uint64]:
     """Return the position of each point along a Hilbert curve through a square or cube.
 
-    Parameters
-    ----------
-    points
-        ``(num, 2)`` or ``(num, 3)``, finite, any real dtype. All axes have the same scale.
-    box
-        Lower and upper corner; points outside are moved to its border. Default: the points' bounding box.
+    - ``points``: ``(num, 2)`` or ``(num, 3)``, finite, any real dtype. All axes have the same scale.
+    - ``box``: lower and upper corner; points outside are moved to its border. Default: the points' bounding box.
 
-    Returns
-    -------
-    keys
-        ``(num,)`` uint64, of 31 bits an axis in 2-D, 21 in 3-D.
-
-    Raises
-    ------
-    ConfigError
-        Another shape, or a coordinate that is NaN or infinite.
+    Returns ``(num,)`` uint64, of 31 bits an axis in 2-D, 21 in 3-D. Raises ConfigError: another shape, or a coordinate
+    that is NaN or infinite.
     """
     array = finite_points(points)
     if not len(array):
@@ -80,10 +69,7 @@ def hilbert_keys(points: npt.ArrayLike, *, box: Box | None = None) -> npt.NDArra
 def keys_of_cells(cells: IntArray, num_bits: int) -> npt.NDArray[np.uint64]:
     """Return the position of grid cells along the curve that fills a ``2**num_bits`` wide square or cube.
 
-    Parameters
-    ----------
-    cells
-        ``(2 or 3, num)`` int64, each coordinate in ``[0, 2**num_bits)``.
+    - ``cells``: ``(2 or 3, num)`` int64, each coordinate in ``[0, 2**num_bits)``.
     """
     num_axes, num = cells.shape
     keys = np.zeros(num, np.uint64)

@@ -13,10 +13,7 @@ from scidata.errors import ConfigError
 def prefix_of(weights: npt.ArrayLike) -> FloatArray:
     """Return ``(num + 1,)`` float64: the sum of the weights before each row, and of all.
 
-    Raises
-    ------
-    ConfigError
-        Not one weight per row, or one that is negative, NaN or infinite.
+    Raises ConfigError: not one weight per row, or one that is negative, NaN or infinite.
     """
     cost = np.asarray(weights, np.float64)
     if cost.ndim != 1:
@@ -42,23 +39,12 @@ def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | N
     Every part gets at least one row where there are enough; beyond that the last parts are empty, which is legal for
     irregular data.
 
-    Parameters
-    ----------
-    prefix
-        Sum of the costs before row ``rows[i]``, non-decreasing, first 0. ``csr.indptr`` balances edges.
-    rows
-        The row of each entry, from 0 to the number of rows; default ``0, 1, 2, …``. Between entries that lie further
-        apart (a store keeps one per block) the cost counts as even.
+    - ``prefix``: sum of the costs before row ``rows[i]``, non-decreasing, first 0. ``csr.indptr`` balances edges.
+    - ``rows``: the row of each entry, from 0 to the number of rows; default ``0, 1, 2, …``. Between entries that lie
+      further apart (a store keeps one per block) the cost counts as even.
 
-    Returns
-    -------
-    bounds
-        ``(num_parts + 1,)`` int64.
-
-    Raises
-    ------
-    ConfigError
-        Fewer than one part, or a prefix that decreases, is not finite or does not fit ``rows``.
+    Returns ``(num_parts + 1,)`` int64. Raises ConfigError: fewer than one part, or a prefix that decreases, is not
+    finite or does not fit ``rows``.
     """
     sums = np.asarray(prefix, np.float64)
     places = np.arange(len(sums), dtype=np.int64) if rows is None else np.asarray(rows, np.int64)

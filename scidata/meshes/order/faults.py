@@ -42,18 +42,11 @@ _OF_EDGES = ("edge_index_out_of_range", "duplicate_edges", "self_loops")
 class Finding:
     """One kind of fault.
 
-    Attributes
-    ----------
-    kind
-        A key of :data:`REMEDIES`.
-    count
-        How many rows, cells, faces or edges it concerns.
-    rows
-        Rows of points, cells or edges, sorted, int64.
-    message
-        A sentence for the user.
-    entity
-        The set or relation whose rows they are, in a graph between several sets.
+    - ``kind``: a key of :data:`REMEDIES`.
+    - ``count``: how many rows, cells, faces or edges it concerns.
+    - ``rows``: rows of points, cells or edges, sorted, int64.
+    - ``message``: a sentence for the user.
+    - ``entity``: the set or relation whose rows they are, in a graph between several sets.
     """
 
     kind: str
@@ -99,10 +92,7 @@ _SENTENCES = {
 def check_sample(raw: Geometry, num_nodes: int) -> list[Finding]:
     """Find all faults of a raw sample.
 
-    Returns
-    -------
-    findings
-        One entry per kind of fault, in the order of :data:`REMEDIES`; empty for a sound sample.
+    Returns one entry per kind of fault, in the order of :data:`REMEDIES`; empty for a sound sample.
     """
     cells = 0 if raw.cells is None else raw.cells.num_cells
     edges = 0 if raw.edge_index is None else raw.edge_index.shape[1]

@@ -94,17 +94,10 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
     outlier does no harm. Neighbouring boxes follow each other (a reflected Gray code of the halves), so that cuts at
     other numbers of parts are compact too; the last boxes are in Hilbert order inside.
 
-    Parameters
-    ----------
-    points
-        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
-    levels
-        How often to bisect; default until a box has at most 4096 rows.
+    - ``points``: ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    - ``levels``: how often to bisect; default until a box has at most 4096 rows.
 
-    Returns
-    -------
-    order
-        ``(num,)`` int64: the old row at each new row.
+    Returns ``(num,)`` int64: the old row at each new row.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     num = len(array)

@@ -75,10 +75,7 @@ def undirected_keys(one: NodeIds, other: NodeIds, num_nodes: int, out: Keys | No
 def both_directions(keys: Keys, num_nodes: int) -> IntArray:
     """Return both directions of every edge, each once and without self-loops, by (destination, source).
 
-    Parameters
-    ----------
-    keys
-        Those of :func:`undirected_keys`; their memory is used up.
+    - ``keys``: those of :func:`undirected_keys`; their memory is used up.
     """
     # Of the edges 0-2, 2-0 and 1-1 the keys are 02, 02 and 11. Repeats and loops go: 02. Beside it comes its swap,
     # 20; sorted, high id first, these are the edges to 0 (from 2) and to 2 (from 0).

@@ -21,24 +21,13 @@ def knn_edges(
 ) -> IntArray:
     """Return an edge to each point from each of its nearest others.
 
-    Parameters
-    ----------
-    points
-        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not: the nearest images count.
-    num_neighbours
-        At most ``num - 1`` exist, and no more are returned.
+    - ``points``: ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    - ``period``: width of the domain along each coordinate where it wraps, 0 where it does not: the nearest images
+      count.
+    - ``num_neighbours``: at most ``num - 1`` exist, and no more are returned.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num * num_neighbours)`` int64: sources (the neighbours), destinations, by destination.
-
-    Raises
-    ------
-    ConfigError
-        Points that are no points, or a number of neighbours below 1.
+    Returns ``(2, num * num_neighbours)`` int64: sources (the neighbours), destinations, by destination. Raises
+    ConfigError: points that are no points, or a number of neighbours below 1.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     if num_neighbours < 1:
@@ -61,24 +50,12 @@ def radius_edges(
 ) -> IntArray:
     """Return both directions of an edge between any two points that lie at most ``radius`` apart.
 
-    Parameters
-    ----------
-    points
-        ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
-    radius
-        In the points' units; on a sphere the angle in degrees.
-    period
-        As in :func:`knn_edges`.
+    - ``points``: ``(num, 2)`` or ``(num, 3)``, finite; ``on_sphere``: longitude and latitude in degrees.
+    - ``radius``: in the points' units; on a sphere the angle in degrees.
+    - ``period``: as in :func:`knn_edges`.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, destinations. No self-loops.
-
-    Raises
-    ------
-    ConfigError
-        Points that are no points, or a radius that is not positive.
+    Returns ``(2, num_edges)`` int64: sources, destinations. No self-loops. Raises ConfigError: points that are no
+    points, or a radius that is not positive.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
     if not (np.isfinite(radius) and radius > 0):

@@ -23,11 +23,8 @@ _SAMPLE = 4096
 def finite_points(points: npt.ArrayLike) -> AnyArray:
     """Return the points as an array, unchanged, after checking shape and values.
 
-    Raises
-    ------
-    ConfigError
-        Not ``(num, 2)`` or ``(num, 3)`` real numbers, or a coordinate that is NaN or infinite: the count and the
-        first rows are named.
+    Raises ConfigError: not ``(num, 2)`` or ``(num, 3)`` real numbers, or a coordinate that is NaN or infinite: the
+    count and the first rows are named.
     """
     array = np.asarray(points)
     if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
@@ -81,21 +78,13 @@ def cell_centres(
 ) -> FloatArray:
     """Return the mean of each cell's nodes.
 
-    Parameters
-    ----------
-    points
-        ``(num_nodes, 2 or 3)``; ``on_sphere``: longitude and latitude in degrees, and height where there is a third.
-        The mean is then that on the unit sphere, and longitudes are from 0 on where those of the nodes are.
-    cells
-        All nodes in range, at least one each.
-    period
-        Width of the domain along each coordinate where it wraps, else 0: nodes count at their image nearest to the
-        cell's first node.
+    - ``points``: ``(num_nodes, 2 or 3)``; ``on_sphere``: longitude and latitude in degrees, and height where there is a
+      third. The mean is then that on the unit sphere, and longitudes are from 0 on where those of the nodes are.
+    - ``cells``: all nodes in range, at least one each.
+    - ``period``: width of the domain along each coordinate where it wraps, else 0: nodes count at their image nearest
+      to the cell's first node.
 
-    Returns
-    -------
-    centres
-        ``(num_cells, 2 or 3)``, in the coordinates of the points.
+    Returns ``(num_cells, 2 or 3)``, in the coordinates of the points.
     """
     if not cells.num_cells:
         return np.empty((0, points.shape[1]))

@@ -19,20 +19,12 @@ from scidata.meshes.order.positions import num_duplicates
 class PartQuality:
     """Balance, edge cut and halos at one number of parts.
 
-    Attributes
-    ----------
-    num_parts
-        How many parts.
-    balance, edge_balance
-        Nodes and edges of the largest part over the mean part; 1 is perfect.
-    edge_cut
-        Share of the edges whose ends lie in different parts.
-    halo
-        1-hop ghosts of all parts over the number of nodes.
-    max_halo
-        The largest ratio of ghosts to owned nodes of a part.
-    mean_neighbours, max_neighbours
-        Parts that a part has ghosts from.
+    - ``num_parts``: how many parts.
+    - ``balance``, ``edge_balance``: nodes and edges of the largest part over the mean part; 1 is perfect.
+    - ``edge_cut``: share of the edges whose ends lie in different parts.
+    - ``halo``: 1-hop ghosts of all parts over the number of nodes.
+    - ``max_halo``: the largest ratio of ghosts to owned nodes of a part.
+    - ``mean_neighbours``, ``max_neighbours``: parts that a part has ghosts from.
     """
 
     num_parts: int
@@ -49,18 +41,11 @@ class PartQuality:
 class Quality:
     """A graph in its order.
 
-    Attributes
-    ----------
-    num_nodes, num_edges
-        Nodes and directed edges.
-    num_components
-        Connected components, edge directions ignored; isolated nodes are one each.
-    num_isolated
-        Nodes without any edge.
-    num_duplicate_points
-        Points whose coordinates an earlier point has already; None without coordinates.
-    parts
-        One entry per number of parts.
+    - ``num_nodes``, ``num_edges``: nodes and directed edges.
+    - ``num_components``: connected components, edge directions ignored; isolated nodes are one each.
+    - ``num_isolated``: nodes without any edge.
+    - ``num_duplicate_points``: points whose coordinates an earlier point has already; None without coordinates.
+    - ``parts``: one entry per number of parts.
     """
 
     num_nodes: int
@@ -74,14 +59,9 @@ class Quality:
 def measure_quality(csr: CSR, points: npt.ArrayLike | None = None, *, num_parts: Iterable[int] = (2, 8, 64)) -> Quality:
     """Measure a graph whose nodes are in their final order, cut into parts of equal numbers of nodes.
 
-    Parameters
-    ----------
-    csr
-        Its edges.
-    points
-        ``(num_nodes, dims)`` coordinates, to count duplicates.
-    num_parts
-        The numbers of parts to measure.
+    - ``csr``: its edges.
+    - ``points``: ``(num_nodes, dims)`` coordinates, to count duplicates.
+    - ``num_parts``: the numbers of parts to measure.
     """
     degree = np.diff(csr.indptr) + np.bincount(csr.src, minlength=csr.num_nodes)
     return Quality(

@@ -32,26 +32,14 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
     Science 382, 2023, supplement 3). Its code takes the flat triangle that is nearest; here it is the one whose
     corners' directions enclose the target's, decided without rounding: they differ for targets on sides alone.
 
-    Parameters
-    ----------
-    source
-        With ``cells``: triangles and convex quads, on a sphere smaller than half of it, in either direction. Their
-        sides are arcs of great circles. Repeated corners (quads at a pole) count once; cells without area contain
-        nothing.
-    target
-        In the same space; a target on a side or a corner belongs to the first of the cells there.
+    - ``source``: with ``cells``: triangles and convex quads, on a sphere smaller than half of it, in either direction.
+      Their sides are arcs of great circles. Repeated corners (quads at a pole) count once; cells without area contain
+      nothing.
+    - ``target``: in the same space; a target on a side or a corner belongs to the first of the cells there.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, targets, by target, then source; 3 edges to a target in a triangle, as many
-        as it has different nodes in a quad.
-
-    Raises
-    ------
-    ConfigError
-        A source without cells or with others; cells that are not convex; targets outside all cells; sets in different
-        spaces, or in space but not on a sphere.
+    Returns ``(2, num_edges)`` int64: sources, targets, by target, then source; 3 edges to a target in a triangle, as
+    many as it has different nodes in a quad. Raises ConfigError: a source without cells or with others; cells that are
+    not convex; targets outside all cells; sets in different spaces, or in space but not on a sphere.
     """
     cells = find_cells(source, target)
     inside = np.flatnonzero(cells >= 0)
@@ -74,10 +62,7 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
 def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
     """Return the first of the source's cells that contains each target, ``(num_targets,)`` int64; -1 outside all.
 
-    Raises
-    ------
-    ConfigError
-        As for :func:`containing_cell_edges`, but for targets outside all cells.
+    Raises ConfigError: as for :func:`containing_cell_edges`, but for targets outside all cells.
     """
     start, end, tied = positions_of(source, target)
     if source.cells is None:
@@ -100,14 +85,9 @@ def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
 class _Cells:
     """Triangles and quads.
 
-    Attributes
-    ----------
-    places
-        ``(num_nodes, 3)`` of all nodes.
-    corners
-        ``(num_cells, 3 or 4)`` rows of ``places``; the last corner of a triangle is repeated among quads.
-    turn
-        ``(num_cells,)``: 1 counter-clockwise, -1 clockwise, 0 without area.
+    - ``places``: ``(num_nodes, 3)`` of all nodes.
+    - ``corners``: ``(num_cells, 3 or 4)`` rows of ``places``; the last corner of a triangle is repeated among quads.
+    - ``turn``: ``(num_cells,)``: 1 counter-clockwise, -1 clockwise, 0 without area.
     """
 
     places: FloatArray

@@ -29,15 +29,9 @@ def lat_lon(resolution_degrees: float) -> NodeSet:
     The first and last row lie at the poles, as in ERA5 of ECMWF's Climate Data Store (0.25 degrees: 721 x 1440),
     GraphCast's input.
 
-    Parameters
-    ----------
-    resolution_degrees
-        Divides 180.
+    - ``resolution_degrees``: divides 180.
 
-    Returns
-    -------
-    NodeSet
-        As :func:`latitude_longitude` makes it.
+    As :func:`latitude_longitude` makes it.
     """
     rows = 180.0 / resolution_degrees if resolution_degrees > 0 else 0.0
     num = round(rows)
@@ -49,21 +43,12 @@ def lat_lon(resolution_degrees: float) -> NodeSet:
 def latitude_longitude(latitudes: npt.ArrayLike, longitudes: npt.ArrayLike) -> NodeSet:
     """Return a grid of latitudes times longitudes, row-major: longitude varies fastest.
 
-    Parameters
-    ----------
-    latitudes, longitudes
-        Degrees, strictly increasing or strictly decreasing, at least one each; longitudes over 360 degrees at most.
+    - ``latitudes``, ``longitudes``: degrees, strictly increasing or strictly decreasing, at least one each; longitudes
+      over 360 degrees at most.
 
-    Returns
-    -------
-    NodeSet
-        ``cells``: the quads between neighbours, also between the last longitude and the first where the gap between
-        them is no wider than elsewhere; None where there is but one latitude or longitude.
-
-    Raises
-    ------
-    ConfigError
-        Values that are NaN, repeat, change direction, or reach too far.
+    Returns ``cells``: the quads between neighbours, also between the last longitude and the first where the gap between
+    them is no wider than elsewhere; None where there is but one latitude or longitude. Raises ConfigError: values that
+    are NaN, repeat, change direction, or reach too far.
     """
     lats, lons = _axis(latitudes, "latitudes", 180.0), _axis(longitudes, "longitudes", 360.0)
     points = np.empty((len(lats), len(lons), 2))
@@ -111,17 +96,10 @@ def healpix(nside: int) -> NodeSet:
     Defined in Gorski et al., "HEALPix: a framework for high-resolution discretization and fast analysis of data
     distributed on the sphere", Astrophysical Journal 622, 2005.
 
-    Parameters
-    ----------
-    nside
-        Pixels along a side of each of the 12 base pixels, a power of two.
+    - ``nside``: pixels along a side of each of the 12 base pixels, a power of two.
 
-    Raises
-    ------
-    ConfigError
-        An ``nside`` that is no power of two up to 4096.
-    MissingDependencyError
-        astropy-healpix is not installed.
+    Raises ConfigError: an ``nside`` that is no power of two up to 4096; MissingDependencyError: astropy-healpix is not
+    installed.
     """
     if not isinstance(nside, int | np.integer) or not 1 <= nside <= _MAX_NSIDE or nside & (nside - 1):
         raise ConfigError(f"nside of a HEALPix grid is a power of two from 1 to {_MAX_NSIDE}, not {nside!r}")
@@ -142,17 +120,10 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
     ``4 * N`` on each. How many the classical reduced grids have is a table (Hortal and Simmons, Monthly Weather Review
     119, 1991, made it for a given accuracy), not a formula: it comes with the data, as ``pl`` in GRIB.
 
-    Parameters
-    ----------
-    name
-        ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
-    pl
-        Points on each of the ``2 * N`` latitudes, from north to south.
+    - ``name``: ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
+    - ``pl``: points on each of the ``2 * N`` latitudes, from north to south.
 
-    Raises
-    ------
-    ConfigError
-        A name of another form, an N grid without ``pl``, or a ``pl`` of another length.
+    Raises ConfigError: a name of another form, an N grid without ``pl``, or a ``pl`` of another length.
     """
     found = re.fullmatch(r"([ONF])([1-9]\d{0,4})", str(name), re.IGNORECASE)
     if found is None:

@@ -26,16 +26,10 @@ def icosahedral(level: int) -> NodeSet:
     skillful medium-range global weather forecasting", Science 382, 2023, supplement 3), which has the middle of a face
     at each pole too.
 
-    Parameters
-    ----------
-    level
-        0 to 12.
+    - ``level``: 0 to 12.
 
-    Returns
-    -------
-    NodeSet
-        ``10 * 4**level + 2`` nodes, ``20 * 4**level`` triangles. The nodes of a lower level are the first ones, in the
-        same order; those that a level adds are in the order of the nodes they lie between.
+    Returns ``10 * 4**level + 2`` nodes, ``20 * 4**level`` triangles. The nodes of a lower level are the first ones, in
+    the same order; those that a level adds are in the order of the nodes they lie between.
     """
     _check_levels([level])
     points, faces = _icosahedron()
@@ -55,16 +49,10 @@ def multi_mesh_edges(levels: Iterable[int] | int) -> IntArray:
     Defined in Lam et al., "Learning skillful medium-range global weather forecasting", Science 382, 2023, supplement 3:
     the nodes are those of the finest level, whose first ones are the nodes of each coarser level.
 
-    Parameters
-    ----------
-    levels
-        The levels whose edges are taken; one number ``L`` stands for 0 to ``L``.
+    - ``levels``: the levels whose edges are taken; one number ``L`` stands for 0 to ``L``.
 
-    Returns
-    -------
-    edge_index
-        ``(2, num_edges)`` int64: sources, targets, both directions, by target, then source: ``60 * 4**l`` of level
-        ``l``. Levels share no edge. Rows are those of :func:`icosahedral` at the highest level or above.
+    Returns ``(2, num_edges)`` int64: sources, targets, both directions, by target, then source: ``60 * 4**l`` of level
+    ``l``. Levels share no edge. Rows are those of :func:`icosahedral` at the highest level or above.
     """
     if not isinstance(levels, Iterable):
         _check_levels([levels])

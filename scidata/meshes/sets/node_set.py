@@ -66,20 +66,12 @@ _BEYOND = 1e-5
 class NodeSet:
     """Nodes of one kind, with their places.
 
-    Attributes
-    ----------
-    points
-        ``(num_nodes, 2)`` float64 longitude and latitude in degrees where ``on_sphere``, else ``(num_nodes, 2 or 3)``
-        coordinates.
-    on_sphere
-        True where ``points`` are longitude and latitude.
-    cells
-        Triangles or quads of the set, counter-clockwise seen from outside; None where it has none.
+    - ``points``: ``(num_nodes, 2)`` float64 longitude and latitude in degrees where ``on_sphere``, else ``(num_nodes, 2
+      or 3)`` coordinates.
+    - ``on_sphere``: true where ``points`` are longitude and latitude.
+    - ``cells``: triangles or quads of the set, counter-clockwise seen from outside; None where it has none.
 
-    Raises
-    ------
-    ConfigError
-        Points of another shape, NaN or infinite, latitudes beyond the poles, or cells that do not fit.
+    Raises ConfigError: points of another shape, NaN or infinite, latitudes beyond the poles, or cells that do not fit.
     """
 
     points: FloatArray
@@ -119,10 +111,7 @@ class NodeSet:
 def positions_of(source: NodeSet, target: NodeSet) -> tuple[FloatArray, FloatArray, float]:
     """Return the positions of two sets, and by how much distances between them may differ and count as equal.
 
-    Raises
-    ------
-    ConfigError
-        One is on a sphere and the other is not, or they differ in the number of coordinates.
+    Raises ConfigError: one is on a sphere and the other is not, or they differ in the number of coordinates.
     """
     if source.on_sphere != target.on_sphere:
         one, other = ("source", "target") if source.on_sphere else ("target", "source")

@@ -60,10 +60,7 @@ class Part:
 def claim_output(out: str, part: Part | None) -> Iterator[None]:
     """Make the folder if need be, and hold it as long as the context lasts.
 
-    Raises
-    ------
-    ConfigError
-        It holds files that are no part of a store, or another run is writing there.
+    Raises ConfigError: it holds files that are no part of a store, or another run is writing there.
     """
     import fcntl
 

@@ -42,12 +42,8 @@ def check_folders(out: str, run: str, inputs: Iterable[str]) -> None:
 class RemoteSamples:
     """The samples of a run, as other machines do them. Pickles.
 
-    Attributes
-    ----------
-    out
-        Absolute.
-    run
-        Its name, by :func:`scidata.store.partitioning.output.marked_run`.
+    - ``out``: absolute.
+    - ``run``: its name, by :func:`scidata.store.partitioning.output.marked_run`.
     """
 
     task: Task
@@ -104,10 +100,7 @@ class _Watched:
 def wait_until_seen(out: str, indices: Iterable[int]) -> None:
     """Wait until samples that other machines have written are seen here.
 
-    Raises
-    ------
-    OutputError
-        They are not for longer than a network file system remembers the content of a folder.
+    Raises OutputError: they are not for longer than a network file system remembers the content of a folder.
     """
     deadline = time.monotonic() + _SEEN_S
     missing = [index for index in indices if not os.path.isdir(os.path.join(out, folder_of(index)))]

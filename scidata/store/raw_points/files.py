@@ -35,12 +35,8 @@ def coordinate(i: int) -> str:
 class PointsFile:
     """One file: its coordinates, in the order x, y, z or as one array, and its fields.
 
-    Attributes
-    ----------
-    info
-        Its description as in a store; fields by the names that users type.
-    layouts
-        Of fields and coordinates, by path.
+    - ``info``: its description as in a store; fields by the names that users type.
+    - ``layouts``: of fields and coordinates, by path.
     """
 
     source: Source

@@ -42,10 +42,7 @@ _FORMAT = 1
 class Table:
     """The columns of a file that say which rows are in a window.
 
-    Attributes
-    ----------
-    where
-        Rows that are kept, by column: a value, several, or a slice that holds both ends.
+    - ``where``: rows that are kept, by column: a value, several, or a slice that holds both ends.
     """
 
     source: Source
@@ -66,13 +63,7 @@ class Table:
         return read_array(self.source, layout, rows, decoding=decoding, allow_missing=self.allow_missing)
 
     def times(self, start: int, stop: int) -> IntArray:
-        """Read rows of the column of times.
-
-        Raises
-        ------
-        CorruptDataError
-            A row has none.
-        """
+        """Read rows of the column of times. Raises CorruptDataError: a row has none."""
         layout = self.time.layout
         rows = (slice(start, stop), *[slice(None)] * (len(layout.shape) - 1))
         values = read_array(self.source, layout, rows, allow_missing=self.allow_missing).reshape(-1)
@@ -96,10 +87,8 @@ class Table:
 def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
     """Describe a table, from metadata alone.
 
-    Raises
-    ------
-    UnknownNameError, FieldMismatchError, UnsupportedFormatError
-        No such column, or one that tells no times, or has not one value of each row.
+    Raises UnknownNameError, FieldMismatchError, UnsupportedFormatError: no such column, or one that tells no times, or
+    has not one value of each row.
     """
     column = time_column(array_of(source, time))
     for name, wanted in (where or {}).items():

@@ -108,18 +108,10 @@ def points_reader(
 class WindowsReader(PointsReader):
     """Windows of tables of points that are sorted by time.
 
-    Parameters
-    ----------
-    path
-        A table, or a list or glob of them, which follow each other.
-    options
-        As of :class:`PointsReader`, and ``time``, ``window``, ``every``, ``where``; ``sel`` of the column of times
-        chooses windows by their begin.
-
-    Attributes
-    ----------
-    windows
-        The rows of each sample.
+    - ``path``: a table, or a list or glob of them, which follow each other.
+    - ``options``: as of :class:`PointsReader`, and ``time``, ``window``, ``every``, ``where``; ``sel`` of the column of
+      times chooses windows by their begin.
+    - ``windows``: the rows of each sample.
     """
 
     windows: Windows

@@ -22,10 +22,7 @@ Layers: TypeAlias = tuple[tuple[str, ...], ...]
 def checked_halo(store: Store, halo: object) -> float:
     """Return the number of hops, or the radius, if the store has the edges or positions for it.
 
-    Raises
-    ------
-    ConfigError
-        No number, negative, hops that are not whole, or a store without edges or positions.
+    Raises ConfigError: no number, negative, hops that are not whole, or a store without edges or positions.
     """
     kind = store.manifest.kind
     numbers = int | float | np.integer | np.floating
@@ -46,11 +43,9 @@ def checked_halo(store: Store, halo: object) -> float:
 def checked_layers(store: Store, halo: Any) -> Layers:
     """Return the layers that a halo is wide enough for: none where it is 0.
 
-    Parameters
-    ----------
-    halo
-        How many layers, each along all relations; ``{relation: how many}``, or relations one after the other, in the
-        order of the layers. Several relations of one layer are given together: ``[("a__to__b", "b__to__a"), ...]``.
+    - ``halo``: how many layers, each along all relations; ``{relation: how many}``, or relations one after the other,
+      in the order of the layers. Several relations of one layer are given together: ``[("a__to__b", "b__to__a"),
+      ...]``.
     """
     known = tuple(relations_of(store.sample(0)))
     if is_int(halo) and halo >= 0:

@@ -23,10 +23,7 @@ from scidata.store.reading.rows import RowAccess
 def checked_weights(store: Store, weights: Weights) -> str | FloatArray | dict[str, float] | None:
     """Check weights as far as the manifest alone can tell.
 
-    Raises
-    ------
-    UnknownNameError, ConfigError
-        No such field, not one number per row, or edges that the store does not have.
+    Raises UnknownNameError, ConfigError: no such field, not one number per row, or edges that the store does not have.
     """
     manifest = store.manifest
     if weights is None:
@@ -101,15 +98,9 @@ def cut_sample(
     at. Weights that the store was written with are read from its prefix sums, one per block of rows; ``"edges"`` and
     fields otherwise from the whole array.
 
-    Parameters
-    ----------
-    explicit
-        Bounds of the rows, or by node set; None cuts by ``weights``, evenly where that is None.
+    - ``explicit``: bounds of the rows, or by node set; None cuts by ``weights``, evenly where that is None.
 
-    Raises
-    ------
-    ConfigError
-        Bounds that do not fit the sample, or weights that are no costs of its rows.
+    Raises ConfigError: bounds that do not fit the sample, or weights that are no costs of its rows.
     """
     if isinstance(explicit, Mapping):
         bounds = _given_bounds(info, explicit, num_parts)

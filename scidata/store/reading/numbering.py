@@ -30,16 +30,10 @@ _JOINED = "sample"
 class Numbering:
     """Samples are numbered by stored sample, then by row along ``sample_dim``, for which every step exists.
 
-    Attributes
-    ----------
-    sample_dim
-        Dim whose rows are samples; None where each stored sample is one.
-    steps
-        Offsets along it. One step drops the dim, several keep it.
-    isel
-        Crop, stride, index or indices of dims, ``sample_dim`` among them.
-    firsts
-        Number of the first sample of each stored one, and of all samples.
+    - ``sample_dim``: dim whose rows are samples; None where each stored sample is one.
+    - ``steps``: offsets along it. One step drops the dim, several keep it.
+    - ``isel``: crop, stride, index or indices of dims, ``sample_dim`` among them.
+    - ``firsts``: number of the first sample of each stored one, and of all samples.
     """
 
     store: StoredSamples
@@ -162,19 +156,13 @@ class Numbering:
 def number_samples(store: Store, infos: Sequence[FieldInfo], options: ReadOptions = DEFAULTS) -> Numbering:
     """Number the samples of a store.
 
-    Parameters
-    ----------
-    infos
-        The fields that are read.
-    options
-        ``sample_dim``: a dim of some field of the store; None: the one of ``infos`` whose name says time, else
-        ``"sample"`` where the store was made of several files' fields, else none; False: none. ``steps`` and ``isel``
-        as in :func:`scidata.open_dataset`.
+    - ``infos``: the fields that are read.
+    - ``options``: ``sample_dim``: a dim of some field of the store; None: the one of ``infos`` whose name says time,
+      else ``"sample"`` where the store was made of several files' fields, else none; False: none. ``steps`` and
+      ``isel`` as in :func:`scidata.open_dataset`.
 
-    Raises
-    ------
-    UnknownNameError, ConfigError, FieldMismatchError
-        No such dim, steps without one, a crop of an entity, or fields that differ in their number of times.
+    Raises UnknownNameError, ConfigError, FieldMismatchError: no such dim, steps without one, a crop of an entity, or
+    fields that differ in their number of times.
     """
     asked = options.sample_dim
     if not isinstance(asked, str | int | None):

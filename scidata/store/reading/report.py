@@ -40,26 +40,17 @@ class FieldReport:
 class PartitionedReport:
     """What :func:`inspect_partitioned` finds.
 
-    Attributes
-    ----------
-    path, kind, order, on_sphere, period, settings, bbox
-        As the manifest says; ``settings`` are the options that the store was written with.
-    counts
-        Rows of each entity over all samples.
-    sample_dim, num_read
-        How ``open_dataset`` numbers samples by default: the dim whose rows are samples (None: there is none), and how
-        many there are; None where fields have to be chosen first.
-    fields
-        One entry each, of the samples as they are stored.
-    samples
-        As they are stored.
-    quality
-        Of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or neither
-        edges nor positions.
-    quality_edges
-        Whose ends the quality counts, in words.
-    notes
-        What is not as one would expect.
+    - ``path``, ``kind``, ``order``, ``on_sphere``, ``period``, ``settings``, ``bbox``: as the manifest says;
+      ``settings`` are the options that the store was written with.
+    - ``counts``: rows of each entity over all samples.
+    - ``sample_dim``, ``num_read``: how ``open_dataset`` numbers samples by default: the dim whose rows are samples
+      (None: there is none), and how many there are; None where fields have to be chosen first.
+    - ``fields``: one entry each, of the samples as they are stored.
+    - ``samples``: as they are stored.
+    - ``quality``: of the sample ``quality_sample``, in parts of equal numbers of rows; None where it has no rows, or
+      neither edges nor positions.
+    - ``quality_edges``: whose ends the quality counts, in words.
+    - ``notes``: what is not as one would expect.
     """
 
     path: str
@@ -86,10 +77,8 @@ def inspect_partitioned(
 ) -> PartitionedReport:
     """Describe a store that ``scidata partition`` wrote; reads positions and edges of one sample to judge its order.
 
-    Parameters
-    ----------
-    sample, num_parts
-        Which sample is cut, and into how many parts; numbers larger than its rows are left out.
+    - ``sample``, ``num_parts``: which sample is cut, and into how many parts; numbers larger than its rows are left
+      out.
     """
     store = open_store(path)
     manifest, info = store.manifest, store.sample(sample)

@@ -20,15 +20,11 @@ from scidata.store.reading.reader import StoreReader
 class StagedStore:
     """What was done: sums of parts, each one rank's of one sample, and of bytes on disk.
 
-    Attributes
-    ----------
-    written, there, left
-        Parts of which something was fetched, of which all was kept before, and those from the first that does not fit
-        on.
-    nbytes, bytes_written
-        Bytes on disk of the first two, entries that several share counted once; and how many of them are new.
-    bytes_fetched
-        Bytes requested of the store.
+    - ``written``, ``there``, ``left``: parts of which something was fetched, of which all was kept before, and those
+      from the first that does not fit on.
+    - ``nbytes``, ``bytes_written``: bytes on disk of the first two, entries that several share counted once; and how
+      many of them are new.
+    - ``bytes_fetched``: bytes requested of the store.
     """
 
     written: int = 0
@@ -60,12 +56,7 @@ class StoreStaging:
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
         """Fetch the missing blocks; call ``tick`` for each part that is done, in this thread.
 
-        Raises
-        ------
-        OutputError
-            The disk is full, or cannot be written.
-        SciDataError, OSError
-            The store cannot be read.
+        Raises OutputError: the disk is full, or cannot be written; SciDataError, OSError: the store cannot be read.
         """
         done, left = Counter[str](), Counter({i: len(self._ranks) for i in range(self._reader.num_samples)})
 

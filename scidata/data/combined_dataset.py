@@ -137,18 +137,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return np.unique(every)
 
     def sample_keys(self, on: str) -> npt.NDArray[Any]:
-        """Return what each sample has of a name, ``(len(self),)``, as its data set says: see ``sample_keys`` there.
-
-        Parameters
-        ----------
-        on : str
-            The name.
-
-        Examples
-        --------
-        >>> late.sample_keys("time")[-1]
-        np.datetime64('2020-01-01T18:00:00.000000000')
-        """
+        """Return what each sample has of a name, ``(len(self),)``, as its data set says."""
         return self._own(joined_keys([dataset.sample_keys(on) for dataset in self.datasets]))
 
     @property
@@ -190,13 +179,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return self._renumbered(sample if own is None else own(sample), number)
 
     def counts(self, entity: str | None = None) -> IntArray:
-        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only.
-
-        Parameters
-        ----------
-        entity : str or None, optional
-            Such as ``"node"`` or ``"cell"``.
-        """
+        """Return how many rows of an entity each sample has, ``(len(self),)``: of stores only."""
         if len(self) > MAX_LISTED:
             raise ConfigError(f"counts: of {len(self)} samples, too many to list; ask each data set for its own")
         return self._own(np.concatenate([dataset.counts(entity) for dataset in self.datasets]))
@@ -234,20 +217,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> Any:
-        """Plan the reads of a rank of the domain for a sample.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-        rank : int or None, optional
-            A rank of the domain; default this one.
-
-        Examples
-        --------
-        >>> late.plan(0).bytes_wanted
-        672
-        """
+        """Plan the reads of a rank of the domain, default this one, for a sample, as the sample's data set does."""
         part, own = self.locate(index)
         return self.datasets[part].plan(own, rank)
 
@@ -262,50 +232,15 @@ class CombinedDataset(ComposedDataset[SampleT]):
     def normalise(
         self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
     ) -> CombinedDataset[SampleT]:
-        """Return these samples, normalised as each data set's own ``normalise`` does.
-
-        Parameters
-        ----------
-        stats : Statistics
-            From :func:`scidata.statistics` or :meth:`Statistics.load`.
-        fields : str or Sequence[str] or None, optional
-            Fields to normalise; default all floating ones.
-        method : str, default "mean_std"
-            As of ``normalise`` of other data sets.
-
-        Raises
-        ------
-        UnknownNameError, FieldMismatchError, ConfigError
-            Statistics that do not fit.
-
-        Examples
-        --------
-        >>> stats = scidata.statistics(late)
-        >>> abs(late.normalise(stats)[0]["u"].mean()) < 1
-        tensor(True)
-        """
+        """Return these samples, normalised as each data set's own ``normalise`` does; raises its errors."""
         datasets = [dataset.normalise(stats, fields=fields, method=method) for dataset in self.datasets]
         return combined_dataset(datasets, self._chosen, mixture=self.mixture)
 
     def denormalise(self, sample: Any) -> Any:
         """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
 
-        Parameters
-        ----------
-        sample : Any
-            Of normalised values.
-
-        Raises
-        ------
-        ConfigError
-            Nothing is normalised; or it is not known of which data set a sample is, or a batch is of several, and they
-            are normalised differently: with levels in another order, say.
-
-        Examples
-        --------
-        >>> normal = late.normalise(scidata.statistics(late))
-        >>> bool(torch.allclose(normal.denormalise(normal[0])["u"], late[0]["u"], rtol=1e-5))
-        True
+        Raises ConfigError where nothing is normalised; or it is not known of which data set a sample is, or a batch is of
+        several, and they are normalised differently: with levels in another order, say.
         """
         index = sample.index if isinstance(sample, Sample | JoinedSample) else None
         first, *others = self._come_from([index] if isinstance(index, int) else index)
@@ -328,17 +263,7 @@ class CombinedDataset(ComposedDataset[SampleT]):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_local(self, index: int) -> object:
-        """Read this rank's part of one sample. Thread-safe, no collectives.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-
-        Examples
-        --------
-        >>> sample = late.assemble(late.read_local(0), index=0)
-        """
+        """Read this rank's part of one sample. Thread-safe, no collectives."""
         part, own = self.locate(index)
         return self.datasets[part].read_local(own)
 

@@ -43,13 +43,7 @@ class ComposedDataset(Dataset[SampleT], Generic[SampleT]):
         return tuple(source.epoch for source in self._sources)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets that want to know.
-
-        Parameters
-        ----------
-        epoch : int
-            From 0; the same on every rank.
-        """
+        """Tell the data sets that want to know; the same from 0 on every rank."""
         for source in self._sources:
             source.set_epoch(epoch)
 

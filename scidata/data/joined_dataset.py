@@ -103,18 +103,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def counts(self, entity: str | None = None) -> IntArray:
-        """Return how many rows of an entity each sample has, ``(len(self),)``, of all parts that have rows.
-
-        Parameters
-        ----------
-        entity : str or None, optional
-            Such as ``"point"``; default that which each part is cut by.
-
-        Examples
-        --------
-        >>> pairs.counts().tolist()  # grids have no rows
-        [0, 0, 0]
-        """
+        """Return how many rows of an entity each sample has, ``(len(self),)``, of all parts that have rows."""
         total = np.zeros(len(self), np.int64)
         for name, part in self._parts.items():
             if isinstance(leaf_of(part), IrregularDataset):
@@ -123,21 +112,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
 
     @checked_keywords
     def plan(self, index: int, rank: int | None = None) -> ReadPlan:
-        """Plan the reads of a rank for a sample, of fields ``"part/field"``.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-        rank : int or None, optional
-            A rank of each part's domain; default this one.
-
-        Examples
-        --------
-        >>> plan = pairs.plan(0)
-        >>> list(plan.fields), plan.bytes_wanted
-        (['now/u', 'next/u'], 1344)
-        """
+        """Plan the reads of a rank for a sample, default this one, of fields ``"part/field"``."""
         index = self._number(index)
         plans = {name: part.plan(index, rank) for name, part in self.at(index).items()}
         own = max((plan.rank for plan in plans.values()), default=0)
@@ -248,21 +223,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     def denormalise(self, sample: Any) -> Any:
         """Return a sample, a batch, or tensors by part and field, in the units that :meth:`normalise` left.
 
-        Parameters
-        ----------
-        sample : Any
-            A :class:`JoinedSample`, or ``{part: {field: tensor}}``; parts that are not normalised stay as they are.
-
-        Raises
-        ------
-        ConfigError
-            No part is normalised.
-
-        Examples
-        --------
-        >>> normal = pairs.normalise({name: scidata.statistics(part) for name, part in pairs.parts.items()})
-        >>> bool(torch.allclose(normal.denormalise(normal[0])["now"]["u"], pairs[0]["now"]["u"], rtol=1e-5))
-        True
+        Raises ConfigError where this join is not normalised.
         """
         if not self._normalised:
             raise ConfigError("denormalise: this join is not normalised; ask the one that normalise() returned")
@@ -296,17 +257,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return name in self._lacks and bool(self._lacks[name][index])
 
     def read_local(self, index: int) -> object:
-        """Read this rank's part of one sample of each data set. Thread-safe, no collectives.
-
-        Parameters
-        ----------
-        index : int
-            The sample.
-
-        Examples
-        --------
-        >>> sample = pairs.assemble(pairs.read_local(0), index=0)
-        """
+        """Read this rank's part of one sample of each data set. Thread-safe, no collectives."""
         return self.epoch_reader()(index)
 
     def epoch_reader(

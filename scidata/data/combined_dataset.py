@@ -239,8 +239,8 @@ class CombinedDataset(ComposedDataset[SampleT]):
     def denormalise(self, sample: Any) -> Any:
         """Return a sample, a batch, or tensors by field, in the units that :meth:`normalise` left.
 
-        Raises ConfigError where nothing is normalised; or it is not known of which data set a sample is, or a batch is of
-        several, and they are normalised differently: with levels in another order, say.
+        Raises ConfigError where nothing is normalised; or it is not known of which data set a sample is, or a batch is
+        of several, and they are normalised differently: with levels in another order, say.
         """
         index = sample.index if isinstance(sample, Sample | JoinedSample) else None
         first, *others = self._come_from([index] if isinstance(index, int) else index)

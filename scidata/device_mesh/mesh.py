@@ -123,6 +123,8 @@ def _axis_sizes(
     if len({name for name, _ in axes}) < len(axes):
         raise ConfigError(f"two axes have the same name: {', '.join(name for name, _ in axes)}")
     for name, size in axes:
+        if not isinstance(name, str):
+            raise ConfigError(f"an axis is named {name!r}; names are strings")
         if not is_int(size) or size == 0 or size < -1:
             raise ConfigError(f"axis {name!r} has size {size!r}; sizes are integers from 1, or -1 for one inferred")
     inferred = [name for name, size in axes if size == -1]

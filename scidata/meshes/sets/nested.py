@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -44,8 +44,8 @@ class Cutout:
 
     inner: NodeSet
     outer: NodeSet
-    kept: npt.NDArray[np.bool_]
-    distance: FloatArray
+    kept: npt.NDArray[np.bool_] = field(repr=False)
+    distance: FloatArray = field(repr=False)
 
     @property
     def rows(self) -> IntArray:

@@ -271,6 +271,7 @@ def test_shapes(arguments, shape, names):
         ({"domain": 2.0}, "2.0"),
         ({"names": ("dp", "dp")}, "two axes have the same name"),
         ({"names": ("dp", "domain"), "extra": {"dp": 1}}, "two axes have the same name"),
+        ({"extra": {1: 2}}, "an axis is named 1; names are strings"),
         ({"names": ("dp", "h", "w")}, "need 2 names"),
         ({"names": "dp"}, "need 2 names"),
         ({"domain": (1, 1, 1)}, "needs names"),

@@ -182,6 +182,8 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)
+    if func is F.scaled_dot_product_attention and len(args) > 2 and _is_two_products(tensors, args, kwargs):
+        return (None,)
     if func in _AS_ADD:
         func, args, kwargs = torch.add, args[:2], {}
     if func in ELEMENTWISE and len({x.dtype for x in tensors}) == 1 < len({tuple(x.shape) for x in tensors}):
@@ -202,6 +204,20 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         results = result if isinstance(result, tuple | list) else [result]
         return tuple(memory_of(x) if isinstance(x, Tensor) else UNKNOWN for x in results)
     return ()
+
+
+def _is_two_products(tensors: Sequence[Tensor], args: _Args, kwargs: _Kwargs) -> bool:
+    """Whether the CPU attends by two products, whose result is row-major: its kernel is not for these operands.
+
+    To infer it takes ten times as long as to infer the kernel's.
+    """
+    operands, masks = tensors[:3], tensors[3:]
+    return operands[0].device.type == "cpu" and (
+        any(x.ndim != 4 or x.shape[3] != operands[0].shape[3] for x in operands)
+        or any(x.shape[0] != operands[0].shape[0] for x in operands)
+        or any(mask.requires_grad for mask in masks)
+        or bool(kwargs.get("dropout_p") or any(args[4:5]))
+    )
 
 
 def _broadcast_strides(operands: Sequence[tuple[tuple[int, ...], Strides]]) -> Strides | None:

@@ -67,10 +67,7 @@ LocalTransform: TypeAlias = Callable[[dict[str, torch.Tensor]], Mapping[str, tor
 
 
 def apply_locally(transform: LocalTransform | None, arrays: Mapping[str, Array]) -> None:
-    """Change the arrays as the function says.
-
-    Raises UnknownNameError, ConfigError: it has made a field that was not read, or one of another shape or dtype.
-    """
+    """Change the arrays as the function says."""
     if transform is None:
         return
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

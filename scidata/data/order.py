@@ -52,10 +52,7 @@ class Mixture:
 
     @classmethod
     def of(cls, lengths: tuple[int, ...], ratios: tuple[float, ...], num_samples: int | None) -> Mixture:
-        """Divide an epoch by ratios: of ``num_samples`` entries, or of as many as no data set must repeat for.
-
-        Raises ConfigError: an empty data set, a ratio that is not positive, or an epoch too short to hold a sample.
-        """
+        """Divide an epoch by ratios: of ``num_samples`` entries, or of as many as no data set must repeat for."""
         if not lengths or len(lengths) != len(ratios):
             raise ConfigError(f"mix: {len(lengths)} data sets need as many ratios, not {len(ratios)}")
         if min(lengths) == 0:

@@ -61,8 +61,6 @@ def open_records(
     """Open files of DLIO, one after the other, as one data set that keeps nothing from epoch to epoch.
 
     - ``num_records``: arrays of a sample in HDF5.
-
-    Raises ConfigError: DLIO writes this format, and scidata does not read it.
     """
     if format not in ("hdf5", "npz"):
         raise ConfigError(f"dataset.format={format}: of DLIO's formats scidata reads hdf5 and npz")

@@ -81,11 +81,7 @@ def decode(data: memoryview, nbytes: int, *, key: str = "values", dtype: str = "
 
 
 def headers(path: str) -> Iterator[tuple[int, int, bytes]]:
-    """Yield first byte and bytes of each message of a file, and a message with its header and no values.
-
-    Raises CorruptDataError: there are bytes that are no message, or one that is cut off; UnsupportedFormatError: a
-    message of several fields, or of another edition.
-    """
+    """Yield first byte and bytes of each message of a file, and a message with its header and no values."""
     size, at = files().size(path), 0
     while at < size:
         window = bytes(files().read(path, at, min(_WINDOW, size - at)))

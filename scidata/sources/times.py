@@ -33,10 +33,7 @@ _GREGORIAN = ("standard", "gregorian", "proleptic_gregorian")
 def decode_times(
     path: str, name: str, attributes: Mapping[str, Any], values: npt.NDArray[Any], remedy: str
 ) -> npt.NDArray[Any]:
-    """Return numbers that count since a date as ``datetime64``, or objects of cftime in the calendars of models.
-
-    Raises UnsupportedFormatError: units or a calendar that xarray does not decode; ``remedy`` says what to do without.
-    """
+    """Return numbers that count since a date as ``datetime64``, or objects of cftime in the calendars of models."""
     said = {key: str(attributes[key]) for key in ("units", "calendar") if key in attributes}
     if (plain := _plain(values, **said)) is not None:
         return plain
@@ -118,11 +115,7 @@ class TimeColumn:
 
 
 def time_column(layout: ArrayLayout) -> TimeColumn:
-    """Describe a column of times by its metadata.
-
-    Raises FieldMismatchError, UnsupportedFormatError: it is none: of another shape or dtype, without units, or in a
-    calendar that ``datetime64`` does not have.
-    """
+    """Describe a column of times by its metadata."""
     where = f"{layout.store}: time {layout.name!r}"
     if layout.shape[1:] not in ((), (1,)) or not layout.shape:
         raise FieldMismatchError(f"{where} has shape {layout.shape}; one time of each row was expected")

@@ -86,11 +86,7 @@ class Ranks:
 
 
 def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[Tensor, Layout]:
-    """Return the values that this rank owns, without a gradient, and where they lie. No communication.
-
-    Raises ConfigError: complex numbers, a DTensor, dims that do not fit, a ShardTensor on axes that the metric does not
-    know.
-    """
+    """Return the values that this rank owns, without a gradient, and where they lie. No communication."""
     if isinstance(x, DTensor):
         raise ConfigError(f"{what} is a DTensor: make a ShardTensor of it, with scidata.from_dtensor()")
     if x.is_complex():
@@ -133,10 +129,7 @@ def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
 
 
 def aligned(parts: Sequence[tuple[Tensor, Layout]], names: Sequence[str]) -> tuple[list[Tensor], Layout]:
-    """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut.
-
-    Raises ShardLayoutError: parts of different shapes, or that lie differently.
-    """
+    """Return the parts as the same box of tensors of one shape; those that are whole on each rank are cut."""
     reference = max((layout for _, layout in parts), key=lambda layout: len(layout.axes))
     found, box = [], reference.box(range(len(reference.dims)))
     for (values, layout), name in zip(parts, names, strict=True):

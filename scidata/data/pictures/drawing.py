@@ -321,10 +321,7 @@ _WIDE = 0.75  # panels that are flatter than that lie below each other, and so a
 
 
 def places_of_sets(store: Store, index: int) -> dict[str, Places]:
-    """Return where the rows of each set are drawn, all in the same frame.
-
-    Raises ConfigError: a set has no positions, or has rows of other coordinates; there are no rows.
-    """
+    """Return where the rows of each set are drawn, all in the same frame."""
     info = store.sample(index)
     sets = sets_of(info)
     without = [name for name in sets if f"{name}/pos" not in info.arrays]

@@ -71,11 +71,7 @@ def _load(
 
 
 def open_hetero(source: Source, name: str, options: Options, wanted: Sequence[str] | None) -> HeteroHeader:
-    """Describe the graph of a file.
-
-    Raises FieldMismatchError, UnknownNameError: sets that nothing gives the size of, positions of different kinds, a
-    field that is not there.
-    """
+    """Describe the graph of a file."""
     groups: dict[str, list[ArrayLayout]] = {}
     left_out: dict[str, str] = dict(getattr(source, "skipped", {}))
     relations: list[str] = []

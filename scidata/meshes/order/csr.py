@@ -54,10 +54,7 @@ class CSR:
 
 
 def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CSR:
-    """Sort directed edges by (destination, source); parallel edges and self-loops are kept, in their given order.
-
-    Raises ConfigError: ``src`` and ``dst`` differ in length, are not integers, or name a node out of range.
-    """
+    """Sort directed edges by (destination, source); parallel edges and self-loops are kept, in their given order."""
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     if len(source) != len(target):
         raise ConfigError(f"{len(source)} edge sources but {len(target)} destinations: one of each is needed per edge")

@@ -21,11 +21,7 @@ _SAMPLE = 4096
 
 
 def finite_points(points: npt.ArrayLike) -> AnyArray:
-    """Return the points as an array, unchanged, after checking shape and values.
-
-    Raises ConfigError: not ``(num, 2)`` or ``(num, 3)`` real numbers, or a coordinate that is NaN or infinite: the
-    count and the first rows are named.
-    """
+    """Return the points as an array, unchanged, after checking shape and values."""
     array = np.asarray(points)
     if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
         raise ConfigError(f"points must be (num, 2) or (num, 3) real numbers, not {array.dtype} of shape {array.shape}")

@@ -60,10 +60,7 @@ def containing_cell_edges(source: NodeSet, target: NodeSet) -> IntArray:
 
 
 def find_cells(source: NodeSet, target: NodeSet) -> IntArray:
-    """Return the first of the source's cells that contains each target, ``(num_targets,)`` int64; -1 outside all.
-
-    Raises ConfigError: as for :func:`containing_cell_edges`, but for targets outside all cells.
-    """
+    """Return the first of the source's cells that contains each target, ``(num_targets,)`` int64; -1 outside all."""
     start, end, tied = positions_of(source, target)
     if source.cells is None:
         raise ConfigError("the source has no cells that could contain a target; take nearest_edges or radius_edges")

@@ -122,8 +122,6 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
 
     - ``name``: ``"O96"``, ``"F32"``, or ``"N32"`` with ``pl``.
     - ``pl``: points on each of the ``2 * N`` latitudes, from north to south.
-
-    Raises ConfigError: a name of another form, an N grid without ``pl``, or a ``pl`` of another length.
     """
     found = re.fullmatch(r"([ONF])([1-9]\d{0,4})", str(name), re.IGNORECASE)
     if found is None:

@@ -109,10 +109,7 @@ class NodeSet:
 
 
 def positions_of(source: NodeSet, target: NodeSet) -> tuple[FloatArray, FloatArray, float]:
-    """Return the positions of two sets, and by how much distances between them may differ and count as equal.
-
-    Raises ConfigError: one is on a sphere and the other is not, or they differ in the number of coordinates.
-    """
+    """Return the positions of two sets, and by how much distances between them may differ and count as equal."""
     if source.on_sphere != target.on_sphere:
         one, other = ("source", "target") if source.on_sphere else ("target", "source")
         raise ConfigError(

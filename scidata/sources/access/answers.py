@@ -85,10 +85,7 @@ def version_of(info: Mapping[str, object], size: int | None = None) -> Version:
 
 
 def check_version(url: Url, version: Version) -> None:
-    """Take in the version of an object that an answer tells of.
-
-    Raises SourceChangedError: another one was seen first.
-    """
+    """Take in the version of an object that an answer tells of."""
     difference = url.seen.changed(str(url), version)
     if difference:
         raise SourceChangedError(

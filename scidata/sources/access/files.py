@@ -82,10 +82,7 @@ _syscall = _linux_syscall()
 
 
 def open_unlinked(path: str) -> int:
-    """Open a file by an absolute path; Linux (5.6) fails where any part of it is a link, and Python has no such call.
-
-    Raises OSError, also of other systems.
-    """
+    """Open a file by an absolute path; Linux (5.6) fails where any part of it is a link, and Python has no such call."""
     name = path.encode(errors="surrogateescape")
     number = -1 if _syscall is None else _syscall(_OPENAT2, _AT_FDCWD, name, _HOW, len(_HOW))
     if number < 0:
@@ -356,11 +353,7 @@ class Versions:
             self._opened[path] = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def note(self, path: str, found: Version) -> None:
-        """Take in the version of a file that is about to be read.
-
-        Raises SourceChangedError: it has another size, or was changed at another time, than when it was first seen;
-        also where somebody has set that time back.
-        """
+        """Take in the version of a file that is about to be read."""
         known = self._seen.get(path)
         if known is None and len(self._seen) < _MAX_VERSIONS:
             known = self._seen.setdefault(path, found)

@@ -40,10 +40,7 @@ class Place(NamedTuple):
     is_web: bool = False
 
     def run(self, call: str | Callable[..., object], *arguments: object, until: float, **options: object) -> Any:
-        """Call a method of the file system, or a coroutine; until a time, where that is asynchronous.
-
-        Raises TimeoutError.
-        """
+        """Call a method of the file system, or a coroutine; until a time, where that is asynchronous."""
         if not self.is_async:
             return getattr(self.fs, str(call))(*arguments, **options)
         from fsspec.asyn import sync
@@ -76,10 +73,7 @@ class FileSystems:
         return find(url, self._buckets)
 
     def find(self, url: Url) -> Place:
-        """Return the file system of fsspec that reads a URL, and its path in it.
-
-        Raises MissingDependencyError: a package is not installed that reads such URLs.
-        """
+        """Return the file system of fsspec that reads a URL, and its path in it."""
         try:
             return self._find(url)
         except ImportError as e:

@@ -132,10 +132,7 @@ async def info(url: Url, fs: HTTPFileSystem, path: str) -> Info:
 
 
 def _check_status(url: Url, status: int, encoding: str, *, asked_part: bool) -> None:
-    """Refuse answers of web servers that are no success, no whole object, or a part of something that is compressed.
-
-    Raises CorruptDataError, UnsupportedFormatError.
-    """
+    """Refuse answers of web servers that are no success, no whole object, or a part of something that is compressed."""
     if status not in (200, 203) and not (status == 206 and asked_part):
         asked = "a part of it" if asked_part else "all of it"
         raise CorruptDataError(f"{url}: the server answered {status}, when {asked} was asked for; {BLAME}")
@@ -147,10 +144,7 @@ def _check_status(url: Url, status: int, encoding: str, *, asked_part: bool) -> 
 
 
 def _size_of_range(url: Url, span: tuple[int, int], content_range: str | None) -> int | None:
-    """Return the size of an object in ``bytes 0-9/1234``, which an answer of a part has to say of the part.
-
-    Raises CorruptDataError: it says nothing, or names other bytes than those that were asked for.
-    """
+    """Return the size of an object in ``bytes 0-9/1234``, which an answer of a part has to say of the part."""
     found = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", content_range or "")
     size = int(found[3]) if found is not None and found[3] != "*" else None
     first = span[0] if span[0] >= 0 else max(0, (size or 0) - span[1])

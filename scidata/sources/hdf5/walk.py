@@ -146,10 +146,7 @@ def is_text(name: object) -> bool:
 
 
 def attribute_of(obj: h5py.HLObject, name: str, where: str = "") -> Any:
-    """Read one attribute, after looking at its size.
-
-    Raises CorruptDataError: it claims more bytes than any attribute has.
-    """
+    """Read one attribute, after looking at its size."""
     found = h5py.h5a.open(obj.id, name.encode())
     shape, stored = found.shape, found.get_type()
     nbytes = math.prod(map(int, shape or ())) * stored.get_size()

@@ -95,10 +95,7 @@ class Templates:
         return value
 
     def generated(self, entries: object) -> Iterator[tuple[str, list[Any]]]:
-        """Yield the keys and references that the generators of a set (``gen``) stand for.
-
-        Raises UnsupportedFormatError: a generator that is not understood, or more references than any set has.
-        """
+        """Yield the keys and references that the generators of a set (``gen``) stand for."""
         total = 0
         for entry in entries if isinstance(entries, list) else [entries]:
             texts = {n: entry.get(n) for n in ("key", "url", "offset", "length")} if isinstance(entry, dict) else {}

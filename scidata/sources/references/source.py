@@ -268,10 +268,7 @@ def _folder_of(path: str) -> str:
 
 
 def open_repository(path: str, *, allow_external: bool) -> ReferenceSource | None:
-    """Open an Icechunk repository, None where there is none.
-
-    Raises ConfigError: the path names a branch, tag or snapshot, and is no repository.
-    """
+    """Open an Icechunk repository, None where there is none."""
     store, version = split_version(path)
     if is_repository(url_of(store)):
         return ReferenceSource(path, kind="icechunk", allow_external=allow_external)

@@ -83,10 +83,7 @@ def make_table(
 
 
 def decoded_inline(value: bytes, where: str) -> bytes:
-    """Return the bytes that a set has in place of a reference.
-
-    Raises CorruptDataError: they say that they are base64, and are not.
-    """
+    """Return the bytes that a set has in place of a reference."""
     if not value.startswith(_BASE64):
         return value
     try:

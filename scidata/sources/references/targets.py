@@ -48,10 +48,7 @@ class Targets:
         self._secret: dict[str, Url] = {}  # URLs with hidden parts, by their public text
 
     def resolve(self, name: str) -> str:
-        """Return the local path or URL that a reference names.
-
-        Raises RefusedError: it leads to where the set may not lead.
-        """
+        """Return the local path or URL that a reference names."""
         if "\0" in name or "::" in name or not name:
             raise RefusedError(f"{self._store}: refers to {public_text(name)!r}, which is neither a path nor a URL")
         path = local_path(name)

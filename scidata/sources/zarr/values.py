@@ -24,11 +24,7 @@ _NO_VALUE = (ValueError, TypeError, OverflowError, struct.error, binascii.Error)
 
 
 def dtype_v2(spec: object, where: str) -> np.dtype[np.generic]:
-    """Return the dtype of a v2 ``dtype`` entry, byte order included.
-
-    Raises UnsupportedFormatError: strings, objects, raw bytes and records, which are not fields of numbers; or no dtype
-    at all.
-    """
+    """Return the dtype of a v2 ``dtype`` entry, byte order included."""
     if not isinstance(spec, str) or spec.startswith(("{", "[")):
         raise UnsupportedFormatError(f"{where}: dtype {spec!r} is a record; only plain numbers are read")
     if not _NUMBER_V2.fullmatch(spec):
@@ -38,10 +34,7 @@ def dtype_v2(spec: object, where: str) -> np.dtype[np.generic]:
 
 
 def dtype_v3(spec: object, where: str) -> np.dtype[np.generic]:
-    """Return the native dtype of a v3 ``data_type`` entry; its byte order is the ``bytes`` codec's business.
-
-    Raises UnsupportedFormatError: as for :func:`dtype_v2`, or an extension type that is not known.
-    """
+    """Return the native dtype of a v3 ``data_type`` entry; its byte order is the ``bytes`` codec's business."""
     found = named(spec)
     if found is None:
         raise UnsupportedFormatError(f"{where}: data type {spec!r} is not understood")

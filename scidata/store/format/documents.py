@@ -42,11 +42,7 @@ def _nodes(arrays: Iterable[str]) -> set[str]:
 
 
 def check_files(source: CheckedSource, info: SampleInfo, folder: str) -> None:
-    """Check all of a local sample's files, but for the values in them.
-
-    Raises CorruptDataError: a file that is not there or should not be, or bytes in one that scidata did not write; it
-    is named.
-    """
+    """Check all of a local sample's files, but for the values in them."""
     name = os.path.join(folder, _DOCUMENT)
     if _content(name) != sample_document(info).encode():
         raise CorruptDataError(f"{name}: is not what scidata wrote of a sample of this description; it was edited")

@@ -162,10 +162,7 @@ class Gathered:
         self._order = array("I")
 
     def add(self, data: Any) -> bool:
-        """Add a sample; say whether it begins a group.
-
-        Raises ValueError: a number that is none of things or figures.
-        """
+        """Add a sample; say whether it begins a group."""
         try:
             shape, values = _take_apart(data)
         except (struct.error, ValueError, TypeError) as e:

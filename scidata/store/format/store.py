@@ -297,10 +297,7 @@ def _manifest_bytes(path: str) -> bytes:
 
 
 def read_sample_info(store: str, index: int) -> SampleInfo:
-    """Read the description in a finished sample, also before there is a manifest.
-
-    Raises CorruptDataError: it is damaged, or another store's.
-    """
+    """Read the description in a finished sample, also before there is a manifest."""
     folder = join(store, folder_of(index))
     check_inside(store, folder)
     try:
@@ -336,10 +333,7 @@ def _described(manifest: Manifest) -> tuple[str, bytes | memoryview | None]:
 
 
 def verify_sample(store: str, index: int) -> SampleInfo:
-    """Reread everything of a finished sample, also before there is a manifest, and return its description.
-
-    Raises CorruptDataError: the first fault.
-    """
+    """Reread everything of a finished sample, also before there is a manifest, and return its description."""
     files().close()  # read the content of now
     info = read_sample_info(store, index)
     try:

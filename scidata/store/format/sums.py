@@ -52,10 +52,7 @@ class Manifest:
 
 
 def make_manifest(samples: Samples, store: str) -> Manifest:
-    """Sum up samples, which must agree in kind, recipe and fields.
-
-    Raises FieldMismatchError: a sample has other fields, or fields of another dtype or other dims, than the first.
-    """
+    """Sum up samples, which must agree in kind, recipe and fields."""
     first = samples[0]
     settings = first.settings
     check_groups(samples, store)

@@ -98,10 +98,7 @@ class _Watched:
 
 
 def wait_until_seen(out: str, indices: Iterable[int]) -> None:
-    """Wait until samples that other machines have written are seen here.
-
-    Raises OutputError: they are not for longer than a network file system remembers the content of a folder.
-    """
+    """Wait until samples that other machines have written are seen here."""
     deadline = time.monotonic() + _SEEN_S
     missing = [index for index in indices if not os.path.isdir(os.path.join(out, folder_of(index)))]
     while missing:

@@ -20,10 +20,7 @@ Layers: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 def checked_halo(store: Store, halo: object) -> float:
-    """Return the number of hops, or the radius, if the store has the edges or positions for it.
-
-    Raises ConfigError: no number, negative, hops that are not whole, or a store without edges or positions.
-    """
+    """Return the number of hops, or the radius, if the store has the edges or positions for it."""
     kind = store.manifest.kind
     numbers = int | float | np.integer | np.floating
     if not isinstance(halo, numbers) or isinstance(halo, bool) or not np.isfinite(halo) or halo < 0:

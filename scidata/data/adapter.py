@@ -64,10 +64,7 @@ Readable: TypeAlias = Dataset[SampleT] | BufferedDataset[SampleT] | PartDataset[
 
 
 class DatasetAdapter:
-    """Adapter that gives loaders, and combinations of data sets, one view of any data set.
-
-    - ``has_buffers``: whether all samples have the same sizes, known beforehand: a :class:`BufferedDataset`.
-    """
+    """One view of any data set, for loaders and combinations. ``has_buffers``: samples have the same, known sizes."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -99,10 +96,7 @@ class DatasetAdapter:
             self.dataset.set_epoch(epoch)
 
     def reader(self, epoch: object = None, *, empty: Empty = np.empty) -> Callable[[int], Any]:
-        """Return a function that reads this rank's part of a sample in ``epoch``, default the present one.
-
-        It stays in that epoch. ``empty`` makes the arrays that are read into, where samples differ in size.
-        """
+        """Return what reads samples in ``epoch``, default the present one; ``empty`` makes arrays of other sizes."""
         if "epoch_reader" in self._abilities:
             return self.dataset.epoch_reader(epoch, empty=empty)
         return self.dataset.read_local

@@ -363,10 +363,7 @@ def leaf_of(dataset: Any) -> Any:
 def combined_dataset(
     datasets: Sequence[Any], chosen: IntArray | None = None, *, mixture: Mixture | None = None
 ) -> CombinedDataset[Any]:
-    """Return one whose samples are read into the same buffers, where their shapes allow it.
-
-    ``chosen`` are samples of the only data set; None: all samples, one data set after another.
-    """
+    """Combine data sets, or ``chosen`` samples of the only one; with common buffers where their shapes allow it."""
     sources = [DatasetAdapter(dataset) for dataset in datasets]
     for source in sources:
         if source.lacks("read_local", "assemble", "mesh"):

@@ -32,10 +32,7 @@ _FIELDS, _READS, _BYTES = 4, 4, 512  # of a sample that are compared: fields, re
 
 
 def facts_of(dataset: object) -> dict[str, str]:
-    """Return the facts that must be the same of a data set, by name. Reads metadata only.
-
-    Of values: digests that a store has of them; of others see :func:`witness_of`.
-    """
+    """Return the facts that must be the same of a data set, by name, from metadata; of values :func:`witness_of`."""
     facts: dict[str, object]
     if isinstance(dataset, CombinedDataset):
         facts = {"which samples": (len(dataset), *dataset.numbering())}

@@ -42,10 +42,7 @@ _LEAST_STRETCHES = 16  # of an order by blocks, and two a lane
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Data sets that follow each other in one numbering, and how much of each an epoch has.
-
-    - ``takes``: entries that one epoch has of each.
-    """
+    """Data sets that follow each other in one numbering, and how many entries an epoch takes of each."""
 
     lengths: tuple[int, ...]
     takes: tuple[int, ...]
@@ -140,10 +137,7 @@ class Order:
             yield from entries_at(rows % len(self)).tolist()
 
     def digest(self, epoch: int) -> str:
-        """Return a digest of the epoch's entries: that no change of anything goes unnoticed by a resumed run.
-
-        A list that is made for it is kept for the next iteration, which usually is of that epoch.
-        """
+        """Return a digest of the epoch's entries, whose list is kept: a resumed run notices any change of them."""
         is_new = epoch not in self._lists
         entries_at, size = self._entries_at(epoch), len(self)
         if is_new:

@@ -133,10 +133,7 @@ class PatchDataset(ShardedDataset[TensorT]):
         return super().read_into(index, {name: x for name, x in out.items() if name != _PLACE}, epoch=epoch)
 
     def read_local(self, index: int, *, epoch: int | None = None) -> dict[str, torch.Tensor]:
-        """Read this rank's part of a patch, as plain tensors with its whole halo, and ``"#patch"``, its place.
-
-        ``epoch``: default the one that was set.
-        """
+        """Read this rank's part of a patch of an epoch: tensors with its whole halo, and ``"#patch"``, its place."""
         made = {name: np.empty(spec.shape, spec.dtype) for name, spec in self.buffer_specs().items()}
         self.read_into(index, made, epoch=epoch)
         return {name: torch.from_numpy(values) for name, values in made.items()}

@@ -81,10 +81,7 @@ class Scale:
     def inverse(
         self, x: torch.Tensor, dims: Sequence[str] | None = None, *, step_dim: str | None = None
     ) -> torch.Tensor:
-        """Return ``x * scale + shift`` of a tensor with the field's dims, or others before them; differentiable.
-
-        All steps have the same shift, so that a tensor of one may lack ``step_dim``.
-        """
+        """Return ``x * scale + shift``, differentiable, of a tensor with the field's dims; ``step_dim`` may lack."""
         if dims is None:
             own = [dim for dim in self.dims if dim != step_dim] if x.ndim < len(self.dims) else self.dims
             if x.ndim < len(own):
@@ -128,10 +125,7 @@ def scales_of(
     chosen: str | Sequence[str] | None,
     method: str,
 ) -> dict[str, Scale]:
-    """Return the shift and scale of each field, default all floating ones, from statistics that fit them.
-
-    ``fields`` has the dims of a sample of each field, and ``passes`` know the labels of its rows.
-    """
+    """Return shift and scale of each field, default all floating ones; ``passes`` know the labels of its rows."""
     check_choice("method", method, METHODS)
     if not isinstance(stats, Statistics):
         raise ConfigError(

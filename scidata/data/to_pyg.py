@@ -80,10 +80,7 @@ class Rows(NamedTuple):
 def pyg_of(
     sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool
 ) -> _Container:
-    """Return the ``Data`` or ``HeteroData`` of a sample; see :meth:`scidata.IrregularSample.to_pyg`. Collective.
-
-    ``asked`` has, by PyG's names ``x``, ``y`` and ``edge_attr``, the fields that are put side by side.
-    """
+    """Return the ``Data`` or ``HeteroData`` of a sample; ``asked``: fields by PyG's names ``x``, ``y``. Collective."""
     topology = sample.topology
     several = topology.entity == JOINT
     data = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg")
@@ -169,10 +166,7 @@ def filled(
     fields: Mapping[Entity, Mapping[str, object]],
     values: Mapping[tuple[Entity | None, str], object],
 ) -> _Container:
-    """Put edges, fields, and numbers of nodes into an empty container, then values of the whole, of sets and relations.
-
-    A value, by entity (None: of the whole) and name, is left out where a field has its name.
-    """
+    """Fill an empty container: edges, fields, numbers of nodes, and values for which no field has the name."""
     several = hasattr(made, "node_types")
     own: dict[Entity, dict[str, object]] = defaultdict(dict)
     for relation, edge_index in relations.items():
@@ -198,10 +192,7 @@ def _values(sample: _Fields) -> dict[tuple[Entity | None, str], object]:
 
 
 def _groups(sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None]) -> dict[str, dict[str, _Group]]:
-    """Group the fields of each set and relation under PyG's names.
-
-    A group that was asked for replaces a field of its name, and the fields in it do not come under their own names.
-    """
+    """Group fields under PyG's names; a group that was asked for takes its fields, and replaces one of its name."""
     topology = sample.topology
     chosen: dict[str, dict[str, _Group]] = {name: {} for name in (*topology.node_sets, *topology.relations)}
     for key, given in asked.items():

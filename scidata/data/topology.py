@@ -28,10 +28,7 @@ class Place(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """The cells that this rank owns: ``connectivity[offsets[i]:offsets[i + 1]]`` are local ids of nodes.
-
-    ``offsets`` is ``(num_owned_cells + 1,)`` int64, ``types`` are VTK's codes, uint8.
-    """
+    """Owned cells: local node ids ``connectivity[offsets[i]:offsets[i + 1]]``; int64 offsets; VTK's types, uint8."""
 
     offsets: Tensor
     connectivity: Tensor

@@ -50,10 +50,7 @@ class Gaps:
 
 
 def find_gaps(series: Series, selected: Segments, *, crosses: bool = True) -> Gaps | None:
-    """Return the gaps between the selected rows of the dimension of samples; None where there is none.
-
-    ``crosses``: whether files go on from each other.
-    """
+    """Return gaps between selected rows of the dim of samples, if any; ``crosses``: files go on from each other."""
     found = times_of(series) if num_rows_of(selected) > 1 else None
     if found is None:
         return None

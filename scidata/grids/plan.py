@@ -125,10 +125,7 @@ class GridPlan(PlanSummary):
 def plan_grid(
     reader: GridReader, sample: int = 0, *, ranks: Sequence[int] | None = None, tick: Tick | None = None
 ) -> GridPlan:
-    """Plan one sample for every rank of the reader's domain.
-
-    - ``ranks``: only these: the sums then have a row for each of them, an estimate of the rest.
-    """
+    """Plan one sample for every rank of the reader's domain, or for some: ``ranks``."""
     partition = reader.partition
     places = [partition.coordinate(rank) for rank in (range(partition.num_parts) if ranks is None else ranks)]
     read = [name for name in reader.fields if name not in reader.static_fields] or reader.fields
@@ -271,10 +268,7 @@ class Alternative(NamedTuple):
 
 
 def cheaper_cuts(plan: GridPlan) -> list[Alternative]:
-    """Return other cuts that lower the amplification, the best one first; none where it is low, or planning is slow.
-
-    Opens the data set again with other bounds, or split along other dimensions.
-    """
+    """Return cuts by other bounds or dims that read less, best first; none where little is lost or planning is slow."""
     if plan.cost <= _BAD or plan.num_chunks[:_TRIED_RANKS].sum() > _MANY_CHUNKS:
         return []
     found = [(changed, _tried(plan, options, axes)) for changed, options, axes in _other_cuts(plan)]

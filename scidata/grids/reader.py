@@ -204,10 +204,7 @@ class GridReader:
         return GridCut.of(dims)
 
     def sample_labels(self, index: int, step: int | None = None) -> dict[str, AnyArray]:
-        """Return the labels of one sample along each of its dimensions: ``()`` of a single step, ``(steps,)`` else.
-
-        Of fields that have other steps, ``"u_time"``, too. With ``step`` of that one alone.
-        """
+        """Return the labels of one sample, or of one of its steps, by dim; ``"u_time"`` of fields with other steps."""
         steps = self.field_steps if step is None else FieldSteps(every=(step,), by_field={})
         return self.labels.of_sample(self._rows_of(index, steps), steps)
 
@@ -219,10 +216,7 @@ class GridReader:
         return self.sample_dim, () if name in self.static_fields else self.field_steps.of(name)
 
     def sample_keys(self, on: str) -> AnyArray:
-        """Return what each sample has of a coordinate, or of another array on the dimensions of samples, ``(num,)``.
-
-        At the step 0 where samples have it, else at the first.
-        """
+        """Return each sample's value of an array on dims of samples, ``(num,)``: at the step 0, else at the first."""
         steps = self.field_steps.every
         return self.labels.of_samples(on, self.sample_rows.at(0 if 0 in steps else steps[0]))
 

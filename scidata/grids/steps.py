@@ -47,10 +47,7 @@ class FieldSteps:
 def checked_steps(
     steps: Sequence[int] | Mapping[str, Sequence[int]], sample_dim: str | None, dims: Mapping[str, Sequence[str]]
 ) -> FieldSteps:
-    """Return the steps of a sample of each field.
-
-    - ``steps``: for all, or by field; ``"*"`` are all others, which have (0,) without it.
-    """
+    """Return the steps of each field, given for all or by field; ``"*"`` are all others, (0,) without it."""
     if isinstance(steps, Mapping):
         given = {name: check_steps(each, f"steps of {name!r}") for name, each in steps.items()}
     else:

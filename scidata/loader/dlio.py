@@ -58,10 +58,7 @@ def _preprocess(config: _Config) -> None:
 def open_records(
     paths: Sequence[str], format: str, num_records: int = 1, local_transform: LocalTransform | None = None
 ) -> ShardedDataset:
-    """Open files of DLIO, one after the other, as one data set that keeps nothing from epoch to epoch.
-
-    - ``num_records``: arrays of a sample in HDF5.
-    """
+    """Open files of DLIO as a data set that keeps nothing between epochs; ``num_records``: arrays a sample in HDF5."""
     if format not in ("hdf5", "npz"):
         raise ConfigError(f"dataset.format={format}: of DLIO's formats scidata reads hdf5 and npz")
     fields = ["x"] if format == "npz" else [f"records_{i}" for i in range(num_records)]

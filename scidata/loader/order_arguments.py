@@ -24,10 +24,7 @@ def order_of(
     group: int | None,
     window: int | None,
 ) -> Order:
-    """Return the order of a data set's samples: arguments of ``DistributedSampler``, ``draws`` being ``num_samples``.
-
-    ``window`` is None where the order is not by blocks. Raises ConfigError.
-    """
+    """Return the order that ``DistributedSampler``'s arguments ask for; ``window`` is None unless it is by blocks."""
     count = len(dataset)
     mixture: Mixture | None = getattr(dataset, "mixture", None)
     chosen = {"weights": weights is not None, "sizes": sizes is not None}

@@ -15,10 +15,7 @@ _MIB = 2**20
 
 @dataclass(slots=True)
 class PrefetchStats:
-    """Sums over all batches handed over: see :class:`LoaderStats`.
-
-    ``num_ready`` adds up the batches that were ready; ``warned`` says that the loop was told it waits.
-    """
+    """Sums over all batches handed over, and those ready; ``warned``: the loop was told that it waits."""
 
     batches: int = 0
     samples: int = 0

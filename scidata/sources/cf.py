@@ -203,10 +203,7 @@ def _as_stored(
 
 
 def role_of(layout: ArrayLayout) -> str | None:
-    """Say which axis a coordinate array describes: "T", "Z", "Y", "X" or None.
-
-    Asked in turn: ``axis``, ``standard_name``, ``units``, ``positive``, then common names.
-    """
+    """Say which axis a coordinate is, "T", "Z", "Y", "X" or None, by CF's attributes, then common names."""
     attributes = {k: v.strip() for k, v in layout.attributes.items() if isinstance(v, str)}
     axis = attributes.get("axis", "").upper()
     if axis in ("T", "Z", "Y", "X"):
@@ -249,11 +246,7 @@ def names_time(dim: str) -> bool:
 
 
 def is_coordinate(layout: ArrayLayout, arrays: Mapping[str, ArrayLayout]) -> bool:
-    """Say whether an array locates values instead of being one.
-
-    It is one-dimensional and named like its dimension, or an array of its group names it in ``coordinates`` or
-    ``bounds``.
-    """
+    """Say whether an array locates values: named like its one dim, or by ``coordinates`` or ``bounds`` of its group."""
     return layout.dims == (layout.name.rpartition("/")[2],) or named_as(layout, arrays) is not None
 
 

@@ -184,10 +184,7 @@ class IndexedFiles(Sequence[Source]):
             warnings.warn(f"{self.place}: the index of files cannot be written ({e})", stacklevel=2)
 
     def write(self, read: Read, *, each: Callable[[], object] = lambda: None) -> tuple[int, int]:
-        """Write the index with the rows of new files; return how many rows it has, and how many new files have none.
-
-        ``each`` is called after each new file.
-        """
+        """Write the index with new files, ``each`` called after one; return its rows, and how many files have none."""
         rows: dict[str, FileRow] = {}
         for index in self._indices:
             if index.where == self.place:  # which is the first, and has names from here on

@@ -153,11 +153,7 @@ def _text(raw: bytes) -> str:
 
 
 def read_header(path: str) -> Header:
-    """Parse the header of a NetCDF-3 file or URL.
-
-    Raises ShortReadError: the header, or a numeric variable, does not fit into the file; CorruptDataError: the header
-    contradicts itself.
-    """
+    """Parse the header of a NetCDF-3 file or URL; ShortReadError where values do not fit, else CorruptDataError."""
     cursor = _Cursor(path)
     magic = cursor.take(4, "magic number")
     if magic[:3] != b"CDF" or magic[3] not in (1, 2, 5):

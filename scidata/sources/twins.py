@@ -77,11 +77,7 @@ class Metadata:
 
 
 class Example:
-    """A file that was described, whose twins are found.
-
-
-    Raises ValueError: its metadata are not of that kind: an address leads nowhere, or they are too large.
-    """
+    """A described file, whose twins are found; ValueError where addresses lead nowhere or metadata are too large."""
 
     def __init__(self, metadata: Metadata, facts: FileFacts, names: Sequence[str]) -> None:
         self._metadata, self._facts = metadata, facts

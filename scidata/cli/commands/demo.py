@@ -41,10 +41,7 @@ _GRACE = 40.0  # torchrun itself gives its ranks 30 s to end
 
 
 def run_demo(*, ranks: int, steps: int, keep: str | None, as_json: bool) -> bool:
-    """Run the demo and print it; say whether the ranks agree with one process.
-
-    Raises ConfigError: ``keep`` exists; LauncherError: a rank failed, or the run did not end.
-    """
+    """Run the demo and print it; say whether the ranks agree with one process."""
     if ranks > _ROWS // PATCH:
         raise usage_error("--ranks", f"{ranks}: there are {_ROWS // PATCH} rows of patches to share.")
     began = time.monotonic()

@@ -227,10 +227,7 @@ def preadv_loop(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], N
 
 
 def decompressors(plans: Sequence[Sequence[ArrayPlan]]) -> tuple[Callable[[int], None], int]:
-    """Return a loop over samples that decodes their chunks, from memory, into buffers; and the mean bytes decoded.
-
-    0 where there is nothing to decode.
-    """
+    """Return a loop that decodes samples' chunks from memory into buffers; and the mean bytes decoded, 0 of raw."""
     samples = [[chunk for plan in sample for chunk in _chunks(plan)] for sample in plans]
     sizes = [sum(pipeline.nbytes for pipeline, _ in chunks) for chunks in samples]
     buffers, scratch = [np.zeros(max(sizes, default=0), np.uint8) for _ in range(2)], Scratch()

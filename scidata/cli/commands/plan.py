@@ -156,10 +156,7 @@ def _print_ranks(
     *,
     left: Sequence[str] = (),
 ) -> None:
-    """Print a row for each rank, or of many for a few, and one of all.
-
-    ``cells_of`` gives the cells between label and bytes fetched, of a rank, or of all for None.
-    """
+    """Print a row for each rank, or some of many, and of all; ``cells_of`` gives the cells after the label."""
     table = make_table(["rank", *columns, *_BYTES], left=left)
     for rank, label in _shown_ranks(plan, every_rank).items():
         table.add_row(label, *cells_of(rank), *_byte_cells(plan, rank))

@@ -100,10 +100,7 @@ def _largest(x: Tensor) -> FloatArray:
 
 
 def rounded_sum(terms: FloatArray) -> FloatArray:
-    """Return the float64 nearest to the exact sum of terms along dim 0; of ties the even one, as ``math.fsum`` does.
-
-    Infinities and NaN add up as in any sum.
-    """
+    """Return the float64 nearest to the exact sum of terms along dim 0, as ``math.fsum``; infinities and NaN add up."""
     special = np.where(np.isfinite(terms), 0.0, terms).sum(0)
     finite = np.where(np.isfinite(terms), terms, 0.0)
     parts = _apart(finite)

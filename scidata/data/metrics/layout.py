@@ -56,10 +56,7 @@ def cut_out(values: Tensor, box: Iterable[tuple[int, int]]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The axes of a mesh that a metric adds up over.
-
-    - ``mesh``: None: one process.
-    """
+    """The axes of a mesh (None: one process) that a metric adds up over."""
 
     mesh: DeviceMesh | None
     dp: str | None
@@ -115,10 +112,7 @@ def part_of(x: Tensor, dims: tuple[str, ...], ranks: Ranks, what: str) -> tuple[
 
 
 def whole_along(x: Tensor, dim: int, first: int) -> Tensor:
-    """Return a tensor whose rows along a dim are all here, in exchange for those of another one from ``first`` on.
-
-    Collective over the axis that shares them, if one does.
-    """
+    """Gather a tensor's rows along a dim, sharded from ``first`` on. Collective over the axis that shares them."""
     axis = x.spec.sharded.get(dim) if isinstance(x, ShardTensor) else None
     if axis is None or not isinstance(x, ShardTensor) or x.spec.axes[axis].size < 2:
         return x

@@ -27,10 +27,7 @@ WeightsByDim: TypeAlias = (  # a mapping's type of keys is invariant: dict[str, 
 
 
 class Weights:
-    """Weights by dims, whose product is each element's.
-
-    Raises ConfigError: weights of another number of dims than they have names, negative or not finite; all zero.
-    """
+    """Weights by dims, whose product is each element's: finite, none negative, not all zero."""
 
     def __init__(self, by_dims: WeightsByDim | None) -> None:
         if by_dims is not None:

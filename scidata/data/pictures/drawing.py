@@ -137,10 +137,7 @@ def _open_pole(polygon: FloatArray) -> FloatArray:
 
 
 def number_parts(axes: Axes, places: Places, bounds: IntArray, *, few: bool) -> None:
-    """Write the rank on the row of each part that is nearest its middle: on the map, the middle in space.
-
-    ``few``: there is room for large numbers.
-    """
+    """Write the rank on the row of each part that is nearest its middle; ``few``: there is room for large numbers."""
     from matplotlib.patheffects import withStroke
 
     if len(bounds) - 1 > _MAX_NUMBERS:
@@ -336,10 +333,7 @@ def places_of_sets(store: Store, index: int) -> dict[str, Places]:
 
 
 class SetPanels:
-    """A figure with a panel for each set, and ``num_before`` others of the same size before them.
-
-    A mesh, a cloud or a graph of one set has one; of a mesh, ``shapes`` are the cells.
-    """
+    """A figure with a panel for each node set, after ``num_before`` others; of a mesh, ``shapes`` are the cells."""
 
     def __init__(self, places: Mapping[str, Places], shapes: RawCells | None = None, *, num_before: int = 0) -> None:
         self.places, self._shapes = places, shapes
@@ -361,10 +355,7 @@ class SetPanels:
         return self._frame.axes(self.figure, (self._rows, self._columns, number + 1))
 
     def draw(self, store: Store | None, cut: SamplePart, said: Sequence[str] = ()) -> list[str]:
-        """Draw the rows of each set by rank, the edges that end there and begin in another part, and a legend.
-
-        ``said`` are more lines of the legend. Return a note for each thing that was left out.
-        """
+        """Draw rows by rank, edges from other parts, a legend and ``said``; return a note for each thing left out."""
         from matplotlib.lines import Line2D
 
         colours, notes, marks, shapes = colours_of(cut.num_parts), [], [], self._shapes
@@ -389,10 +380,7 @@ class SetPanels:
         return notes
 
     def _cut_edges(self, store: Store, cut: SamplePart, name: str) -> tuple[FloatArray, int, int]:
-        """Return the ends of edges to a set from other parts, ``(num, 2, coordinates)``, and how many there are.
-
-        Of many some, and on a map those that can be drawn there.
-        """
+        """Return the ends of some edges from other parts, ``(num, 2, coordinates)``, and how many there are."""
         info = store.sample(cut.index)
         ends, num_cut, num_edges = [], 0, 0
         for relation, (source, _, target) in relations_of(info).items():

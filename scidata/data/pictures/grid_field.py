@@ -29,11 +29,7 @@ _MAX_NUMBERS = 128
 def draw_grid(
     reader: GridReader, index: int, field: str | None, isel: Mapping[str, int] | None, *, parts: bool, path: str | None
 ) -> Figure:
-    """Draw a plane of a field of one whole sample, which this process reads; return the figure.
-
-    Raises UnknownNameError, ConfigError: no such field or dimension, a row that is not there, a field of no dimension
-    with several rows.
-    """
+    """Draw a plane of a field of one whole sample, which this process reads; return the figure."""
     name = max(reader.fields, key=lambda each: len(reader.dims(each))) if field is None else field
     check_known("plot: no field", [name], reader.fields)
     dims, values = reader.dims(name), _whole(reader, index, name)

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 def draw_mesh(
     reader: StoreReader | PointsReader, index: int, field: str | None, *, parts: bool, path: str | None
 ) -> Figure:
-    """Draw a field of one whole sample, which this process reads part by part; return the figure.
-
-    Of fields with several components the first is drawn. Raises UnknownNameError, ConfigError: no such field, one of
-    edges, no positions; data that are drawn from anew each epoch.
-    """
+    """Draw a field's first component, of one whole sample, which this process reads part by part; return the figure."""
     if reader.subsample is not None:
         raise ConfigError("plot: the rows are drawn anew in each epoch; open the data without subsample to see all")
     name = _chosen(reader, field)

@@ -42,10 +42,7 @@ class _UnwantedError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRead(Wanted):
-    """A block that a sample needs, for a loader that knows which samples come next.
-
-    - ``enough``: samples that must need it for the block to be worth reading whole.
-    """
+    """A block that a sample needs, worth reading whole where ``enough`` samples do."""
 
     pool: BlockPool
     enough: int
@@ -199,10 +196,7 @@ class BlockPool:
         return True
 
     def _block(self, key: BlockKey, stats: list[ReadStats], *, wait: bool = True, ahead: bool = False) -> _Block:
-        """Return a block; add the statistics of its reads to ``stats``.
-
-        ``ahead`` of its use: raises _UnwantedError where it has been used, and given up, meanwhile.
-        """
+        """Return a block; add its reads to ``stats``. ``ahead``: raises _UnwantedError where it was used meanwhile."""
         block = self._blocks.get(key)
         if block is not None:
             return block

@@ -97,10 +97,7 @@ class BlockSizes:
 
     @functools.cached_property
     def steps_in_order(self) -> int:
-        """Steps of a block of samples, which come in random order.
-
-        Those of the longest chunks; where these are of a few steps, and neighbours share some, of several chunks.
-        """
+        """Steps of a block of samples, in random order: of the longest chunk, or of several short ones."""
         longest = max(self.layout.steps_per_block.values())
         return longest * (-(-_LEAST_TOGETHER // (longest * self.most_trajectories)) if self._edge else 1)
 

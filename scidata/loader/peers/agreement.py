@@ -76,10 +76,7 @@ class Agreement:
             self._session.is_agreed = True
 
     def end(self) -> None:
-        """Compare the whole order, at the end of an epoch, unless others have not come to its beginning.
-
-        Raises as :meth:`begin`; RankFailedError also where a rank does not come to the end.
-        """
+        """Compare the whole order at the end of an epoch, if all came to its beginning; raises as :meth:`begin`."""
         self.reached()
         if self._start is not None and self._session.is_aligned and not self._start.is_alive():
             talk = self._talk("end")

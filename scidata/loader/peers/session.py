@@ -21,10 +21,7 @@ _SHOWN = 8  # samples of a step
 
 
 class _Reading(TypedDict):
-    """The reading that a rank posts: its latest step, with a checksum over all samples so far, and the first of them.
-
-    ``total`` is the number of steps, once the loop has come to their end.
-    """
+    """A rank's latest step, a checksum over all samples so far, their first, and at the end the ``total`` of steps."""
 
     iteration: int
     step: int
@@ -127,10 +124,7 @@ class Session:
         self._reported.add(-1)
 
     def check(self, step: int) -> None:
-        """Raise the failure of another rank, if it concerns this step.
-
-        Raises RankFailedError, ConfigError: with the rank and its own message.
-        """
+        """Raise the failure of another rank, with its own message, if it concerns this step."""
         self._at, self.thread = step, threading.get_ident()
         self._board.shown.show(step)
         if self._alarmed and (event := self._due(step)) is not None:

@@ -38,10 +38,7 @@ class OwnReads:
         self._last = None
 
     def step(self, *, asked: float, at: float, read: float, own: bool) -> None:
-        """Take note that an item is handed over.
-
-        - ``read``: seconds that reading it took.
-        """
+        """Take note that an item is handed over, which took ``read`` seconds to read."""
         last, self._last = self._last, at
         if own != self.now or last is None:
             return

@@ -53,10 +53,7 @@ class Work:
 
 @dataclass(eq=False, repr=False)
 class Readers:
-    """State that the consumer and the reader threads share.
-
-    Holds no reference to the :class:`Prefetcher`, so that one which is dropped is collected and ends its threads.
-    """
+    """State of consumer and reader threads; it holds no :class:`Prefetcher`, so that a dropped one ends its threads."""
 
     fill: Fill
     ring: Ring[Any]

@@ -49,10 +49,7 @@ def checked(data: _Data, url: Url, offset: int, nbytes: int, size: int | None) -
 
 
 def at_most(data: _Data, url: Url, nbytes: int, size: int | None) -> tuple[_Data, int]:
-    """Check an answer of the first or last bytes, ``nbytes`` where the object has as many; return it with the size.
-
-    Raises OSError: the server does not say the size.
-    """
+    """Check an answer of the first or last ``nbytes`` bytes, fewer of a short object; return it with the size."""
     size = size_in({"size": size}, url)
     return checked(data, url, 0, min(nbytes, size), size), size
 

@@ -82,7 +82,7 @@ _syscall = _linux_syscall()
 
 
 def open_unlinked(path: str) -> int:
-    """Open a file by an absolute path; Linux (5.6) fails where any part of it is a link, and Python has no such call."""
+    """Open a file by an absolute path; Linux (5.6) fails where part of it is a link, and Python has no such call."""
     name = path.encode(errors="surrogateescape")
     number = -1 if _syscall is None else _syscall(_OPENAT2, _AT_FDCWD, name, _HOW, len(_HOW))
     if number < 0:
@@ -230,10 +230,7 @@ class FileCache:
         return size_in(info, path)
 
     def read(self, path: str, offset: int, nbytes: int) -> bytearray:
-        """Return ``nbytes`` bytes from ``offset``.
-
-        Raises FileNotFoundError: the file is not there; ShortReadError: the file ends before ``offset + nbytes``.
-        """
+        """Return ``nbytes`` bytes from ``offset``; raises FileNotFoundError, or ShortReadError at the file's end."""
         buffer = bytearray(nbytes)
         self.read_into(path, offset, [memoryview(buffer)])
         return buffer
@@ -261,10 +258,7 @@ class FileCache:
         return done
 
     def read_into(self, path: str, offset: int, buffers: Sequence[Any]) -> None:
-        """Fill writable C-contiguous byte buffers, one after the other, from ``offset`` on.
-
-        Raises the same errors as :meth:`read`.
-        """
+        """Fill C-contiguous byte buffers, one after the other, from ``offset`` on; raises as :meth:`read`."""
         views = [memoryview(b).cast("B") for b in buffers]
         wanted = sum(len(v) for v in views)
         if wanted == 0:
@@ -305,10 +299,7 @@ class FileCache:
                 views[0] = views[0][count:]
 
     def forget(self, path: str) -> None:
-        """Forget the descriptors of a file, or of all files below a folder.
-
-        A store written again at the same path has new files behind the old names.
-        """
+        """Forget the descriptors of a file, or of all below a folder: a store written again has new files there."""
         local = local_path(path)
         names = {str(path)} if local is None else {str(path), os.path.abspath(os.path.expanduser(local))}
         with self._lock:

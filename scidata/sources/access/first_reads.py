@@ -44,10 +44,7 @@ def _key(url: Url) -> tuple[object, str]:
 
 
 def read_head(path: str, nbytes: int) -> FirstRead:
-    """Read the first bytes of a file, ``nbytes`` if it has as many; those of an object are kept until it is forgotten.
-
-    Raises FileNotFoundError.
-    """
+    """Read the first ``nbytes`` bytes of a file, fewer of a short one; those of an object are kept until forgotten."""
     url = url_of(path)
     if not isinstance(url, Url) or isinstance(url, KeptUrl):
         size = files().open_size(path)
@@ -72,10 +69,7 @@ def read_tail(path: str, nbytes: int) -> FirstRead:
 
 
 def has_document(url: Url, most: int) -> bool:
-    """Say whether an object is there; the answer is kept for :func:`read_documents`, unless it is too large.
-
-    A server that forbids objects that are not there says that they are not.
-    """
+    """Say whether an object is there, and not forbidden; unless too large, it is kept for :func:`read_documents`."""
     try:
         (found,) = read_documents([url], most)
     except SciDataError:  # which reading it raises again
@@ -93,10 +87,7 @@ def keep_document(url: Url, found: bytes | Exception) -> None:
 
 
 def read_documents(urls: Sequence[Url], most: int) -> list[bytes | Exception]:
-    """Read objects whole, side by side; return errors in place of those that cannot be read.
-
-    Raises UnsupportedFormatError: one has more than ``most`` bytes.
-    """
+    """Read objects of ``most`` bytes side by side; return errors in place of those that cannot be read."""
     kept = [_documents.get(_key(url)) for url in urls]
     asked = iter(each([url for url, found in zip(urls, kept, strict=True) if found is None], "document", most=most))
     answers = [next(asked) if found is None else found for found in kept]

@@ -48,11 +48,7 @@ class Reader(NamedTuple):
 
 
 class KeptUrl(Url):
-    """A URL whose requests a keeper answers.
-
-    - ``key``: the place below the keeper's own URL.
-    - ``plain``: the same URL, which its server is asked for.
-    """
+    """A URL whose requests a keeper answers: ``key`` is the place below its own, ``plain`` the URL of the server."""
 
     keeper: Keeper
     key: str

@@ -116,10 +116,7 @@ class Bucket:
 
 
 def find(url: Url, buckets: dict[str, Bucket]) -> tuple[Bucket, str] | None:
-    """Return the bucket that an object lies in, from those that are known or a new one, and the object's key.
-
-    None where fsspec has to read the object.
-    """
+    """Return the bucket that an object lies in, known or new, and its key; None where fsspec has to read it."""
     scheme, _, rest = url.target.partition("://")
     make = _MAKERS.get(scheme)
     if make is None or not is_available():
@@ -314,10 +311,7 @@ def ls(store: ObjectStore, key: str) -> list[Info]:
 
 
 def page(store: ObjectStore, key: str, after: str) -> tuple[dict[str, Version], bool]:
-    """List objects in order, from the first one after a key on; raises as :func:`read`.
-
-    By key relative to the folder; and whether these are the last ones.
-    """
+    """List objects by key in a folder, in order, after a key, and whether they are the last; raises as :func:`read`."""
     start = f"{key}/" if key else ""
     with _translated():
         listed = _obstore().list(store, key or None, offset=start + after or None, chunk_size=MAX_LISTED)

@@ -24,10 +24,7 @@ _MAX_SAID = 300  # characters
 
 
 def clean_error(url: Url, error: BaseException) -> Exception:
-    """Return an error of the same kind whose text, causes and frames hold no credentials of ``url``.
-
-    Raise it after the ``except`` block: inside, the original would be its context.
-    """
+    """Return an error of the same kind without credentials of ``url``; raise it after, not in, the ``except`` block."""
     status, kinds = status_of(error), list(causes(error))
     # fsspec says of any error that an object is not there
     own = next((e for e in kinds if isinstance(e, SciDataError)), None) or redirect_error(url, kinds)

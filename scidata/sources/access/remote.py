@@ -277,8 +277,5 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
 
 
 def fetch(url: Url, offset: int, nbytes: int) -> bytes | memoryview:
-    """Read one range; return it as a buffer of bytes.
-
-    Raises ShortReadError: the object ends before it; a body cut short on the way is fetched again instead.
-    """
+    """Read one range, as a buffer; raises ShortReadError where the object ends before it."""
     return request(url, "range", offset=offset, nbytes=nbytes)

@@ -31,10 +31,7 @@ class GuardedFile(UrlFile):
         return str(self._path)
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Fill ``buffer`` as far as the file goes.
-
-        Raises CorruptDataError: it holds the begin of a heap that HDF5 cannot go through.
-        """
+        """Fill ``buffer`` as far as the file goes; raises CorruptDataError at a heap that HDF5 cannot go through."""
         begin, count = self._position, super().readinto(buffer)
         if count <= _MAX_METADATA:
             data = bytes(memoryview(buffer).cast("B")[:count])

@@ -37,10 +37,7 @@ class _RecordedFile(GuardedFile):
         return count
 
     def blocks(self, reads: Sequence[tuple[int, int]], objects: set[int]) -> list[Block]:
-        """Return what was read, without what lies behind it; ``objects`` are the addresses of their headers.
-
-        HDF5 reads the beginning of a block, then the rest if there is any.
-        """
+        """Return the blocks that were read, without what lies behind them; ``objects``: addresses of their headers."""
         nbytes: dict[int, int] = {}
         for begin, count in reads:
             nbytes[begin] = max(nbytes.get(begin, 0), count)

@@ -115,10 +115,7 @@ class Attributes:
 
 
 def clean_attributes(attributes: Attributes, hidden: frozenset[str], where: str) -> dict[str, Any]:
-    """Return attributes as Python or NumPy values: text as str, arrays of one element as scalars of their dtype.
-
-    Values that are neither numbers nor text (references, compounds) are left out.
-    """
+    """Return attributes that are text or numbers: as str, and arrays of one element as scalars of their dtype."""
     scale = is_scale(attributes)
     values = {}
     for name in attributes.names:

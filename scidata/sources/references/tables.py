@@ -57,10 +57,7 @@ class Table:
 
 
 class Tables(Protocol):
-    """The tables of a set, in whatever form it is stored.
-
-    - ``lasting``: what URLs of objects begin with that are written once and never again; nothing where there are none.
-    """
+    """The tables of a set; ``lasting``: what URLs of objects begin with that are never written again, if any."""
 
     lasting: str
 

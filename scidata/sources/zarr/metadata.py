@@ -355,10 +355,7 @@ def known_v3(
     name: str,
     prefix: str,
 ) -> ArrayRecord:
-    """Describe an array as scidata's stores have them, without its ``zarr.json``: C order, a crc32c behind each chunk.
-
-    - ``shards``: shape of the files; empty where each chunk is one.
-    """
+    """Describe an array of a scidata store without its ``zarr.json``; ``shards``: the files' shape, empty of chunks."""
     found, where = np.dtype(dtype), f"{store}: array {name!r}"
     _check_chunk(chunks, found, where)
     index = None

@@ -46,10 +46,7 @@ def read_index(path: str, size: int, index: ShardIndex, begin: int = 0) -> IntAr
 
 
 def first_index(path: str, index: ShardIndex) -> tuple[int, IntArray]:
-    """Read and check the index of a shard that is an object of unknown size; return that size, too.
-
-    Raises the errors of :func:`read_index`, and FileNotFoundError.
-    """
+    """Read a shard's index, as :func:`read_index`, of an object whose size is unknown; return the size, too."""
     raw, size = (read_tail if index.at_end else read_begin)(path, index.nbytes)
     return size, parse_index(path, raw, size, index)
 

@@ -14,11 +14,7 @@ ROW = 64 << 10  # of a block: the bytes that are read and checked at once
 
 
 class Use:
-    """Counts the entries on disk that some work has needed, each once, and the bytes that it fetched.
-
-    - ``nbytes``, ``bytes_written``: of all entries, on disk, and of those that were not there before.
-    - ``bytes_fetched``: bytes requested of the store.
-    """
+    """Counts entries that some work needed, each once, those not there before, and the bytes requested of the store."""
 
     def __init__(self) -> None:
         self.nbytes = self.bytes_written = self.bytes_fetched = 0

@@ -86,10 +86,7 @@ class CheckedSource(ZarrSource):
         return super()._find_arrays(tree) if self._is_parsed else manifest_layouts(self._info, str(self.path))
 
     def locate(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks, and the checksums that they must carry; otherwise as :class:`ZarrSource`.
-
-        Raises ChecksumError: the sample's checksums are not those of which the manifest has the digest.
-        """
+        """Find bytes and checksums of chunks, as :class:`ZarrSource`; ChecksumError if these are not the manifest's."""
         return self._with_checksums(super().locate(layout, chunks), layout, chunks)
 
     def expect(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:

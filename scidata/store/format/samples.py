@@ -206,11 +206,7 @@ def _digest(parts: Sequence[bytes]) -> str:
 
 
 class Table:
-    """The bytes of a table, in memory up to a bound; of more, blocks are read again, and compared, when asked for.
-
-
-    Raises CorruptDataError.
-    """
+    """A table's bytes, in memory up to a bound, else read again and compared; raises CorruptDataError."""
 
     def __init__(self, nbytes: int, read: ReadTable, digest: str, where: str) -> None:
         self.nbytes, self._read_table, self._where = nbytes, read, where

@@ -112,10 +112,7 @@ class Store:
         return source
 
     def check_unchanged(self) -> None:
-        """Look at the manifest again: a store that seems to be damaged may be another one by now.
-
-        Raises SourceChangedError: it is another one, or it is gone.
-        """
+        """Raise SourceChangedError where the manifest is another one, or gone: a store may have been replaced."""
         try:
             found = hashlib.sha256(_manifest_bytes(self.path)).digest()
         except FileNotFoundError:

@@ -53,10 +53,7 @@ def read_rows(source: Source, layout: ArrayLayout, start: int | None = None, sto
 
 
 def check_sample(source: Source, info: SampleInfo, store: str) -> None:
-    """Reread a sample's arrays and check them against its description and against each other.
-
-    What loading a description checks of the shapes in it is not checked again. Raises FaultFound: the first fault.
-    """
+    """Reread a sample's arrays and check them, beyond shapes, against its description; FaultFound: the first fault."""
     _Checker(source, info, store).check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -83,7 +84,17 @@ class Watch:
         self._before, self._looks = sys.getprofile(), True
         self._collects = gc.isenabled()
         gc.disable()  # which may call functions of others at any time
-        sys.setprofile(self._note)
+        known, asked, urandom, note = self._foreign, self.codes, os.urandom, self._note
+
+        def look(frame: types.FrameType, event: str, called: Any) -> None:
+            # of millions of events, nearly all are of code that is known, or return from some
+            if event == "call":
+                if id(frame.f_code) not in known:
+                    note(frame, event, called)
+            elif (event == "c_call" and (id(frame.f_code) in asked or called is urandom)) or event == "c_exception":
+                note(frame, event, called)
+
+        sys.setprofile(look)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +124,7 @@ class Watch:
     def _note(self, frame: types.FrameType, event: str, called: Any) -> None:
         code = frame.f_code
         if event == "call":
-            if id(code) in self._foreign or id(code) in self.codes:
+            if id(code) in self.codes:
                 return
             module = frame.f_globals.get("__name__")
             if not is_foreign(module):
@@ -136,13 +147,13 @@ class Watch:
                     self._refuse("it draws random numbers without a seed")
             else:
                 self._foreign[id(code)] = code
-        elif event == "c_call" and called.__name__ == "urandom":
+        elif called is os.urandom:
             if self._is_asked(frame):
                 self._refuse("it draws random numbers without a seed")
         elif event == "c_exception" and isinstance(getattr(called, "__self__", None), torch.Tensor):
             if called.__name__ in _VALUES:  # where the code catches what it raises, it goes another way than eagerly
                 self.effects.append(f"{code.co_name} calls {called.__name__}")
-        elif event == "c_call" and id(code) in self.codes:
+        elif event == "c_call":
             name = called.__name__
             owner = getattr(called, "__self__", None)
             if called.__module__ == "time" or (name in _EFFECTS and called.__module__ in ("builtins", "io", "_io")):

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from scidata.shard.ops.at_points import interpolate as interpolate
     from scidata.shard.parallel import no_sync as no_sync
     from scidata.shard.parallel import parallelize as parallelize
-    from scidata.shard.parallel.sync import sync_module_over_mesh as sync_module_over_mesh
+    from scidata.shard.parallel.buffers import sync_module_over_mesh as sync_module_over_mesh
     from scidata.shard.scatter_tensor import scatter_tensor as scatter_tensor
     from scidata.sources.access.retry import set_retry as set_retry
     from scidata.store.partitioning.partition import partition as partition
@@ -114,7 +114,7 @@ _NAMES = {
     "scidata.shard.graphs.ghosts": ("halo_exchange",),
     "scidata.shard.graphs.routed": ("start_exchange",),
     "scidata.shard.parallel": ("no_sync", "parallelize"),
-    "scidata.shard.parallel.sync": ("sync_module_over_mesh",),
+    "scidata.shard.parallel.buffers": ("sync_module_over_mesh",),
     "scidata.sources.access.retry": ("set_retry",),
     "scidata.store.partitioning.partition": ("partition",),
 }

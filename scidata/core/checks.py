@@ -5,12 +5,15 @@ Python's own duck typing lets many through: a string is a sequence of names, ``T
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import math
 import operator
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
 from types import ModuleType
-from typing import SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,12 +130,7 @@ def optional_module(name: str, what: str, extra: str) -> ModuleType:
 NO_MEMORY = (MemoryError, ValueError, OverflowError, OSError)
 
 
-def allocate(
-    what: str,
-    shape: tuple[int, ...],
-    dtype: npt.DTypeLike,
-    empty: Empty = empty,
-) -> AnyArray:
+def allocate(what: str, shape: tuple[int, ...], dtype: npt.DTypeLike, empty: Empty = empty) -> AnyArray:
     """Return an uninitialised array; ``what`` is read into it."""
     try:
         return empty(shape, dtype)
@@ -155,3 +153,41 @@ _Nbytes = TypeVar("_Nbytes", int, IntArray)
 def largest_encoded(nbytes: _Nbytes) -> _Nbytes:
     """Return the most bytes that a chunk of ``nbytes``, or chunks of each, can honestly take when encoded."""
     return 2 * nbytes + (64 << 10)
+
+
+#: A span of time; a number, in the units of the keys, where these are no times.
+Duration: TypeAlias = str | datetime.timedelta | np.timedelta64 | int | float
+
+_SPAN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?|)\s*([a-z]+)\s*", re.IGNORECASE)
+_NANOSECONDS = {
+    **dict.fromkeys(("ns", "nanosecond"), 1),
+    **dict.fromkeys(("us", "µs", "microsecond"), 10**3),
+    **dict.fromkeys(("ms", "millisecond"), 10**6),
+    **dict.fromkeys(("s", "sec", "second"), 10**9),
+    **dict.fromkeys(("min", "minute"), 60 * 10**9),
+    **dict.fromkeys(("h", "hr", "hour"), 3600 * 10**9),
+    **dict.fromkeys(("d", "day"), 86400 * 10**9),
+    **dict.fromkeys(("w", "week"), 7 * 86400 * 10**9),
+}
+
+
+def nanoseconds(name: str, value: object) -> int:
+    """Return a span of time in nanoseconds; ``name`` is that of the argument.
+
+    Raises ConfigError: it is none: a number without a unit, a month or a year, which have no one length, or a part of a
+    nanosecond.
+    """
+    if isinstance(value, datetime.timedelta):
+        return (value // datetime.timedelta(microseconds=1)) * 1000
+    if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] not in ("Y", "M", "generic"):
+        return int(value.astype("m8[ns]").astype(np.int64))
+    match = _SPAN.fullmatch(value) if isinstance(value, str) else None
+    unit = "" if match is None else match[2].lower()
+    scale = _NANOSECONDS.get(unit, _NANOSECONDS.get(unit.removesuffix("s"), 0))
+    span = Fraction(match[1] or 1) * scale if match is not None else Fraction()
+    if not scale or span.denominator != 1:
+        raise ConfigError(
+            f"{name}={value!r}: expected a span of time in weeks, days, hours or less, such as '6h', '30min' or a "
+            "timedelta"
+        )
+    return int(span)

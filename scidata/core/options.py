@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from scidata.core.checks import (
+    Duration,
     check_choice,
     check_field_steps,
     check_flag,
@@ -18,7 +19,6 @@ from scidata.core.checks import (
     check_optional_int,
     refuse,
 )
-from scidata.core.durations import Duration
 from scidata.core.grid_cut import GridCut
 from scidata.core.patches import Patches
 from scidata.core.types import IntArray

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import check_function, check_mapping
-from scidata.core.durations import Duration
+from scidata.core.checks import Duration, check_function, check_mapping
 from scidata.core.keywords import checked_keywords
 from scidata.data.adapter import Readable
 from scidata.data.combine import as_combined

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.checks import optional_module
-from scidata.core.durations import nanoseconds
+from scidata.core.checks import nanoseconds, optional_module
 from scidata.core.types import BoolArray, IntArray
 from scidata.errors import ConfigError
 from scidata.grids.labels import label_text

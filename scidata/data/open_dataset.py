@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from scidata.core.checks import names_of
-from scidata.core.durations import Duration
+from scidata.core.checks import Duration, names_of
 from scidata.core.keywords import checked_keywords
 from scidata.core.options import (
     ONLY_POINTS,

@@ -87,9 +87,6 @@ def _module() -> Any:
     return torch.get_device_module(torch.accelerator.current_accelerator())
 
 
-# -- process groups ----------------------------------------------------------------------------------------------------
-
-
 def default_backend(kind: str) -> str | None:
     """Name the backend of process groups that torch has for a kind of device: nccl (ROCm too), xccl, gloo; or None."""
     return dist.Backend.default_device_backend_map.get(kind)

@@ -1,10 +1,22 @@
-"""``init_mesh``: from launcher to ``DeviceMesh``."""
+"""``init_mesh``: from launcher to ``DeviceMesh``, whose axes are told apart by name.
+
+They are of three kinds: the dp axis (ranks hold different samples), domain axes (ranks hold parts of one) and all
+others (tensor parallelism, say), along which ranks hold the same part.
+
+gloo listens at the address that the host's name resolves to. Where that is no address of the host, or 127.0.1.1 as
+Debian writes into ``/etc/hosts``, it takes the loopback interface, which ranks on other hosts cannot reach.
+"""
 
 from __future__ import annotations
 
+import array
+import contextlib
 import datetime
+import ipaddress
 import math
 import os
+import socket
+import struct
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,10 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scidata.core.checks import check_mapping, is_int
 from scidata.core.keywords import checked_keywords
 from scidata.device_mesh import board, devices, groups
-from scidata.device_mesh.interfaces import interface_for
 from scidata.device_mesh.launch import Launch, keeps_store, ranks_per_node, read_launcher
 from scidata.device_mesh.torch_internals import bind, set_timeout, timeout_of
-from scidata.errors import ConfigError, LauncherError
+from scidata.errors import ConfigError, LauncherError, UnknownNameError, near_matches
 
 _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -232,3 +243,156 @@ def _claim_gpu(launch: Launch, device: torch.device) -> None:
                 f"ranks {first} and {launch.rank} of one node both have GPU {device.index} of {launch.visible}: "
                 "show each its own (srun --gpus-per-task=1), show all of them all (--gpu-bind=none), or start fewer"
             )
+
+
+_ANYWHERE = "192.0.2.1"  # of no host (RFC 5737): where the default route leads
+_SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+
+def interface_for(address: str, *, several_hosts: bool) -> str | None:
+    """Return the interface on the way to ``address``, where gloo would choose loopback; None where it need not know.
+
+    ``address``: of rank 0's host; nothing is sent there.
+    ``several_hosts``: whether ranks are on other hosts, so that the loopback interface will not do even on rank 0's
+    own.
+    """
+    if not _is_loopback(_address_of_name()):
+        return None
+    local = _source_towards(address)
+    if several_hosts and _is_loopback(local):
+        local = _source_towards(_ANYWHERE)
+    return None if _is_loopback(local) else _interface_of(local)
+
+
+def _is_loopback(address: str | None) -> bool:
+    return address is None or ipaddress.ip_address(address).is_loopback
+
+
+def _address_of_name() -> str | None:
+    """Return the address that gloo takes: the first one of the host's name at which this host can listen."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, place in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as listener:
+                listener.bind(place)
+                return str(place[0])
+    return None
+
+
+def _source_towards(address: str) -> str | None:
+    """Return the local address from which packets would leave."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, place in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as sender:
+                sender.connect(place)
+                return str(sender.getsockname()[0]).partition("%")[0]
+    return None
+
+
+def _interface_of(local: str | None) -> str | None:
+    with contextlib.suppress(OSError, ImportError):
+        import fcntl  # not on Windows
+
+        wanted = None if local is None else ipaddress.ip_address(local)
+        if wanted is not None and wanted.version == 6:
+            with open("/proc/net/if_inet6", encoding="ascii") as file:
+                lines = [line.split() for line in file]
+            return next((words[5] for words in lines if bytes.fromhex(words[0]) == wanted.packed), None)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _, name in socket.if_nameindex():
+                request = array.array("B", struct.pack("256s", name.encode()[:15]))
+                with contextlib.suppress(OSError):  # an interface without an address
+                    fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
+                    if socket.inet_ntoa(request[20:24].tobytes()) == local:
+                        return name
+    return None
+
+
+# Axes of these names never hold parts of a sample, so they need not be told apart from domain axes by hand.
+_OTHER_PARALLELISM = ("tp", "pp", "ep", "cp", "sp")
+
+
+def _names(mesh: DeviceMesh) -> tuple[str, ...]:
+    if not isinstance(mesh, DeviceMesh):
+        raise ConfigError(f"mesh must be a DeviceMesh, made by scidata.init_mesh(), not {type(mesh).__name__}")
+    if not mesh.mesh_dim_names:
+        raise ConfigError(
+            "the mesh has no axis names, so its dp and domain axes cannot be told apart; make it with "
+            "scidata.init_mesh or init_device_mesh(..., mesh_dim_names=...)"
+        )
+    return tuple(mesh.mesh_dim_names)
+
+
+def axes_of(
+    mesh: DeviceMesh, dp: str | None = "dp", domain: str | Sequence[str] | None = None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the name of the dp axis, None where there is none, and the names of the domain axes in mesh order.
+
+    The domain axes, unless named, are ``domain``; else ``h`` and ``w``; else all others but those of other kinds of
+    parallelism (``tp``, ``pp``, ``ep``, ``cp``, ``sp``). Ranks along the axes that remain hold the same part.
+
+    Raises ConfigError: the mesh has no names, or an axis could be a dp axis under another name: taken for one of
+    replicas, it would silently train on the same samples. ``dp=None`` says that there is none.
+    Raises UnknownNameError: a domain axis that the mesh does not have.
+    """
+    names = _names(mesh)
+    dp_axis = dp if dp in names else None
+    if domain is not None:
+        wanted = (domain,) if isinstance(domain, str) else tuple(domain)
+        for name in wanted:
+            _index(mesh, name)
+        if dp_axis in wanted:
+            raise ConfigError(f"axis {dp_axis!r} cannot be both the dp axis and a domain axis")
+    elif "domain" in names:
+        wanted = ("domain",)
+    elif "h" in names or "w" in names:
+        wanted = ("h", "w")
+    elif dp_axis is not None or dp is None:
+        wanted = tuple(name for name in names if name != dp_axis and name not in _OTHER_PARALLELISM)
+    else:
+        wanted = ()
+    axes = tuple(name for name in names if name in wanted)
+    unclear = [name for name in names if name not in axes and name not in _OTHER_PARALLELISM]
+    if dp is not None and dp_axis is None and unclear:
+        raise ConfigError(
+            f"the mesh has no axis {dp!r}, and axis {unclear[0]!r} could be the dp axis under another name; "
+            f"say dp={unclear[0]!r}, or dp=None where no axis is"
+        )
+    return dp_axis, axes
+
+
+def further_axes(mesh: DeviceMesh, known: Sequence[str | None]) -> tuple[str, ...]:
+    """Return the axes beside those that are known, but for those of other kinds of parallelism: of members, say."""
+    return tuple(name for name in _names(mesh) if name not in (*known, *_OTHER_PARALLELISM))
+
+
+def domain_mesh(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
+    """Return the part of the mesh that holds this rank's domain, its axes in mesh order."""
+    known = _names(mesh)
+    for name in names:
+        _index(mesh, name)
+    axes = tuple(name for name in known if name in names)
+    if not axes:
+        raise ConfigError("a domain needs at least one axis of the mesh")
+    return mesh if axes == known else mesh[axes]
+
+
+def axis_size(mesh: DeviceMesh | None, name: str | None) -> int:
+    """Return the number of ranks along an axis; 1 for no mesh or no axis."""
+    return 1 if mesh is None or name is None else mesh.size(_index(mesh, name))
+
+
+def axis_rank(mesh: DeviceMesh | None, name: str | None) -> int:
+    """Return this rank's place along an axis; 0 for no mesh or no axis."""
+    if mesh is None or name is None:
+        return 0
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigError(f"rank {dist.get_rank()} is not part of the mesh {mesh}; use a mesh that holds it")
+    return int(coordinate[_index(mesh, name)])
+
+
+def _index(mesh: DeviceMesh, name: str) -> int:
+    names = _names(mesh)
+    if name not in names:
+        raise UnknownNameError(f"the mesh has no axis {name!r}{near_matches(name, names)}")
+    return names.index(name)

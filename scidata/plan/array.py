@@ -18,8 +18,7 @@ from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
 from scidata.core.urls import is_url
 from scidata.plan import as_json
 from scidata.plan.chunk_tables import EncodedChunks, Pattern, check_refs, find_tables
-from scidata.plan.cut import Cut, Cuts, Origin, check_memory
-from scidata.plan.pieces import Boxes, DimPieces
+from scidata.plan.cut import Boxes, Cut, Cuts, DimPieces, Origin, check_memory
 from scidata.plan.spans import Reads, Spans
 
 #: Of plans that are kept for the next epoch: of samples of 1 MB, several thousand.

@@ -68,9 +68,7 @@ def inputs_to_json(
     }
 
 
-def inputs_from_json(
-    value: Mapping[str, Any],
-) -> tuple[ArrayLayout, Selection, ChunkRefs | None, tuple[int, ...]]:
+def inputs_from_json(value: Mapping[str, Any]) -> tuple[ArrayLayout, Selection, ChunkRefs | None, tuple[int, ...]]:
     """Undo :func:`inputs_to_json`."""
     selection = tuple(
         tuple(Segment(start=s[0], count=s[1], step=s[2], offset=s[3]) for s in segments)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scidata.core.types import ArrayLayout, BoolArray, IntArray
-from scidata.plan.pieces import Boxes, DimPieces
+from scidata.plan.cut import Boxes, DimPieces
 
 #: Bytes that are read and thrown away rather than starting another read. One ``preadv`` from Python costs 3-4 µs with
 #: its bookkeeping, as much as copying 16-32 KiB out of the page cache (measured). A request to S3 takes as much CPU
@@ -199,21 +199,13 @@ def group_reads(
 ) -> tuple[IntArray, Reads]:
     """Sort byte ranges by place and put near neighbours into one read.
 
-    Parameters
-    ----------
-    remote
-        Whether they lie behind URLs, where a request costs more than bytes.
-    direct
-        Which ranges are read straight into the destination. A read holds only such ranges or none, and ranges of one
-        read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
-    decoded
-        For encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it ends
-        where ``max_decoded`` bytes of them have come together.
+    Returns a permutation of the ranges, and the reads over the permuted ranges.
 
-    Returns
-    -------
-    order, reads
-        Permutation of the ranges, and the reads over the permuted ranges.
+    ``remote``: whether they lie behind URLs, where a request costs more than bytes.
+    ``direct``: which ranges are read straight into the destination. A read holds only such ranges or none, and ranges
+    of one read may overlap (a periodic halo that takes the same rows twice) only where they are not direct.
+    ``decoded``: for encoded chunks, which may not overlap either: their decoded sizes. A read is a unit of work, so it
+    ends where ``max_decoded`` bytes of them have come together.
     """
     # Three steps: sort the ranges by file and place; cut wherever the next one may not share a read (another file, a
     # gap too wide, direct beside not direct); cut runs that are too long for one read. Of files, ranges of 4 KiB at

@@ -44,36 +44,21 @@ def read_plan(
 ) -> ReadStats:
     """Run ``plan``: read its selection into ``out``.
 
-    Parameters
-    ----------
-    plan
-        From :func:`scidata.plan.array.plan_array`. Places of chunks that it does not have are asked of ``source``.
-    out
-        ``plan.out_shape``, C-contiguous. Elements outside the plan's selection stay. Its dtype is the
-        decoded one, the stored one in native byte order, or any other that values are then cast to once.
-    source
-        The store that ``plan.layout`` came from.
-    decoding
-        CF decoding to apply; None gives raw values.
-    allow_missing
-        Read the fill value where a chunk is absent from the store.
-    executor
-        A ``ThreadPoolExecutor`` whose threads share the work with the calling one; None for this thread alone.
+    ``bytes_fetched`` of the result equals the plan's where that is exact, or is less: of large Blosc chunks only the
+    blocks wanted are read.
 
-    Returns
-    -------
-    ReadStats
-        ``bytes_fetched`` equals the plan's where that is exact, or is less: of large Blosc chunks only the blocks
-        wanted are read.
+    ``plan``: from :func:`scidata.plan.array.plan_array`. Places of chunks that it does not have are asked of
+    ``source``.
+    ``out``: ``plan.out_shape``, C-contiguous. Elements outside the plan's selection stay. Its dtype is the decoded one,
+    the stored one in native byte order, or any other that values are then cast to once.
+    ``source``: the store that ``plan.layout`` came from.
+    ``decoding``: CF decoding to apply; None gives raw values.
+    ``allow_missing``: read the fill value where a chunk is absent from the store.
+    ``executor``: a ``ThreadPoolExecutor`` whose threads share the work with the calling one; None for this thread.
 
-    Raises
-    ------
-    MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
-        The store, the field and the chunk are named.
-    UnsupportedFormatError
-        A codec that needs the format's own library.
-    ConfigError
-        ``out`` does not fit the plan.
+    Raises MissingChunkError, ShortReadError, ChecksumError, CorruptDataError: the store, the field and the chunk are
+    named. Raises UnsupportedFormatError: a codec that needs the format's own library. Raises ConfigError: ``out`` does
+    not fit the plan.
     """
     job = Job(plan, source, decoding, allow_missing=allow_missing)
     return read_plans([(job, out)], executor=executor)

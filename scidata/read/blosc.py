@@ -194,22 +194,13 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
 def decode_blocks(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_], dest: Bytes) -> int:
     """Decode the blocks marked in ``needed`` to their own places in ``dest``; the rest of ``dest`` stays as it is.
 
-    Parameters
-    ----------
-    data
-        The encoded chunk, writable: its header and block table are overwritten. Only they and the bytes of the blocks
-        needed are looked at.
-    header
-        From :func:`read_header` of the same chunk.
-    needed
-        ``(num_blocks,)`` bool, after :func:`add_neighbour`.
-    dest
-        Room for the whole decoded chunk.
+    Returns the bytes decoded.
 
-    Returns
-    -------
-    int
-        Bytes decoded.
+    ``data``: the encoded chunk, writable: its header and block table are overwritten. Only they and the bytes of the
+    blocks needed are looked at.
+    ``header``: from :func:`read_header` of the same chunk.
+    ``needed``: ``(num_blocks,)`` bool, after :func:`add_neighbour`.
+    ``dest``: room for the whole decoded chunk.
     """
     edges = np.flatnonzero(np.diff(needed, prepend=False, append=False)).tolist()
     decoded = 0

@@ -39,11 +39,7 @@ class Gather:
 
 
 def at_any_byte(
-    data: ByteArray,
-    dtype: np.dtype[np.generic],
-    shape: Sequence[int],
-    strides: Sequence[int],
-    places: IntArray,
+    data: ByteArray, dtype: np.dtype[np.generic], shape: Sequence[int], strides: Sequence[int], places: IntArray
 ) -> tuple[Array, IntArray]:
     """Return a view of bytes with an item of ``shape`` for every byte that one may begin at, and ``places`` in it.
 

@@ -13,7 +13,7 @@ from scidata.core.types import Array, Decoding, IntArray, Source
 from scidata.core.urls import Url
 from scidata.errors import CorruptDataError, MissingChunkError, ShortReadError
 from scidata.plan.array import ArrayPlan
-from scidata.plan.pieces import slice_of
+from scidata.plan.cut import slice_of
 from scidata.plan.spans import Reads
 from scidata.read.context import COPY, READ, Context, Tally, Target, thread_scratch
 from scidata.read.pattern_tables import Task

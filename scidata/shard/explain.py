@@ -20,24 +20,15 @@ from scidata.shard.torch_internals import tree_leaves
 class ExplainedOp:
     """One operation of a forward pass.
 
-    Attributes
-    ----------
-    name
-        The public name of the torch function.
-    inputs, outputs
-        The layouts of its sharded tensors, plain ones left out.
-    bytes_sent
-        How many bytes this rank sent, of reductions as many as in a ring.
-    rule
-        The family of the op table that served it, ``"replicated"`` where no axis shards any of its tensors, or
-        ``"gather"`` where there is no rule. Of attention over a sharded sequence also how, by the names of
-        :func:`scidata.attention`: ``"attention, heads"``.
+    ``rule``: the family of the op table that served it, ``"replicated"`` where no axis shards any of its tensors, or
+    ``"gather"`` where there is no rule. Of attention over a sharded sequence also how, by the names of
+    :func:`scidata.attention`: ``"attention, heads"``.
     """
 
-    name: str
-    inputs: tuple[str, ...]
+    name: str  # the public name of the torch function
+    inputs: tuple[str, ...]  # the layouts of its sharded tensors, plain ones left out
     outputs: tuple[str, ...]
-    bytes_sent: int
+    bytes_sent: int  # by this rank, of reductions as many as in a ring
     rule: str
 
 
@@ -128,11 +119,7 @@ class _Recorder(TorchFunctionMode):
         self._gathering = gathering
 
     def __torch_function__(
-        self,
-        func: TorchFunction,
-        types: Types,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         inputs = [x.spec for x in tree_leaves((args, kwargs or {})) if isinstance(x, ShardTensor)]
         handler = HANDLERS.get(func) or handler_of_operator(func)

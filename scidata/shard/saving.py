@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from scidata.errors import ShardLayoutError, UnsupportedShardOp
 from scidata.shard.base import ShardBase
-from scidata.shard.rows.halo import owned_of
+from scidata.shard.rows.runs import owned_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Strides
 
 T = TypeVar("T", bound=ShardBase)

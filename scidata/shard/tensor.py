@@ -31,8 +31,8 @@ from scidata.shard.memory import dense, laid_out, memory_of, memory_of_parts, ow
 from scidata.shard.notebook import layout_card
 from scidata.shard.op_table import TorchFunction, Types, unsupported
 from scidata.shard.rows.edge_order import as_in_one_process, in_one_order
-from scidata.shard.rows.halo import exchange_halo, halo_dims, owned_of
-from scidata.shard.rows.relayout import change_layout, gather_full
+from scidata.shard.rows.redistribute import change_layout, gather_full
+from scidata.shard.rows.runs import exchange_halo, halo_dims, owned_of
 from scidata.shard.saving import load_part, saved
 from scidata.shard.sizes import facts_of
 from scidata.shard.spec import UNKNOWN, HaloDim, ShardSpec, Sizes, Strides
@@ -498,11 +498,7 @@ class ShardTensor(ShardBase):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: TorchFunction,
-        types: Types,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        cls, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         if len(types) > 1:
             for kind in types:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Shard
 import scidata
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.shard.comm.transport import count_sent
-from scidata.shard.rows.halo import exchange_halo
+from scidata.shard.rows.runs import exchange_halo
 from scidata.testing import run_ranks
 
 

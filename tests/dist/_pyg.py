@@ -4,7 +4,7 @@ import torch
 
 from scidata.data.to_pyg import Rows, filled, sharded
 from scidata.shard import ShardTensor
-from scidata.shard.rows.relayout import gather_full
+from scidata.shard.rows.redistribute import gather_full
 from tests.dist._graphs import NUM_NODES, part_of, whole_edges
 
 

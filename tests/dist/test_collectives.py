@@ -16,7 +16,7 @@ from scidata.shard.comm.collectives import (
 from scidata.shard.comm.rooted import gather_v, scatter_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_all, replicate_to_shards
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, broadcast
-from scidata.shard.rows.halo import halo_exchange_dim
+from scidata.shard.rows.runs import halo_exchange_dim
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 0), (0, 0, 2), (2, 2, 2)]}

@@ -18,7 +18,7 @@ from scidata.errors import ConfigError
 from scidata.shard.comm.collectives import slice_to_shard
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
 from scidata.shard.comm.transport import group_rank, group_size
-from scidata.shard.rows.halo import halo_exchange_dim
+from scidata.shard.rows.runs import halo_exchange_dim
 from scidata.testing import run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3)], 3: [(1, 4, 2), (0, 0, 2)], 4: [(3, 0, 1, 2), (0, 1, 4, 0)]}

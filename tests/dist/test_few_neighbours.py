@@ -21,7 +21,7 @@ from scidata.errors import CorruptDataError, RankFailedError
 from scidata.shard import ShardSpec
 from scidata.shard.comm.transport import count_sent
 from scidata.shard.graphs.ghosts import PendingHalo, ghost_exchange, halo_exchange
-from scidata.shard.rows.halo import halo_exchange_dim
+from scidata.shard.rows.runs import halo_exchange_dim
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 from tests._collectives import Collectives

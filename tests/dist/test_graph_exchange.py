@@ -16,7 +16,7 @@ from scidata.shard import ShardTensor
 from scidata.shard.graphs.ghosts import PendingHalo, ghost_exchange, halo_exchange, node_tensor
 from scidata.shard.graphs.parts import call_on_parts
 from scidata.shard.graphs.routed import RoutedIndex, edge_tensor, route_edges
-from scidata.shard.rows.relayout import gather_full
+from scidata.shard.rows.redistribute import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, khop_part_of, part_of, parts_of, whole_edges
 

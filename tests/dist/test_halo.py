@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from scidata.core.bounds import window
 from scidata.shard.comm.sums import all_reduce_sum
-from scidata.shard.rows.halo import halo_exchange_dim
 from scidata.shard.rows.redistribute import fetch_rows
+from scidata.shard.rows.runs import halo_exchange_dim
 from scidata.testing import fake_group, run_ranks
 
 SIZES = {1: [(4,)], 2: [(4, 1), (0, 3), (2, 2)], 3: [(1, 4, 2), (3, 0, 1), (0, 0, 2), (1, 1, 1), (0, 0, 0)]}

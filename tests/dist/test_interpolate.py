@@ -15,7 +15,7 @@ import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
 from scidata.shard.comm.transport import count_sent
-from scidata.shard.rows.halo import exchange_halo
+from scidata.shard.rows.runs import exchange_halo
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import scidata
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import ShardSpec
-from scidata.shard.attention import algorithms, blocks
+from scidata.shard.attention import algorithms, ring
 from scidata.shard.attention.algorithms import chosen_algorithm, note_algorithm
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
@@ -517,10 +517,10 @@ def test_kernels_of_a_block_agree(causal):
     """The flash kernel's result, log-sum-exp and gradients are those of matrix products; parts merge to the whole."""
     torch.manual_seed(21)
     query, key, value = (torch.randn(2, 3, 8, 4, dtype=torch.float64) for _ in range(3))
-    assert blocks._kernel(query, key, value, None) == "flash_cpu"
+    assert ring._kernel(query, key, value, None) == "flash_cpu"
     no_bias = torch.zeros(1, 1, dtype=torch.float64)
-    assert blocks._kernel(query, key, value, no_bias) == "products"
-    found, expected = (blocks.block_forward(query, key, value, b, causal, 0.5) for b in (None, no_bias))
+    assert ring._kernel(query, key, value, no_bias) == "products"
+    found, expected = (ring.block_forward(query, key, value, b, causal, 0.5) for b in (None, no_bias))
 
     def summed(part):
         return part.mean(), part.peak + part.total.log()
@@ -528,10 +528,10 @@ def test_kernels_of_a_block_agree(causal):
     torch.testing.assert_close(summed(found), summed(expected), rtol=1e-12, atol=1e-12)
     grad = torch.randn_like(query)
     operands = query, key, value
-    whole = blocks.Partial(expected.mean(), expected.peak, expected.total)
-    ours, theirs = (blocks.block_backward(grad, operands, b, whole, causal, 0.5) for b in (None, no_bias))
+    whole = ring.Partial(expected.mean(), expected.peak, expected.total)
+    ours, theirs = (ring.block_backward(grad, operands, b, whole, causal, 0.5) for b in (None, no_bias))
     torch.testing.assert_close(ours[:3], theirs[:3], rtol=1e-12, atol=1e-12)
     if not causal:
-        parts = [blocks.block_forward(query, key[:, :, s], value[:, :, s], None, False, 0.5) for s in SPLIT]
-        merged = blocks.merge(blocks.merge(None, parts[0]), parts[1])
+        parts = [ring.block_forward(query, key[:, :, s], value[:, :, s], None, False, 0.5) for s in SPLIT]
+        merged = ring.merge(ring.merge(None, parts[0]), parts[1])
         torch.testing.assert_close(summed(merged), summed(expected), rtol=1e-12, atol=1e-12)

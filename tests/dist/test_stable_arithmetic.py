@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from scidata.shard import ShardSpec, ShardTensor
-from scidata.shard.rows.relayout import gather_full
+from scidata.shard.rows.redistribute import gather_full
 from scidata.shard.torch_internals import tree_leaves
 from scidata.testing import run_ranks
 from scidata.testing.oracle import shard_of

@@ -14,7 +14,7 @@ import scidata
 from scidata.errors import UnsupportedShardOp
 from scidata.shard.graphs.ghosts import node_tensor
 from scidata.shard.graphs.routed import route_edges
-from scidata.shard.rows.relayout import gather_full
+from scidata.shard.rows.redistribute import gather_full
 from scidata.testing import run_ranks
 from tests.dist._graphs import LAYOUTS, NUM_NODES, part_of, whole_edges
 from tests.dist._pyg import to_pyg

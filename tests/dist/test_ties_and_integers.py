@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 
 from scidata.shard import ShardSpec
 from scidata.shard.ops import sorting
-from scidata.shard.rows.relayout import gather_full
+from scidata.shard.rows.redistribute import gather_full
 from scidata.testing import run_ranks
 from scidata.testing.oracle import assert_like_one_process, shard_of
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import scidata
 from scidata.shard import HaloDim, ShardSpec, ShardTensor
-from scidata.shard.rows.halo import exchange_halo
+from scidata.shard.rows.runs import exchange_halo
 from scidata.testing.oracle import assert_like_one_process, shard_of
 
 

@@ -67,9 +67,6 @@ def in_words(error: BaseException) -> str:
     return " ".join(line.strip() for line in traceback.format_exception_only(error))
 
 
-# -- events of processes that end ------------------------------------------------------------------------------------
-
-
 def latest(loops: Loops) -> Place:
     """Return the place of the loop that was begun last; step -1 where there is none."""
     return list(loops.values())[-1] if loops else (0, -1, "")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scidata.core.keywords import checked_keywords
 from scidata.errors import ConfigError
-from scidata.shard.comm.checks import check_member, normal_layout, normal_sizes
+from scidata.shard.comm.collectives import check_member, normal_layout, normal_sizes
 from scidata.shard.comm.functions import linear
 from scidata.shard.comm.transport import (
     DTYPES,
@@ -51,16 +51,13 @@ def _from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
     return row
 
 
-def _at_owner(grad: Tensor, dim: int, owner: int, group: Group) -> Tensor:
-    return grad.narrow(dim, 0, int(group_rank(group) == owner)).clone()
-
-
 def from_owner(x: Tensor, dim: int, owner: int, group: Group) -> Tensor:
     """Return the one row along ``dim`` that ``owner`` holds, and the others do not. Collective.
 
     Its gradient is replicated; backward keeps it where the row is owned. Collective in second derivatives.
     """
-    return x if group_size(group) == 1 else linear(_from_owner, _at_owner, x, dim, owner, group)
+    own = lambda grad, *_: grad.narrow(dim, 0, int(group_rank(group) == owner)).clone()  # noqa: E731
+    return x if group_size(group) == 1 else linear(_from_owner, own, x, dim, owner, group)
 
 
 @checked_keywords

@@ -79,15 +79,12 @@ def _sum_all(groups: Sequence[Group], *parts: Tensor) -> tuple[Tensor, ...]:
     return tuple(sums)
 
 
-def _same_all(*values: Tensor) -> tuple[Tensor, ...]:
-    return tuple(value.view_as(value) for value in values)
-
-
 def replicate_all(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:
     """Say that replicated values meet shards: their gradients are summed over the groups together, in one collective
     for each group and dtype, once all are there.
     """
-    return list(linear_together(_same_all, partial(_sum_all, groups), values))
+    same = lambda *values: tuple(value.view_as(value) for value in values)  # noqa: E731
+    return list(linear_together(same, partial(_sum_all, groups), values))
 
 
 def replicate_parameters(values: Sequence[Tensor], groups: Sequence[Group]) -> list[Tensor]:

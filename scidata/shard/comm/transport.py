@@ -115,15 +115,11 @@ def _is_small(x: Tensor, num_ranks: int) -> bool:
     return num_ranks > 2 and x.nbytes * num_ranks <= _AT_ONCE and x.is_cpu
 
 
-def _of_shape(x: Tensor, shape: Sequence[int], *_: object) -> Tensor:
-    return x.new_empty(shape)
-
-
 def _alike(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@operator("Tensor x, int[] shape, int num_ranks, str group", _of_shape)
+@operator("Tensor x, int[] shape, int num_ranks, str group", lambda x, shape, *_: x.new_empty(shape))
 def _gather(x: Tensor, shape: Sequence[int], num_ranks: int, group: Group) -> Tensor:
     """Return the tensors of all ranks, of one shape, one after the other in one of another shape. Collective."""
     found = x.new_empty(shape)
@@ -172,9 +168,8 @@ class Transfer:
         if group is None or num_ranks == 1:
             self.received = outgoing.detach().clone()
             return
-        if (
-            captures or tapes
-        ) and uses_operators():  # a compiler sees when the values are used, and may move other work in between
+        # a compiler sees when the values are used, and may move other work in between
+        if (captures or tapes) and uses_operators():
             ranks = [[rank for rank, _ in counts] for counts in (sent, held)]
             nums = [[num * width for _, num in counts] for counts in (sent, held)]
             pairs = num_ranks**2 if pairs is None else pairs
@@ -186,7 +181,8 @@ class Transfer:
         sent, held = ([(other, num * size) for other, num in counts] for counts in (sent, held))
         count_sent(sum([num for other, num in sent if other != rank]))
         compare(group)
-        if pairs is not None and _are_few(pairs, num_ranks) and outgoing.is_cpu:
+        # each rank sends to less than a quarter of the others in the mean; of four ranks all are neighbours
+        if pairs is not None and 4 * pairs <= num_ranks**2 and num_ranks > 4 and outgoing.is_cpu:
             self._send(received, sent, held, rank, group)
             return
         counts = [0] * num_ranks, [0] * num_ranks
@@ -233,11 +229,6 @@ def _exchange(
         transfer = Transfer(x, outgoing, incoming, group, pairs, waits=True)
         transfer.wait()
     return transfer.received
-
-
-def _are_few(pairs: int, num_ranks: int) -> bool:
-    """Whether each rank sends to less than a quarter of the others in the mean; of four ranks all are neighbours."""
-    return num_ranks > 4 and 4 * pairs <= num_ranks**2
 
 
 def _slices(x: Tensor, counts: Counts) -> dict[int, Tensor]:

@@ -71,11 +71,8 @@ class Options:
             return inductor(self.mode, self.options)
         if callable(self.backend):
             return self.backend, self.backend
-        return _as_it_is, _as_it_is
-
-
-def _as_it_is(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    return make_boxed(gm.forward)
+        as_it_is: Compiler = lambda gm, inputs: make_boxed(gm.forward)  # noqa: E731
+        return as_it_is, as_it_is
 
 
 class Region:
@@ -133,12 +130,8 @@ class Region:
             leaves = [leaf_of(x) for x in flat]
         except NotCapturedError as e:
             return self._eagerly(call, args, kwargs, str(e))
-        key = (
-            tree,
-            *[leaf.key for leaf in leaves],
-            *_surroundings(),
-            aliases_of([x for leaf in leaves for x in leaf.tensors]),
-        )
+        what = *casts(), *surroundings(), chosen_by_user()  # a function computes with, besides its arguments
+        key = tree, *[leaf.key for leaf in leaves], *what, aliases_of([x for leaf in leaves for x in leaf.tensors])
         all_leaves = leaves
         if self._is_differentiated:
             return self._eagerly(call, args, kwargs, "gradients are differentiated, and integers may differ by rank")
@@ -352,11 +345,6 @@ def regions_of(model: object) -> list[Region]:
     """Return the regions of a compiled model, from the whole to its parts."""
     region = compiled_call(model) or forward_of_wrapped(model) or model
     return [*region.walk()] if isinstance(region, Region) else []
-
-
-def _surroundings() -> tuple[Hashable, ...]:
-    """Return what a function computes with, besides its arguments."""
-    return *casts(), *surroundings(), chosen_by_user()
 
 
 @checked_keywords

@@ -105,12 +105,9 @@ class Constants(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_fill(self, held: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
         """Whether a number is repeated: what is computed is likely to be written to that."""
-        floats = all(x.is_floating_point() and storage_of(x) in self._made for x in held)
-        return (
-            floats
-            and all(x.is_floating_point() for x in new)
-            and sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
-        )
+        is_larger = sum(x.nbytes for x in new) > sum(x.nbytes for x in held)
+        are_made = all(storage_of(x) in self._made for x in held)
+        return is_larger and are_made and all(x.is_floating_point() for x in (*held, *new))
 
     def has_made(self, x: Tensor) -> bool:
         """Whether a tensor with values was computed here."""
@@ -137,8 +134,7 @@ def _like_drawn(shape: Any, strides: Any, _0: str, _1: object, dtype: torch.dtyp
 
 
 def _draw(shape: Any, strides: Any, name: str, given: Sequence[float], *kind: Any) -> Tensor:
-    drawn: Tensor = getattr(_like_drawn(shape, strides, name, given, *kind), name)(*given)
-    return drawn
+    return getattr(_like_drawn(shape, strides, name, given, *kind), name)(*given)
 
 
 _library: Any = Library("scidata", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -278,8 +274,7 @@ def wrapped(module: nn.Module, make: Callable[[Callable[..., Any]], Callable[...
     """Return what ``torch.compile`` does: another module around this one, whose ``forward`` is ``make(...)``."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    found: nn.Module = OptimizedModule(module, make)  # type: ignore[arg-type]
-    return found
+    return OptimizedModule(module, make)  # type: ignore[arg-type]
 
 
 def forward_of_wrapped(model: object) -> object:

@@ -28,7 +28,7 @@ from scidata.shard.graphs.ghosts import held_ghosts, keep_ghosts
 from scidata.shard.graphs.local_graph import HopCounts
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.graphs.targets import FilledTensor
-from scidata.shard.rows.halo import owned_of
+from scidata.shard.rows.runs import owned_of
 from scidata.shard.spec import ShardSpec
 from scidata.shard.tensor import ShardTensor
 from scidata.shard.torch_internals import tree_flatten, tree_leaves, tree_unflatten, version_of

@@ -19,7 +19,7 @@ from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
-from scidata.shard.ops.checking import in_range
+from scidata.shard.ops.arguments import in_range
 from scidata.shard.ops.moving import replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed
@@ -153,9 +153,6 @@ def _take_sharded(func: TorchFunction, x: ShardTensor, dim: int, index: ShardTen
     if ispec.exchange is not None:
         new = replace(new, exchange=ispec.exchange, edge_parts=ispec.edge_parts)
     return ShardTensor(rows, new)
-
-
-# -- masks ---------------------------------------------------------------------------------------------------------
 
 
 def count_true(mask: ShardTensor) -> tuple[int, ...]:

@@ -29,10 +29,7 @@ def along(x: Tensor, dim: int, item: Item) -> tuple[slice | Item, ...]:
     return (slice(None),) * normal_dim(dim, len(x.shape)) + (item,)
 
 
-@handles(
-    "tril_ triu_ renorm_ cumsum_ cumprod_ addmm_ addmv_ addr_ addbmm_ baddbmm_",
-    keeps_replicated=True,
-)
+@handles("tril_ triu_ renorm_ cumsum_ cumprod_ addmm_ addmv_ addr_ addbmm_ baddbmm_", keeps_replicated=True)
 def in_place(func: TensorFunction, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Write the result to the tensor itself."""
     result: Tensor = getattr(x.clone(), func.__name__.rstrip("_"))(*args, **kwargs)

@@ -25,8 +25,7 @@ from scidata.shard.ops.align import (
     specs_of,
     write_to_plain,
 )
-from scidata.shard.ops.arguments import handles, normal_dim
-from scidata.shard.ops.checking import in_range
+from scidata.shard.ops.arguments import handles, in_range, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.moving import beside, whole_along
 from scidata.shard.rows.edge_order import refuse_disorder
@@ -50,9 +49,6 @@ def _check_sharded_extents(func: TorchFunction, operands: Sequence[Tensor], dim:
         if len({x.shape[d] for x in operands if len(x.shape)}) > 1:
             shapes = [tuple(x.shape) for x in operands]
             raise unsupported(func, f"shapes {shapes} differ along the sharded dim {d}", *specs)
-
-
-# -- gathers -------------------------------------------------------------------------------------------------------
 
 
 @handles("gather", any_order=True, accepts_filled=True)

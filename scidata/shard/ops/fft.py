@@ -87,9 +87,6 @@ def shift(func: TensorFunction, x: ShardTensor, dim: Dims = None) -> Tensor:
     return torch.roll(x, [sign * (x.spec.global_shape[d] // 2) for d in dims], dims)
 
 
-# -- complex numbers -----------------------------------------------------------------------------------------------
-
-
 @handles("real imag conj", *getters("real imag"))
 def parts_of_complex(func: TensorFunction, x: ShardTensor) -> Tensor:
     """Take a part of complex numbers, or their conjugates, as views."""

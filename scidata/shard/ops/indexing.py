@@ -297,9 +297,6 @@ def _put_basic(x: ShardTensor, items: Sequence[Basic], value: float | Tensor) ->
         overwrite(target, value)
 
 
-# -- by name -------------------------------------------------------------------------------------------------------
-
-
 def _take_along(x: ShardTensor, dim: int, item: Basic) -> Tensor:
     """Take a slice or one row of a dim, the others whole."""
     return take_basic(x, [item if d == dim else _WHOLE for d in range(x.spec.ndim)])

@@ -196,9 +196,6 @@ def _resample(
     return windows.finish(local)
 
 
-# -- channels to pixels and back ------------------------------------------------------------------------------------
-
-
 @handles(F.pixel_shuffle, F.pixel_unshuffle)
 def move_pixels(func: TensorFunction, x: ShardTensor, *given: int, **named: int) -> Tensor:
     """Move groups of channels to blocks of pixels, or back."""

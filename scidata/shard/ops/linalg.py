@@ -197,9 +197,6 @@ def outer(func: TensorFunction, x: Tensor, vec2: Tensor) -> Tensor:
     return contract(func, [x, vec2], [["n"], ["m"]], ["n", "m"], func)
 
 
-# -- as sums of products ---------------------------------------------------------------------------------------------
-
-
 @handles(torch.tensordot)
 def tensordot(a: Tensor, b: Tensor, dims: int | Tensor | Sequence[int | Sequence[int]] = 2) -> Tensor:
     """Sum products over dims of both."""

@@ -119,9 +119,6 @@ def fill_diagonal(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
     return x
 
 
-# -- norms ---------------------------------------------------------------------------------------------------------
-
-
 @handles(torch.linalg.matrix_norm)
 def matrix_norm(
     A: Tensor,  # noqa: N803

@@ -83,10 +83,7 @@ def standardized(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take the mean over ``dims`` off and divide by the deviation. Collective.
 
-    Returns
-    -------
-    result, mean, var
-        The mean and the biased variance, with ``dims`` kept.
+    Also returns the mean and the biased variance, with ``dims`` kept.
     """
     if not local.is_floating_point():
         raise NotImplementedError(f"norms are not implemented for {local.dtype}; convert to a floating dtype first")
@@ -106,12 +103,7 @@ def deviations(
     large beside the deviations: a pivot, which is near it and has no gradient, and the rest.
 
     ``sharded`` has the mesh axis of each sharded dim of ``local``, which may be another view than that of ``spec``.
-
-    Returns
-    -------
-    pivot, both, groups
-        ``both`` has the mean less the pivot and the squares, ``(2, ...)``; the groups are those that they were merged
-        over.
+    Returns the pivot; the mean less the pivot and the squares, ``(2, ...)``; and the groups that they were merged over.
     """
     extents = {d: local.shape[d] for d in dims}
     count, x = max(math.prod(extents.values()), 1), local.detach()
@@ -153,9 +145,6 @@ def mean_of_squares(local: Tensor, spec: ShardSpec, dims: Sequence[int]) -> Tens
     groups = [spec.group(axis) for dim, axis in spec.sharded.items() if dim in dims]
     total = reduce(all_reduce_sum, groups, local.square().sum(tuple(dims), keepdim=True))
     return replicate_to_shards(total, groups) / math.prod(spec.global_shape[d] for d in dims)
-
-
-# -- derivatives of reductions by each element -----------------------------------------------------------------------
 
 
 def of_norm(order: float, local: Tensor, norm: Tensor) -> Tensor:

@@ -107,9 +107,6 @@ def fps(func: TensorFunction, src: Tensor, ptr: Starts, ratio: float = 0.5, rand
     return ShardTensor(local, spec.along(axis, 0, picked.shape, sizes))
 
 
-# -- parts -------------------------------------------------------------------------------------------------------------
-
-
 def _plain(x: Tensor) -> Tensor:
     """Return a tensor whole and without its graph: ids have no gradient."""
     return _held(plain_of(x))

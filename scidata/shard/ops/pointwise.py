@@ -16,15 +16,7 @@ from scidata.shard.comm.operators import is_capturing
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.memory import ELEMENTWISE
 from scidata.shard.op_table import TensorFunction, find, register_op, unsupported
-from scidata.shard.ops.align import (
-    Layout,
-    align,
-    finish,
-    on_parts,
-    operands_of,
-    specs_of,
-    write_to_plain,
-)
+from scidata.shard.ops.align import Layout, align, finish, on_parts, operands_of, specs_of, write_to_plain
 from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.moving import beside
 from scidata.shard.spec import HaloDim, ShardSpec
@@ -244,9 +236,6 @@ def _window_of(x: Tensor, spec: ShardSpec, halo: Mapping[int, HaloDim]) -> Tenso
         rows = [x.narrow(own, segment.start, segment.count) for segment in segments]
         x = rows[0] if len(rows) == 1 else torch.cat(rows, own) if rows else x.narrow(own, 0, 0)
     return x
-
-
-# -- activations that are not elementwise: with a parameter for each channel, of two halves, or drawn -----------------
 
 
 @handles(F.prelu, Tensor.prelu, any_order=True)

@@ -369,9 +369,6 @@ def _placed(values: Tensor, ids: Tensor, whole: Sequence[int], start: Sequence[i
     return result[..., :slots].reshape(*lead, *own)
 
 
-# -- windows at random places ----------------------------------------------------------------------------------------
-
-
 @handles(*[getattr(F, f"fractional_max_pool{n}{suffix}") for n in ("2d", "3d") for suffix in ("", "_with_indices")])
 def fractional_max_pool(
     func: TorchFunction,

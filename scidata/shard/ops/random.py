@@ -147,10 +147,7 @@ def multinomial(func: TensorFunction, x: ShardTensor, *args: int, **kwargs: obje
     return finish(_own_part(func, drawn, spec), spec)
 
 
-@handles(
-    "uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_",
-    any_order=True,
-)
+@handles("uniform_ normal_ exponential_ bernoulli_ random_ log_normal_ cauchy_ geometric_", any_order=True)
 def random_in_place(func: TensorFunction, x: ShardTensor, *args: object, **kwargs: object) -> Tensor:
     """Overwrite with random numbers; parameters are numbers."""
     if any(isinstance(other, Tensor) for other in (*args, *kwargs.values())):

@@ -17,7 +17,6 @@ from scidata.shard.op_table import unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, meet_shards, plain_of, spec_of_layout, specs_of
 from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import as_sharded, sharded_on, to_layout, whole_along
-from scidata.shard.spec import ShardSpec
 
 States = Tensor | Sequence[Tensor]  # hidden ones; of an LSTM those of its cells, too
 Results = Tensor | tuple[Tensor, ...]
@@ -51,9 +50,6 @@ def _by_rows(
     return tuple(
         finish(part, spec_of_layout(layout, out, shape, spec)) for part, shape in zip(results, shapes, strict=True)
     )
-
-
-# -- cells -----------------------------------------------------------------------------------------------------------
 
 
 @handles(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
@@ -139,7 +135,9 @@ def _together(
         return func(x, states, weights, *how._replace(dropout=0.0, batch_first=False))
 
     output, *ends = _by_rows(func, [_by_batch(x), *states], labels, params, run, ["first", "row", "last"])
-    return output if time is None else _by_time(output, time), *ends
+    if time is not None:  # split as the input was
+        output = to_layout(as_sharded(output, time), time.derive(tuple(output.shape), time.dims, time.sizes))
+    return output, *ends
 
 
 def _by_batch(x: Tensor) -> Tensor:
@@ -150,11 +148,6 @@ def _by_batch(x: Tensor) -> Tensor:
     if 1 in spec.sharded:
         return whole_along(x, 0)
     return sharded_on(x, axis, 1, even_sizes(spec.global_shape[1], spec.axes[axis].size))
-
-
-def _by_time(output: Tensor, time: ShardSpec) -> Tensor:
-    """Split the output as the input was."""
-    return to_layout(as_sharded(output, time), time.derive(tuple(output.shape), time.dims, time.sizes))
 
 
 @handles("_pack_padded_sequence")

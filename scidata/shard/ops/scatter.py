@@ -30,8 +30,7 @@ from scidata.shard.ops.align import (
     specs_of,
     write_to_plain,
 )
-from scidata.shard.ops.arguments import handles, normal_dim
-from scidata.shard.ops.checking import in_range
+from scidata.shard.ops.arguments import handles, in_range, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.moments import widened

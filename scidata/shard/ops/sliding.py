@@ -26,13 +26,13 @@ from scidata.core.bounds import bounds_of, owners_of
 from scidata.shard.comm.transport import Group
 from scidata.shard.op_table import TorchFunction
 from scidata.shard.ops.align import finish
-from scidata.shard.rows.halo import halo_runs
 from scidata.shard.rows.runs import (
     FILLED,
     Runs,
     RunsPlan,
     edges_of,
     fetch_runs,
+    halo_runs,
     parts_as_runs,
     plan_runs,
     runs_of,

@@ -157,9 +157,6 @@ def _first_of_line(line: ShardTensor, k: int, largest: bool) -> Tensor | None:
     return first[:k, 1]
 
 
-# -- running extremes ----------------------------------------------------------------------------------------------
-
-
 @handles("cummax cummin")
 def cummax(func: TensorFunction, x: ShardTensor, dim: int) -> Tensor | tuple[Tensor, ...]:
     """Find the extreme of all so far; on a sharded dim each rank goes on from the extremes of the ranks before it."""

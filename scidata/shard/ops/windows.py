@@ -134,9 +134,6 @@ def from_columns(
     return _apart(result if len(given.shape) == 3 else result[0])
 
 
-# -- channels ------------------------------------------------------------------------------------------------------
-
-
 @handles(torch.channel_shuffle, F.native_channel_shuffle)
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Take the channels of groups in turns."""

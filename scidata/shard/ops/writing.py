@@ -126,9 +126,6 @@ def overwrite(target: ShardTensor, value: Tensor) -> None:
     target.copy_(value)
 
 
-# -- by number in C order, and by name -------------------------------------------------------------------------------
-
-
 @handles("take")
 def take(input: Tensor, index: Tensor) -> Tensor:
     """Take elements by their number in C order. Collective."""

@@ -28,11 +28,7 @@ class _ZerosAsSpectra(TorchFunctionMode):
         self.last: Spectrum | None = None
 
     def __torch_function__(
-        self,
-        func: TorchFunction,
-        types: Types,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        self, func: TorchFunction, types: Types, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Spectrum):

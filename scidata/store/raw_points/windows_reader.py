@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, segments_of_slice
 from scidata.core.cache import Cache
-from scidata.core.checks import check_int, check_optional_int, refuse
-from scidata.core.durations import nanoseconds
+from scidata.core.checks import check_int, check_optional_int, nanoseconds, refuse
 from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.sample_source import SampleSource
 from scidata.core.types import Array, ArrayLayout, FloatArray, IntArray

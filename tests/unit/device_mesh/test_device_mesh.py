@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from scidata.device_mesh import axes_of, axis_rank, axis_size, board, devices, domain_mesh, init_mesh, interfaces
+from scidata.device_mesh import axes_of, axis_rank, axis_size, board, devices, domain_mesh, init_mesh
+from scidata.device_mesh import mesh as mesh_module
 from scidata.device_mesh.launch import Launch, read_launcher
 from scidata.device_mesh.mesh import _claim_gpu, _device_index
 from scidata.errors import ConfigError, LauncherError, UnknownNameError
@@ -230,11 +231,11 @@ def test_gpu_of_a_rank():
     ],
 )
 def test_the_interface_for_gloo(monkeypatch, own_name, to_master, anywhere, several_hosts, expected):
-    assert interfaces._interface_of(interfaces._source_towards("127.0.0.1")) == "lo"
-    monkeypatch.setattr(interfaces, "_address_of_name", lambda: own_name)
-    monkeypatch.setattr(interfaces, "_source_towards", lambda to: to_master if to == "head" else anywhere)
-    monkeypatch.setattr(interfaces, "_interface_of", lambda local: f"of {local}")
-    assert interfaces.interface_for("head", several_hosts=several_hosts) == expected
+    assert mesh_module._interface_of(mesh_module._source_towards("127.0.0.1")) == "lo"
+    monkeypatch.setattr(mesh_module, "_address_of_name", lambda: own_name)
+    monkeypatch.setattr(mesh_module, "_source_towards", lambda to: to_master if to == "head" else anywhere)
+    monkeypatch.setattr(mesh_module, "_interface_of", lambda local: f"of {local}")
+    assert mesh_module.interface_for("head", several_hosts=several_hosts) == expected
 
 
 # -- the mesh --------------------------------------------------------------------------------------------------

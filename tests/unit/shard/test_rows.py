@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard
 
 from scidata.errors import ConfigError, UnsupportedShardOp
 from scidata.shard import HaloDim, ShardSpec
-from scidata.shard.rows import edge_order, halo, ordered, redistribute, runs
+from scidata.shard.rows import edge_order, ordered, redistribute, runs
 from scidata.testing import fake_group
 
 FILLED = runs.FILLED
@@ -134,10 +134,10 @@ def test_halos_as_users_say_them():
     with fake_group(2):
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("domain",))
         spec = ShardSpec.even(mesh, [Shard(1)], (3, 8, 5))
-        found = halo.halo_dims({1: 2, -1: (0, 3)}, [2], spec)
+        found = runs.halo_dims({1: 2, -1: (0, 3)}, [2], spec)
         assert found == {1: HaloDim(lo=2, hi=2), 2: HaloDim(lo=0, hi=3, periodic=True)}
         padded = torch.arange(8.0)[:6].expand(3, 5, 6).transpose(1, 2)  # rows 0 to 3, then two of the other rank
-        assert torch.equal(halo.owned_of(padded, spec, {1: HaloDim(lo=2, hi=2)}), padded[:, :4])
+        assert torch.equal(runs.owned_of(padded, spec, {1: HaloDim(lo=2, hi=2)}), padded[:, :4])
         for lo, hi in ((-1, 2), (2, -1)):
             with pytest.raises(ConfigError, match="must not be negative"):
                 HaloDim(lo=lo, hi=hi)

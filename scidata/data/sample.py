@@ -16,9 +16,6 @@ from scidata.data.channels import Channels, Steps, TensorT, channels_of, take
 from scidata.data.field_dims import dims_of_made
 from scidata.errors import ConfigError, UnknownNameError, near_matches
 
-if TYPE_CHECKING:
-    pass
-
 #: A number for each row of a dim, sharded as the fields are; times as NumPy has them.
 Coordinate: TypeAlias = torch.Tensor | Array
 

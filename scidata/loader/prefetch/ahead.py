@@ -54,7 +54,7 @@ class ReadAhead(Iterator[list[int]]):
         """Return the next item."""
         while len(self._given) > self._in_flight:
             self._forget(self._given.popleft())
-        while self._has_room() and self._pull():
+        while (not self._coming or self._num_samples < _MAX_SAMPLES) and self._pull():
             pass
         if not self._coming:
             error, self._end = self._end or StopIteration(), StopIteration()
@@ -100,9 +100,6 @@ class ReadAhead(Iterator[list[int]]):
         for pool in list(self._wanted):
             pool.worth.wanted.pop(id(self), None)
         self._queue.put(None)
-
-    def _has_room(self) -> bool:
-        return not self._coming or self._num_samples < _MAX_SAMPLES
 
     def _pull(self) -> bool:
         """Look at one more item; return whether there was one, and room for its shared blocks."""

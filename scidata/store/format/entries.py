@@ -115,7 +115,7 @@ class Entry:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts."""
-        return self._list(key, _is_text, "a list of texts")
+        return self._list(key, lambda x: isinstance(x, str) and "\0" not in x, "a list of texts")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return a list of finite numbers."""
@@ -151,10 +151,6 @@ def is_count(value: object) -> TypeGuard[int]:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is a finite number."""
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= MOST)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
 
 
 def _is_shallow(value: object, depth: int) -> bool:

@@ -173,10 +173,6 @@ def check_alike(first: SampleInfo, other: SampleInfo, store: str) -> None:
         found = other.fields[path]
         if info is not found and replace(info, attributes={}) != replace(found, attributes={}):
             raise differ(f"field {path!r} as", f"{info.dtype} {info.dims}", f"{found.dtype} {found.dims}")
-        shapes = [_components(sample, path) for sample in (first, other)]
+        shapes = [each.arrays[path].shape[each.fields[path].entity_dim + 1 :] for each in (first, other)]  # components
         if shapes[0] != shapes[1]:
             raise differ(f"components of {path!r}:", shapes[0], shapes[1])
-
-
-def _components(sample: SampleInfo, path: str) -> tuple[int, ...]:
-    return sample.arrays[path].shape[sample.fields[path].entity_dim + 1 :]

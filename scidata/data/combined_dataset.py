@@ -284,24 +284,10 @@ class CombinedDataset(ComposedDataset[SampleT]):
         return read
 
     def assemble(self, local: Any, *, index: int | list[int] | None = None, batched: bool = False) -> SampleT:
-        """Wrap local parts as their data set does: of one sample, or of a batch of them.
+        """Wrap local parts as their data set does: of one sample, or of a batch of them; a sample stays as it is.
 
-        ``index`` may be left out of parts that a worker of torch's loader has read, which know it. A sample stays as it
-        is.
-
-        Parameters
-        ----------
-        local : Any
-            The part, as :meth:`read_local` gives it.
-        index : int or list[int] or None, optional
-            The sample, or the samples of a batch.
-        batched : bool, default False
-            Whether the tensors have a batch dim 0.
-
-        Examples
-        --------
-        >>> late.assemble(late.read_local(1), index=1).index
-        1
+        ``index``: of the sample, or of those of a batch; parts that a worker of torch's loader has read know it.
+        ``batched``: the tensors have a batch dim 0.
         """
         if isinstance(local, Sample | JoinedSample):
             return local  # type: ignore[return-value]  # of the data sets' kind

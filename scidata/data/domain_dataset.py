@@ -189,7 +189,13 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
 
     @abstractmethod
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source; none where there is no such array."""
+        """Return the attributes that a field, or a coordinate, has in the source; none where there is no such array.
+
+        Parameters
+        ----------
+        name : str
+            A field, or of grids a coordinate.
+        """
 
     def _repr_html_(self) -> str:
         mesh = None if self.mesh is None else sizes(self.mesh.mesh_dim_names or (), self.mesh.shape)

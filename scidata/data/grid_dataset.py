@@ -224,18 +224,7 @@ class ShardedDataset(DomainDataset[GridReader, Sample[TensorT]]):
         return self.reader.sample_labels(index, step)
 
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field, or a coordinate, has in the source.
-
-        Parameters
-        ----------
-        name : str
-            A field or a coordinate.
-
-        Examples
-        --------
-        >>> ds.attributes("latitude")["units"]
-        'degrees_north'
-        """
+        """Return the attributes that a field, or a coordinate, has in the source."""
         source = self.reader.sources[0]
         return dict(source.arrays[name].attributes) if name in source.arrays else {}
 

@@ -111,18 +111,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         return Place(self.reader.info(name).entity, self.reader.entity_dim(name))
 
     def attributes(self, name: str) -> dict[str, object]:
-        """Return the attributes that a field has in the source, its units among them.
-
-        Parameters
-        ----------
-        name : str
-            A field.
-
-        Examples
-        --------
-        >>> ds.attributes("speed")
-        {}
-        """
+        """Return the attributes that a field has in the source, its units among them."""
         if name not in self.fields:
             return {}
         info = self.reader.info(name)

@@ -330,20 +330,7 @@ class IrregularSample(Sample[TensorT]):
     # -- changed -------------------------------------------------------------------------------------------------
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device.
-
-        Parameters
-        ----------
-        *args : Any
-            Arguments of ``torch.Tensor.to``.
-        **kwargs : Any
-            Arguments of ``torch.Tensor.to``.
-
-        Examples
-        --------
-        >>> sample.to(torch.float64)["speed"].dtype
-        torch.float64
-        """
+        """Return a sample whose fields went through ``Tensor.to``; edges and cells follow to the device."""
         device = torch.empty(0).to(*args, **kwargs).device
         given = (*args, *kwargs.values())
         if not any(isinstance(a, str | torch.device | Tensor) or type(a) is int for a in given):  # none names a device
@@ -374,18 +361,6 @@ class IrregularSample(Sample[TensorT]):
 
         A new field lives where an old one of the same shape does, or one whose dim of rows it has; else on the entity
         that has as many rows as its dim 0.
-
-        Parameters
-        ----------
-        fields : Mapping[str, Tensor]
-            Tensors by name.
-        dims : Mapping[str, Sequence[str]] or None, optional
-            Names of dims, as of :meth:`Sample.replace`.
-
-        Examples
-        --------
-        >>> sample.replace({"double": 2 * sample["speed"]}).entity_of("double")
-        'node'
         """
         made = super().replace(fields, dims=dims)
         places = dict(self._places)
@@ -427,18 +402,7 @@ class IrregularSample(Sample[TensorT]):
         return made
 
     def map_fields(self, functions: Mapping[str, Callable[[Tensor], Tensor]]) -> Self:
-        """Return a sample of which some fields, ghosts included, went through functions of each value by itself.
-
-        Parameters
-        ----------
-        functions : Mapping[str, Callable[[Tensor], Tensor]]
-            By field: a function of a tensor that keeps its shape.
-
-        Examples
-        --------
-        >>> sample.map_fields({"speed": torch.neg})["speed"].sum()
-        tensor(-15.)
-        """
+        """Return a sample of which some fields, ghosts included, went through functions of each value by itself."""
         held = {name: functions[name](x) if name in functions else x for name, x in self._held.items()}
         fields = {
             name: x if name not in functions else self._wrap(held[name], name) if name in held else functions[name](x)

@@ -282,19 +282,8 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
     def assemble(self, local: Any, *, index: int | list[int] | None = None, batched: bool = False) -> JoinedSample:
         """Wrap local parts as their data sets do: of one sample or, where all parts are grids, of a batch.
 
-        Parameters
-        ----------
-        local : Any
-            The part, as :meth:`read_local` gives it.
-        index : int or list[int] or None, optional
-            The sample, or the samples of a batch; may be left out of parts that a worker of torch's loader has read.
-        batched : bool, default False
-            Whether the tensors have a batch dim 0.
-
-        Examples
-        --------
-        >>> pairs.assemble(pairs.read_local(1), index=1).index
-        1
+        ``index``: of the sample, or of those of a batch; parts that a worker of torch's loader has read know it.
+        ``batched``: the tensors have a batch dim 0.
         """
         if isinstance(local, JoinedSample):
             return local

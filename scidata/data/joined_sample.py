@@ -72,18 +72,7 @@ class JoinedSample(Mapping[str, Any]):
         return type(self)({**self._parts, **parts}, key=self.key, index=self.index)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return a sample whose parts went through their ``to`` with these arguments.
-
-        Parameters
-        ----------
-        *args, **kwargs : Any
-            Arguments of ``torch.Tensor.to``.
-
-        Examples
-        --------
-        >>> sample.to(torch.float64)["now"]["u"].dtype
-        torch.float64
-        """
+        """Return a sample whose parts went through their ``to`` with these arguments."""
         return self.replace({n: x.to(*args, **kwargs) if hasattr(x, "to") else x for n, x in self.items()})
 
     def seed_generator(self, seed: int, epoch: int) -> None:

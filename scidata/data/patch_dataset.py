@@ -249,17 +249,7 @@ class PatchDataset(ShardedDataset[TensorT]):
     def normalise(
         self, stats: Statistics, *, fields: str | Sequence[str] | None = None, method: str = "mean_std"
     ) -> Self:
-        """Return a data set of normalised patches, as data sets do; statistics are not by row of a patch.
-
-        Parameters
-        ----------
-        stats : Statistics
-            Of all fields to normalise.
-        fields : str or Sequence[str] or None, optional
-            Default all that ``stats`` has.
-        method : str, default "mean_std"
-            As of other data sets.
-        """
+        """Return a data set of normalised patches, as data sets do; statistics are not by row of a patch."""
         made = super().normalise(stats, fields=fields, method=method)
         for name, scale in made.normalising.items():
             for dim, size in zip(scale.dims, scale.shift.shape, strict=True):

@@ -83,7 +83,6 @@ NO_EXAMPLE = (
     "HeteroSample.call_on_parts",
     "DomainDataset.",
     "sources.FileFormat.",
-    "PatchDataset.normalise",
 )
 
 

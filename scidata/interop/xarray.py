@@ -161,7 +161,6 @@ class _Variable:
 
     @staticmethod
     def _under_dask(name: str, array: Any) -> Any:
-        """Return the array that a dask array made of a file reads."""
         graph = dict(array.dask)
         originals = [value for key, value in graph.items() if str(key).startswith("original-")]
         if len(array.dask.layers) != _FROM_FILE or len(originals) != 1:

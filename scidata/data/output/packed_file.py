@@ -77,7 +77,6 @@ class PackedFileOutput(FlatOutput):
         os.replace(whole, target)
 
     def _read(self, folders: list[str], index: tuple[int, ...], name: str) -> bytes:
-        """Return a packed chunk of the latest run that has written it."""
         for folder in folders:
             with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, _name_of(index)), "rb") as file:
                 if packed := file.read():

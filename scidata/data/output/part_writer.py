@@ -76,7 +76,6 @@ class Staging:
         return Staged(host, event, release)
 
     def _buffer(self, tensor: torch.Tensor, *, pinned: bool) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Return a buffer like a tensor, and a function that gives it back, which any thread may call."""
         free = self._free[tuple(tensor.shape), tensor.dtype, pinned]
         host = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
         return host, lambda: free.append(host)

@@ -52,7 +52,6 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist
 
 
 def _group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Return the group of some ranks. Collective among them, where there is none yet."""
     world = dist.group.WORLD
     assert world is not None
     known, key = _groups.setdefault(world, {}), tuple(ranks)
@@ -64,14 +63,12 @@ def _group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
 
 
 def _forget_group(group: dist.ProcessGroup) -> None:
-    """Have the next group of these ranks be another."""
     for known in _groups.values():
         for key in [key for key, kept in known.items() if kept is group]:
             del known[key]
 
 
 def _domains_of(mesh: DeviceMesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the ranks of each domain of a mesh, sorted."""
     dims = [dim for dim, name in enumerate(mesh.mesh_dim_names or ()) if name in axes]
     others = [dim for dim in range(mesh.ndim) if dim not in dims]
     domains = mesh.mesh.permute(*others, *dims).reshape(-1, math.prod(mesh.size(dim) for dim in dims))

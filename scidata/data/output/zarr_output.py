@@ -103,7 +103,6 @@ class ZarrOutput:
         return [ZstdCodec(level=3), Crc32cCodec()] if self._codec == "zstd" else [Crc32cCodec()]
 
     def _numcodec(self) -> Any:
-        """Return the codec as numcodecs has it."""
         import numcodecs
 
         if self._codec in _BLOSC:
@@ -193,7 +192,6 @@ def _fill_attribute(fill: object, zarr_format: int) -> object:
 
 
 def _plain(attributes: Mapping[str, object]) -> dict[str, Any]:
-    """Return attributes as JSON has them."""
     return {name: _as_json(value) for name, value in attributes.items()}
 
 

@@ -88,7 +88,6 @@ def _is_structure(topology: RawTopology, source: Source, layout: ArrayLayout, *,
 
 
 def _place(topology: RawTopology, source: Source, layout: ArrayLayout, *, own: bool) -> tuple[str, int] | str:
-    """Return entity and position of its dimension, or why there is none."""
     if (elsewhere := _elsewhere(topology, layout)) is not None:
         return elsewhere
     entity = _said_entity(topology, layout)
@@ -131,7 +130,6 @@ def _absent(entity: str) -> str:
 
 
 def _said_entity(topology: RawTopology, layout: ArrayLayout) -> str | None:
-    """Return the entity that the array itself names, by its group or by UGRID's ``location``."""
     location = layout.attributes.get("location")
     if isinstance(location, str) and location in topology.entity_of_location:
         return topology.entity_of_location[location]

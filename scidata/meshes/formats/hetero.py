@@ -54,7 +54,6 @@ def _load(
     values: Sequence[str],
     header: HeteroHeader,
 ) -> RawSample:
-    """Read sets and relations of a file."""
     sets: dict[str, RawSet] = {}
     relations: dict[str, IntArray] = {}
     for name, num in header.sizes.items():

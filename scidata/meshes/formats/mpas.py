@@ -78,7 +78,6 @@ def open_topology(source: Source, options: Options) -> MPASTopology:
 
 
 def _period(source: Source, *, on_sphere: bool) -> tuple[float, ...] | None:
-    """Return the periods of a planar mesh that wraps."""
     if on_sphere or not str(source.attributes.get("is_periodic", "NO")).strip().upper().startswith("Y"):
         return None
     period = tuple(_width(source, f"{axis}_period") for axis in "xy")

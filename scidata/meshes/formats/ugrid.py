@@ -233,7 +233,6 @@ def _edge_connectivity(source: Source, mesh: str, attributes: Mapping[str, objec
 
 
 def _named(source: Source, mesh: str, attributes: Mapping[str, object], key: str) -> str:
-    """Return the array that an attribute of the mesh variable names."""
     if key not in attributes:
         raise UnknownNameError(
             f"{source.path}: mesh variable {mesh!r} has no attribute {key}, which names the array that is needed here"
@@ -264,7 +263,6 @@ def _rows_first(layout: ArrayLayout, said: object) -> bool:
 
 
 def _coordinates(source: Source, mesh: str, attributes: Mapping[str, object], options: Options) -> list[str]:
-    """Return the names of the nodes' coordinates: as asked, as named, else by CF's units and standard names."""
     if options.points is not None:
         return [layout.name for layout in named_arrays(source, options.points)]
     if "node_coordinates" in attributes:
@@ -306,7 +304,6 @@ def _entity_dims(source: Source, attributes: Mapping[str, object], dimension: in
 
 
 def _structure(source: Source, mesh: str, attributes: Mapping[str, object]) -> frozenset[str]:
-    """Return the arrays that describe the mesh."""
     names = {mesh}
     group = mesh.rpartition("/")[0]
     for key, value in attributes.items():

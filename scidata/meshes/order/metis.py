@@ -85,7 +85,6 @@ def order_metis(
 
 
 def _run_metis(edge_index: IntArray, num_nodes: int, num_parts: int) -> npt.NDArray[np.int32]:
-    """Return the part of each node."""
     if edge_index.shape[1] > np.iinfo(np.int32).max:
         raise ConfigError(
             f"METIS counts edges in 32 bits, and the symmetric graph has {edge_index.shape[1]}: use --order hilbert"

@@ -138,7 +138,6 @@ def reduced_gaussian(name: str, pl: Sequence[int] | None = None) -> NodeSet:
 
 
 def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
-    """Return the points of each latitude, from north to south."""
     if pl is not None:
         counts = np.asarray(pl, np.int64)
         if len(counts) != 2 * number or int(counts.min()) < 1:

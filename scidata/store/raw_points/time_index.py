@@ -150,7 +150,6 @@ class _Made:
         self._kept: list[ByteArray] = []
 
     def add(self, times: IntArray, kept: BoolArray | None) -> None:
-        """Add rows, sorted by time, and which of them are kept."""
         bins = times // self._step
         begins = np.flatnonzero(np.diff(bins, prepend=bins[0] - 1 if self.last is None else self.last // self._step))
         before = np.arange(len(times) + 1) if kept is None else np.concatenate([[0], np.cumsum(kept)])
@@ -160,7 +159,6 @@ class _Made:
             self._kept.append(np.packbits(kept, bitorder="little"))
 
     def index(self, order: IntArray | None = None) -> TimeIndex:
-        """Return the index."""
         bins, rows, kept_rows = np.concatenate([*self._columns, [[0], [self._num], [self._num_kept]]], axis=1)
         kept = np.concatenate(self._kept) if self._kept else None
         return TimeIndex(step=self._step, bins=bins[:-1], rows=rows, kept_rows=kept_rows, kept=kept, order=order)

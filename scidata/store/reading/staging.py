@@ -78,7 +78,6 @@ class StoreStaging:
         )  # fmt: skip
 
     def _stage(self, part: tuple[int, int]) -> str:
-        """Have the part of a sample that a rank has kept; return which of the counts it belongs to."""
         if self._is_full:
             return "left"
         index, rank = part
@@ -100,7 +99,6 @@ class StoreStaging:
         return "written" if missing or stats.num_reads else "there"
 
     def _end(self, index: int) -> None:
-        """Forget the entries of a stored sample after its last part."""
         folder = self._reader.sample_info(index).folder
         self._to_come[folder] -= 1
         if not self._to_come[folder]:

@@ -87,6 +87,9 @@ class Labels:
         every = np.concatenate(found) if len(found) > 1 else found[0]
         return np.broadcast_to(every[tuple(along[dim] for dim in own)], rows.shape)
 
+    def _known_of(self, dim: str) -> npt.NDArray[Any] | None:
+        return self._known.get_or_make(("known", dim), lambda: (known_labels(self._series, dim),))[0]
+
     def sources_of(self, rows: Sequence[int]) -> tuple[SampleSource, ...]:
         """Return file, row and label of each of a sample's rows: along the last dimension of samples that has labels.
 
@@ -94,7 +97,7 @@ class Labels:
         """
         series, times = self._series, list[object]([None] * len(rows))
         for dim, places in reversed(series.places_of(rows).items()):
-            (labels,) = self._known.get_or_make(("known", dim), lambda d=dim: (known_labels(series, d),))
+            labels = self._known_of(dim)
             if labels is not None:
                 times = [labels[row] for row in places] * (len(rows) // len(places))
                 break

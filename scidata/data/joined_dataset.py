@@ -156,10 +156,7 @@ class JoinedDataset(ComposedDataset[JoinedSample]):
         return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)[block_of]
 
     def _blocks(self) -> tuple[IntArray, IntArray]:
-        """Return the block of each part, ``(parts, blocks)``, and the block of each sample.
-
-        Parts whose samples share no chunks make none smaller.
-        """
+        """Return each part's blocks, ``(parts, blocks)``, and each sample's; parts without shared chunks make none."""
         found = [part.blocks() for part in self._with_blocks()]
         if not found:
             raise ConfigError("blocks: no part says which samples share chunks, as grids do; use shuffle=True")

@@ -19,10 +19,7 @@ _SHARE = 8  # of the memory that is available, one part in 8 is for decoded rows
 
 
 def memory_share(num_ranks: int | None = None) -> int:
-    """Return the bytes of decoded rows that this process keeps by default: its part of an eighth of the free memory.
-
-    Of ``num_ranks``, by default those that there are.
-    """
+    """Return how many bytes of decoded rows one of ``num_ranks`` keeps by default: its part of 1/8 of free memory."""
     if num_ranks is None:
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     return available_memory() // _SHARE // ranks_per_node(os.environ, num_ranks)

@@ -73,11 +73,7 @@ class StoreReport:
 
 
 def inspect_store(path: str | Sequence[str]) -> StoreReport:
-    """Describe a store, or the files of a series, from metadata (and coordinates, where there are several files).
-
-    Raises FileNotFoundError, UnsupportedFormatError: nothing is there, or it is of no format that scidata reads, or a
-    partitioned store.
-    """
+    """Describe a store, or the files of a series, from metadata and coordinates; raises as opening it does."""
     paths = expand_paths(path)
     if is_store(paths[0]):
         raise UnsupportedFormatError(

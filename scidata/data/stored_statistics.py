@@ -93,11 +93,7 @@ def _merged(parts: dict[str, AnyArray], size: AnyArray) -> RoundedMoments:
 
 
 def statistics_of_anemoi(reader: GridReader, name: str) -> tuple[FieldStatistics, Labels] | None:
-    """Return anemoi-datasets' statistics of each variable of a field, and the variables' labels; None without them.
-
-    They are of the period chosen when the data were made, and do not say how many values went in, unless there is an
-    array ``count``.
-    """
+    """Return anemoi-datasets' statistics of a field's variables, of a period chosen there, and labels; None without."""
     source, layout = reader.sources[0], reader.layout(name)
     dim = "variable"
     arrays = {part: source.arrays.get(there) for part, there in _ANEMOI.items()}

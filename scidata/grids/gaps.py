@@ -103,10 +103,7 @@ def _length(step: float, unit: str) -> str:
 
 
 def times_of(series: Series) -> tuple[npt.NDArray[np.float64], str] | None:
-    """Return the time of each row along the dimension of samples, and its unit, empty for seconds; None for no times.
-
-    As they are stored where all files count alike, which takes no xarray.
-    """
+    """Return each row's time, as stored where all files count alike, and its unit, "" for seconds; None: no times."""
     dim = series.sample_dim
     if dim is None:
         return None

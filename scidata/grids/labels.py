@@ -45,10 +45,7 @@ class Labels:
         return None if values is None else values[rows_of(rows)]
 
     def of_sample(self, rows: Sequence[int], steps: FieldSteps) -> dict[str, npt.NDArray[Any]]:
-        """Return those of a sample's rows by dimension: ``()`` of a single step, ``(steps,)`` of several.
-
-        Where fields have other steps, also those of each: ``"u_time"`` of a field ``u``.
-        """
+        """Return a sample's labels by dim: ``()`` of one step, else ``(steps,)``; ``"u_time"`` where fields differ."""
         found = {}
         sample_dim = self._series.sample_dim
         for dim, places in self._series.places_of(rows).items():

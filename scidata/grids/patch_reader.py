@@ -30,10 +30,7 @@ from scidata.read.context import ReadStats
 
 
 class PatchReader(GridReader):
-    """A gridded data set whose samples are patches, each cut for a domain; see :class:`GridReader`.
-
-    Buffers have room for a patch's halo on all sides; of one at an edge of the grid, rows that there are none of are 0.
-    """
+    """A grid whose samples are patches, see :class:`GridReader`; buffers have a whole halo, 0 beyond the grid."""
 
     cut: PatchPartition
     _asked: Patches

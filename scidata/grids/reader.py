@@ -204,7 +204,7 @@ class GridReader:
         return GridCut.of(dims)
 
     def sample_labels(self, index: int, step: int | None = None) -> dict[str, AnyArray]:
-        """Return the labels of one sample, or of one of its steps, by dim; ``"u_time"`` of fields with other steps."""
+        """Return the labels of a sample, or of one of its steps, by dim; ``"u_time"`` of fields with other steps."""
         steps = self.field_steps if step is None else FieldSteps(every=(step,), by_field={})
         return self.labels.of_sample(self._rows_of(index, steps), steps)
 
@@ -259,10 +259,7 @@ class GridReader:
         return sizes.numbers_of(rows, size_of(sizes))
 
     def block_bytes(self, coordinate: Mapping[str, int]) -> tuple[int, int]:
-        """Return the decoded bytes that one sample of a rank, and one block of samples, share with others.
-
-        0 where chunks hold one step.
-        """
+        """Return the decoded bytes that a rank's sample, and a block of samples, share with others; 0 for one step."""
         sizes = self.chain.sizes.of(self.part_of(coordinate))
         return sizes.bytes_of_sample, sizes.bytes_of_block
 

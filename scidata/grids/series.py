@@ -203,10 +203,7 @@ class Series:
         return i, self._row_bounds[i]
 
     def places_of(self, rows: Sequence[int]) -> dict[str, list[int]]:
-        """Return where rows of one sample lie along the dimensions of samples, in the numbering of :meth:`coordinate`.
-
-        ``rows`` are those of all members.
-        """
+        """Return where rows of a sample, counted over all members, lie along dims of samples, as :meth:`coordinate`."""
         if self.sample_dim is None:
             return {}
         if not self.outer:

@@ -107,10 +107,7 @@ def default_sampler(
     generator: torch.Generator | None,
     check: bool,
 ) -> DistributedSampler:
-    """Return the sampler of a loader that was given none, where ranks must agree.
-
-    With ``drop_last`` it drops samples that do not fill a step of all ranks, so that every rank has as many batches.
-    """
+    """Return a loader's own sampler, where ranks must agree: with ``drop_last`` all have as many batches."""
     if generator is not None and (shuffle or getattr(dataset, "mixture", None) is not None):
         raise ConfigError(
             "generator: ranks must agree on the order, which a generator of each rank's own does not ensure; "

@@ -55,10 +55,7 @@ class BaseLoader(torch.utils.data.DataLoader[BatchT]):
     # -- in words ----------------------------------------------------------------------------------------------------
 
     def facts_for_ranks(self) -> dict[str, str]:
-        """Return the arguments that all ranks must share; call it before an iteration, which moves the sampler's place.
-
-        Workers, prefetching, devices, pinned memory and timeouts may differ.
-        """
+        """Return the arguments that all ranks share; call it before an iteration, which moves the sampler's place."""
         sampler = self.index_source
         facts: dict[str, object] = {
             "batch_size": getattr(self.batch_sampler, "batch_size", self.batch_size),

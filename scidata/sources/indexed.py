@@ -251,10 +251,7 @@ def settles_in(paths: Iterable[str]) -> float:
 
 
 def _row_of(source: Source, name: str, read: Read) -> FileRow | None:
-    """Describe a file; None where that cannot be kept.
-
-    It is of another format or unfinished, changed meanwhile, or just now, so that another change may not be seen.
-    """
+    """Describe a file; None where it cannot be kept: another format, unfinished, changing, or changed just now."""
     values: dict[str, Values] = {}
     if not isinstance(source, FileSource) or not has_rows(source):
         return None

@@ -63,10 +63,7 @@ def rank_groups(count: int) -> list[range]:
 
 
 def colours_of(count: int) -> Colours:
-    """Return red, green and blue of each of ``count`` ranks, ``(count, 3)``, 0 to 1; the first ones differ most.
-
-    Many ranks have a hue for each group, and in it tones that differ most between ranks that follow each other.
-    """
+    """Return the colours of ``count`` ranks, ``(count, 3)``, 0 to 1, neighbours unlike; of many, groups have a hue."""
     from matplotlib import colormaps
 
     if count <= LEGEND_RANKS:

@@ -188,10 +188,7 @@ def _draw_parts(
 
 
 def map_axes(figure: Figure, east: float) -> tuple[Axes, float] | None:
-    """Return axes of longitude and latitude up to ``east``, degrees, and the longitude that is 0 on them.
-
-    None without cartopy. Coastlines are drawn where cartopy has them on this machine: nothing is fetched.
-    """
+    """Return cartopy's axes up to ``east`` degrees, and their middle longitude; None without it. Fetches nothing."""
     if importlib.util.find_spec("cartopy") is None:
         return None
     from cartopy.crs import PlateCarree

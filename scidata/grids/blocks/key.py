@@ -88,10 +88,7 @@ class BlockStage(Protocol):
     """One place that rows come from; a block that it lacks comes from the next stage. Thread-safe."""
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, its dims in the source's order, and the statistics of the reads it took.
-
-        Raises BusyError: another rank of the node decodes it right now, and ``wait`` is false.
-        """
+        """Return a block, dims in the source's order, and its reads. BusyError: not to wait for a rank that decodes."""
 
     def read_into(self, sample: SampleRead, names: Sequence[str]) -> ReadStats:
         """Read some fields of a sample into its buffers; return the statistics of the reads it took."""

@@ -90,10 +90,7 @@ class BlockLayout:
     # -- trajectories that are decoded together ----------------------------------------------------------------------
 
     def together(self, name: str, i: int, *, alone: bool) -> Together:
-        """Return the members that are read together with the ``i``-th of a field; ``alone``: itself.
-
-        Of a field without a dimension of trajectories, which is the same in all of them, the first has it.
-        """
+        """Return the members read together with the ``i``-th, the first where all are alike; ``alone``: itself."""
         key = name, i, alone
         found = self._together.get(key)
         if found is None:

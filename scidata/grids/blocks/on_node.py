@@ -68,10 +68,7 @@ class NodeDecoder:
         self._next.clear()
 
     def block(self, key: BlockKey, *, wait: bool = True) -> tuple[Rows, ReadStats]:
-        """Return a block, each chunk of it decoded by one rank of the node, and the statistics of the reads done here.
-
-        Shares that another rank decodes right now come last.
-        """
+        """Return a block, each chunk decoded by one rank of the node, and the reads done here; busy ones come last."""
         if key.name not in self._worth.by_node or not self._shares.is_mine(key.part.position):
             return self._next.block(key, wait=wait)
         block = self._opened(key)

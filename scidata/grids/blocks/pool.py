@@ -117,10 +117,7 @@ class BlockPool:
         return self._blocks.get(key) is not None
 
     def give_up(self, key: BlockKey) -> None:
-        """Say that no use of a block is in sight: it is kept for the next epoch only where there is room for all.
-
-        One that others than the samples so far need stays while there is room: in an order by blocks they come.
-        """
+        """Say that no use of a block is in sight: it stays while there is room for all, or others still need it."""
         block = self._blocks.get(key)
         if block is not None and block.left <= 0 and not self.sizes.of(key.part).keeps_all:
             self._blocks.drop(key)
@@ -181,10 +178,7 @@ class BlockPool:
         return stats
 
     def read_ahead(self, key: BlockKey, *, wait: bool = True) -> bool:
-        """Read a block, unless it is kept; samples that need it then wait for it. The next sample counts the read.
-
-        Return false, ``wait`` being so, where another rank of the node decodes it right now.
-        """
+        """Read a block, unless kept; the next sample counts the read. False: no ``wait`` for a rank that decodes it."""
         stats: list[ReadStats] = []
         try:
             self._block(key, stats, wait=wait, ahead=True)

@@ -74,10 +74,7 @@ class BlockSizes:
 
     @property
     def left(self) -> int:
-        """Return the bytes that other data sets of this process leave; 0 in a worker process, which has others beside.
-
-        Training and validation data, or parts of a mix, have one share of the memory together to keep all of.
-        """
+        """Return the bytes that other data sets of this process, which share them, leave; 0 in a worker process."""
         return self.limit - sum(_kept.values()) if self._process == os.getpid() else 0
 
     def __getstate__(self) -> dict[str, object]:

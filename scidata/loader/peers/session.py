@@ -102,10 +102,7 @@ class Session:
         return facts | ({"the fingerprint of the data set": fingerprint} if fingerprint else {})
 
     def found(self, text: str, *, tell: bool) -> None:
-        """Raise in the loop, as soon as it comes to a step, or waits for another rank, that ranks disagree.
-
-        ``tell``: on all ranks, where a collective may end with this one before they know.
-        """
+        """Raise in the loop, at its next step or wait, that ranks disagree; ``tell``: on all, before a collective."""
         event = self._event("disagree", -1, text)
         self._board.events.append(self._board.post(event) if tell else event)
 

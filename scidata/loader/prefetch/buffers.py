@@ -31,10 +31,7 @@ _LINE = 64  # bytes: each field begins at a cache line
 
 
 class Places(NamedTuple):
-    """Where the fields of a batch of ``rows`` samples lie in one block of ``size`` bytes, ``nbytes`` of them used.
-
-    Each field has the byte where it begins, its dtype and its shape ``(rows, *shape)``.
-    """
+    """Where fields of ``rows`` samples lie in a block of ``size`` bytes: first byte, dtype, and ``(rows, *shape)``."""
 
     rows: int
     size: int
@@ -53,10 +50,7 @@ class Places(NamedTuple):
 
 
 class BufferSet:
-    """Memory for the samples of a batch of grids: a tensor ``(rows, *shape)`` a field, all in one block.
-
-    Page-locked fields have a block each: torch's allocator must know the tensor that the user copies from.
-    """
+    """Memory for a batch of grids: a tensor ``(rows, *shape)`` a field, in one block; page-locked ones in their own."""
 
     __slots__ = ("_arrays", "_tensors", "memory", "nbytes")
 
@@ -161,10 +155,7 @@ class Ring(Generic[SetT]):
         self.wake()
 
     def fit(self, limit: int) -> None:
-        """Change how many batches there may be, where the next one is asked for.
-
-        The one batch that the user has at that moment is usually the loop's variable, about to be let go.
-        """
+        """Change how many batches there may be from the next one on, besides the one that the user has."""
         self._num_given = len(self._memory.given)  # what other iterators give meanwhile does not count
         self.limit, self._max_live = limit, limit + max(1, self._num_given)
         self.wake()

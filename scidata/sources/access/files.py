@@ -202,10 +202,7 @@ class FileCache:
         return os.stat(path) if handle is None else handle.status()
 
     def opened(self, path: str, real: str) -> os.stat_result | None:
-        """Open a local file that is read next; return its status, or None where its path has links in it.
-
-        ``real``: the path where it has none. Raises OSError: there is none, or it is a link.
-        """
+        """Open a local file that is read next; return its status, or None where links lead elsewhere than ``real``."""
         return self._handle(path, real).status_at(real)
 
     def is_locked(self, path: str) -> bool:

@@ -62,10 +62,7 @@ class Validators:
         return Validator(_digest(texts, places), changed)
 
     def are_still(self, paths: Sequence[str], known: Validator, places: bytes = b"") -> bool:
-        """Say whether files that were read meanwhile have still the content that was theirs before.
-
-        Of objects those are asked for whose reading did not say so.
-        """
+        """Say whether files read meanwhile are as before; objects whose reading did not say are asked for."""
         texts, _ = self._texts_of(paths)
         if _digest(texts, places) != known.digest:
             return False

@@ -55,10 +55,7 @@ class OpenSessions:
                 _close(other, wait=0)  # one that is being used closes another time
 
     def close_older(self, path: str, version: Version) -> None:
-        """Close earlier versions of a file, which other sessions have open, before it is opened anew.
-
-        Where a file was written again in place, HDF5 would take it for the one that is open, and keep its old metadata.
-        """
+        """Close earlier versions of a file, which HDF5 would take for the one that is opened anew in its place."""
         if self._pid != os.getpid():  # they are the parent's
             return
         with self._lock:

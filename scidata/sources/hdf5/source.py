@@ -235,10 +235,7 @@ class HDF5Source(FileSource[Contents]):
         return self._contents
 
     def facts(self, *, look: bool = True) -> FileFacts:
-        """Return the description as an index keeps it, with the places of chunks where there are few.
-
-        ``look``: also of those that have not been looked at; else of coordinates alone.
-        """
+        """Return the description for an index, with places of few chunks; ``look``: of all, not only coordinates."""
         contents = self._read()
         arrays: list[tuple[ArrayLayout, dict[str, object], list[int]]] = []
         for name, layout in contents.arrays.items():

@@ -221,10 +221,7 @@ class Naming:
 
 
 def is_scale(attributes: Attributes) -> bool:
-    """Say whether they are those of a dimension scale.
-
-    Scales and labels are read from their attributes: HDF5's own H5DS functions free twice on some damaged files.
-    """
+    """Say whether these are a dimension scale's attributes; HDF5's own H5DS functions free twice on damaged files."""
     return "CLASS" in attributes and plain_value(attributes.read("CLASS")) == "DIMENSION_SCALE"
 
 

@@ -186,10 +186,7 @@ class JsonSet:
         )
 
     def attach(self, records: Iterable[ArrayRecord]) -> None:
-        """Make the tables of the arrays; the references themselves are let go.
-
-        Raises CorruptDataError: a key that is no chunk of its array, or a reference that makes no sense.
-        """
+        """Make the tables of the arrays and let the references go; CorruptDataError of those that make no sense."""
         arrays = {record.prefix: _Rows(record) for record in records}
         names: dict[str, int] = {}
         num_bytes = 0

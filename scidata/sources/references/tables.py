@@ -108,10 +108,7 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 
 
 class DocumentTree:
-    """A tree of metadata documents alone, as :class:`scidata.sources.zarr.tree.Tree` has them.
-
-    Raises RefusedError: a key is no path inside a store.
-    """
+    """A tree of metadata documents alone, as :class:`scidata.sources.zarr.tree.Tree`; RefusedError of outward keys."""
 
     def __init__(self, store: str, documents: Mapping[str, bytes]) -> None:
         self._store = url_of(store)

@@ -169,10 +169,7 @@ class LocalTree:
         return -1 if status is None else status.st_size
 
     def open_size(self, path: str) -> int:
-        """Return the size of the file at a location, -1 where there is none, and open it: it is read next.
-
-        The system says whether a link leads to it; where one does, or may, it is looked at as others are.
-        """
+        """Return the size of the file at a location, -1 where there is none, and open it: it is read next."""
         root, real = self._root, self._real
         try:
             status = files().opened(path, path if root == real else real + path[len(root) :])

@@ -135,10 +135,7 @@ def fill_value_of(value: object, dtype: np.dtype[np.generic], where: str) -> Arr
 
 
 def cf_fill_value(value: object, dtype: np.dtype[np.generic]) -> object:
-    """Return a ``_FillValue`` attribute as a NumPy scalar of ``dtype`` in native order, as xarray decodes it.
-
-    A value that is not one of ``dtype`` (such as 255 for an ``_Unsigned`` int8) comes back as it is.
-    """
+    """Return ``_FillValue`` as a native scalar of ``dtype``, as xarray decodes it; as it is where it is none."""
     native = dtype.newbyteorder("=")
     try:
         return _convert(value, native)[()]

@@ -116,10 +116,7 @@ class KeptFiles:
 
     @contextlib.contextmanager
     def claimed(self, file: File, blocks: Sequence[int]) -> Iterator[tuple[list[int], dict[int, Future[None]]]]:
-        """Claim blocks to fetch: give those claimed, and by block the futures that end when other threads let go.
-
-        A thread that has claimed some waits for no other one before it has let go.
-        """
+        """Claim blocks to fetch; give these, and futures of those that other threads fetch, to wait for afterwards."""
         done: Future[None] = Future()
         slots = {i: (os.getpid(), self._key(file.name, i)) for i in blocks}  # a forked child's threads are others
         found = {i: self._claims.setdefault(slot, done) for i, slot in slots.items()}

@@ -96,10 +96,7 @@ class Store:
         return self._samples.put(index, self.manifest.samples[index])
 
     def source(self, index: int) -> ZarrSource:
-        """Return the Zarr source of a sample, the same one at each call until those of many others were asked for.
-
-        Raises RefusedError: its folder is a link out of the store.
-        """
+        """Return the Zarr source of a sample, kept until many others are asked for; RefusedError: an outward link."""
         info = self.sample(index)
         source = self._sources.get(index)
         if source is None:

@@ -203,7 +203,7 @@ class Series:
         return i, self._row_bounds[i]
 
     def places_of(self, rows: Sequence[int]) -> dict[str, list[int]]:
-        """Return where rows of a sample, counted over all members, lie along dims of samples, as :meth:`coordinate`."""
+        """Return where a sample's rows, of all members, lie along dims of samples, as :meth:`coordinate` has them."""
         if self.sample_dim is None:
             return {}
         if not self.outer:

@@ -70,7 +70,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             assert isinstance(item, pytest.Function)
             if item.callspec.id in mark.args:
                 item.add_marker("slow")
+    _leave_two_ranks_to_three(items)
     items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def _leave_two_ranks_to_three(items: list[pytest.Item]) -> None:
+    """Make a case on two ranks slow that runs on three as well, where more can go wrong."""
+    cases: dict[tuple[str, str], dict[int, pytest.Item]] = {}
+    for item in items:
+        values = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        if type(num_ranks := values.pop("num_ranks", None)) is int:
+            cases.setdefault((item.nodeid.partition("[")[0], repr(values)), {})[num_ranks] = item
+    for case in cases.values():
+        if {2, 3} <= case.keys() and not case[3].get_closest_marker("slow"):
+            case[2].add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -65,7 +65,7 @@ def check_cases(rank, num_ranks, backend, stride):
 @pytest.mark.slow_for("2-aot_eager-1", "3-aot_eager-1", "2-inductor-10")
 @pytest.mark.parametrize(
     ("num_ranks", "backend", "stride"),
-    [(2, "aot_eager", 10), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
+    [(2, "aot_eager", 20), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
 )
 def test_every_case(num_ranks, backend, stride):
     for found in run_ranks(check_cases, num_ranks, backend, stride, timeout=600):
@@ -94,7 +94,7 @@ def check_pointwise(rank, num_ranks, stride):
 
 
 @pytest.mark.slow_for("3-1")
-@pytest.mark.parametrize(("num_ranks", "stride"), [(2, 23), (3, 1)])
+@pytest.mark.parametrize(("num_ranks", "stride"), [(2, 47), (3, 1)])
 def test_pointwise(num_ranks, stride):
     run_ranks(check_pointwise, num_ranks, stride, timeout=300)
 
@@ -127,7 +127,7 @@ def check_precision(rank, num_ranks, stride):
 
 
 @pytest.mark.slow_for("3-1")
-@pytest.mark.parametrize(("num_ranks", "stride"), [(2, 97), (3, 1)])
+@pytest.mark.parametrize(("num_ranks", "stride"), [(2, 197), (3, 1)])
 def test_precision(num_ranks, stride):
     (found, *_) = run_ranks(check_precision, num_ranks, stride, timeout=600)
     eager = {name: reason for name, reason in found.items() if reason}

@@ -73,7 +73,8 @@ def check(rank, num_ranks, table):
             for kinds in formula.kinds(dtype):
                 turn += 1
                 whole = [rows(kinds, dtype, seed) for seed in range(formula.operands)]
-                for sizes in LAYOUTS[num_ranks] if len(kinds) > 1 else [LAYOUTS[num_ranks][turn % 3]]:
+                every = LAYOUTS[num_ranks]
+                for sizes in every if len(kinds) > 1 and num_ranks == 2 else [every[turn % 3]]:
                     spec = ShardSpec.even(mesh, [Shard(1)], whole[0].shape, {0: sizes})
                     parts = [shard_of(x, spec).requires_grad_(formula.grad) for x in whole]
                     said = f"{formula.name} {dtype} {sizes}"

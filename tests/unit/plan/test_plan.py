@@ -531,6 +531,7 @@ def _forget_plans():
     array._cuts._kept.clear()
 
 
+@pytest.mark.slow_for("scattered")
 @pytest.mark.parametrize(
     "rows",
     [

@@ -190,6 +190,7 @@ class TestParts:
         assert sum(shares) == pytest.approx(5)
         assert_same_tree(whole, tmp_path / "s")
 
+    @pytest.mark.slow_for("")
     @pytest.mark.parametrize("importing", ["", "numpy"])
     def test_interrupted_jobs(self, files: list[Path], tmp_path: Path, importing: str) -> None:
         code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'scidata'"

@@ -117,10 +117,7 @@ class StorePlan(RankReads):
 
 
 def plan_store(reader: StoreReader | PointsReader, sample: int = 0, *, tick: Tick | None = None) -> StorePlan:
-    """Plan one sample for every rank of the reader's domain, one after the other.
-
-    Which ghosts a rank has follows from the edges and positions that it reads, so these are read.
-    """
+    """Plan one sample for every rank, one after the other; edges and positions are read, for the ghosts."""
     num_ranks, cut = reader.num_parts, reader.partition_of(sample)
     sums = np.zeros((len(TOTALS), num_ranks), np.int64)
     exact, needs = True, []

@@ -44,10 +44,7 @@ def layouts_of(extent: int, num_ranks: int) -> list[tuple[int, ...]]:
 
 
 def specs_of(mesh: DeviceMesh, shapes: Sequence[Sequence[int]], dims: Dims, turn: int) -> list[ShardSpec | None]:
-    """Return a layout of each tensor: the one of :func:`layouts_of` that has its turn; tensors of one extent alike.
-
-    On two axes the second cuts the next dim of an only tensor that has another one; else it replicates.
-    """
+    """Return a layout of each tensor, tensors of one extent alike; a second axis cuts the next dim, or replicates."""
     specs: list[ShardSpec | None] = []
     for shape, dim in zip(shapes, dims, strict=True):
         if dim is None:

@@ -163,10 +163,7 @@ def distinct_dims(fields: Mapping[str, OutputField], taken: Mapping[str, int]) -
 def chunks_of(
     dims: Sequence[str], shape: Sequence[int], itemsize: int, given: Mapping[str, int], source: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Choose the chunks of one step: those given, else the source's; where these are large, or unknown, parts of them.
-
-    Does not depend on the ranks, so that the output is the same for any number of them.
-    """
+    """Choose the chunks of one step, on any number of ranks: those given, else the source's, or parts of large ones."""
     chunks = [min(size, each) if each else size for size, each in zip(shape, source or shape, strict=True)]
     chunks = [given.get(dim, max(1, chunk)) for dim, chunk in zip(dims, chunks, strict=True)]
     while math.prod(chunks) * itemsize > MAX_CHUNK_BYTES:  # the first dimensions first: rows stay long

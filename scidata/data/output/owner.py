@@ -88,10 +88,7 @@ class Owner:
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
-        """Leave this run's name. For the first rank, while it holds :meth:`Place.locked`.
-
-        Raises OutputError: another run was faster.
-        """
+        """Leave this run's name, on the first rank, under :meth:`Place.locked`. OutputError: another run was faster."""
         self._place.put(_beat(self.run), str(time.time()))
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         text = json.dumps(asdict(ProcessId.own()) | {"run": self.run, "since": now})
@@ -109,10 +106,7 @@ class Owner:
         return _OWNER, _beat(self.run)
 
     def watch(self, lost: Callable[[OutputError], None]) -> None:
-        """Begin to give signs of life, and call ``lost``, from a thread, where another run takes over.
-
-        For the first rank.
-        """
+        """On the first rank, give signs of life, and call ``lost``, from a thread, where another run takes over."""
         self._thread = threading.Thread(target=self._watch, args=(lost,), name="scidata-owner", daemon=True)
         self._thread.start()
 

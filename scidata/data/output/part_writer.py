@@ -132,10 +132,7 @@ class PartWriter:
         self._buffers: dict[str, Array] = {}
 
     def write(self, step: int, parts: Sequence[Part]) -> set[int]:
-        """Write this rank's parts of a step, or keep them until all steps that share its chunks are there.
-
-        Return the steps that are written now.
-        """
+        """Write a step's parts, or keep them until all steps that share its chunks are there; return those written."""
         first, num = self._layout.block_of(step)
         block = self._blocks.setdefault(first, _Block(first, num))
         for part in parts:
@@ -164,10 +161,7 @@ class PartWriter:
             self._output.write(part.field, at, values.reshape([rows.stop - rows.start for rows in at]))
 
     def _exchanged(self, part: Part, step: int) -> Iterator[tuple[Box, Array]]:
-        """Yield the global boxes of a field of a step that this rank writes, with their stored values.
-
-        The box that needs no other rank's rows comes first, while these are on their way.
-        """
+        """Yield boxes of a field that this rank writes, and values: first the one that needs no other rank's rows."""
         route, field = part.route, part.field
         packed = field.packing.pack(part.staged.values(), f"{self._path}: field {field.name!r} of step {step}")
         coming = []

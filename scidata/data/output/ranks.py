@@ -128,10 +128,7 @@ class Ranks:
         return None if self._board is None or not self._name else self._board.base.below(self._name)
 
     def share(self, value: object, combine: Callable[[list[Any]], T]) -> T:
-        """Return what the first rank makes of the values of all, in the order of the ranks. Collective; JSON.
-
-        All ranks read the result from one store: it should not grow with their number.
-        """
+        """Return what the first rank makes of all ranks' values, which should stay small. Collective; JSON."""
         if self._posts is None:
             return combine([value])
         self._num_shared += 1
@@ -174,20 +171,14 @@ class Ranks:
             raise failure
 
     def agree(self, error: BaseException | None) -> None:
-        """Raise, on all ranks, where one has met an error. Collective.
-
-        Raises RankFailedError: with that rank's error; there, the error itself.
-        """
+        """Raise, on all ranks, where one has met an error: RankFailedError, and there the error itself. Collective."""
         if error is not None:
             self.tell(error)
             raise error
         self.share(None, itemgetter(0))
 
     def run_on_first(self, run: Callable[[], T]) -> T | None:
-        """Run something on the first rank, while the others wait; return its result there. Collective.
-
-        Raises as :meth:`agree`.
-        """
+        """Run something on the first rank; return its result there. Collective; raises as :meth:`agree`."""
         error, found = None, None
         if self.is_first:
             try:

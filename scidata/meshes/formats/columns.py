@@ -144,10 +144,7 @@ class ColumnsSource(RowsSource):
 
 
 class RaggedSource(RowsSource):
-    """Features (profiles, trajectories, stations) of other lengths; arrays of features become columns of their rows.
-
-    A column named like the dim of features has the number of each row's feature.
-    """
+    """Features (profiles, stations) of other lengths, as columns of rows; one named like their dim numbers them."""
 
     def __init__(self, source: Source, said: ArrayLayout, rows: str) -> None:
         super().__init__(source)

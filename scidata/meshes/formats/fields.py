@@ -249,10 +249,7 @@ def _signature(part: RawField, *, timed: bool) -> tuple[object, ...]:
 
 
 def short_names(fields: Mapping[str, RawField], every: Collection[str]) -> dict[str, RawField]:
-    """Drop the group from ``node/<name>`` where no other entity has the name.
-
-    ``every`` are the names of all arrays, chosen or not, so that a field's name does not depend on the choice.
-    """
+    """Drop the group from ``node/<name>`` where no other entity has the name, of ``every`` array, chosen or not."""
     counts = Counter(map(base_name, set(every) | set(fields)))
     named: dict[str, RawField] = {}
     for name, field in fields.items():

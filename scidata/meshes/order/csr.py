@@ -71,10 +71,7 @@ def csr_from_edges(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> CS
 
 
 def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
-    """Sort edges of which destination, source and row go into one word together.
-
-    As :func:`stable_sort`, with one copy of the edges fewer: the words' own memory becomes ``edge_id``.
-    """
+    """Sort edges that fit into a word each, as :func:`stable_sort`; the words' own memory becomes ``edge_id``."""
     # A word is destination | source | row. Among 4 nodes (2 bits) and 3 edges (2 bits) edge 2, from 1 to 3, is
     # 11 01 10. Sorted words are the edges by destination, then source, then row; each part is masked out again.
     num_bits, row_bits = np.uint64(id_bits(num_nodes)), np.uint64(max(len(source) - 1, 0).bit_length())
@@ -107,9 +104,6 @@ def _csr_of_words(source: NodeIds, target: NodeIds, num_nodes: int) -> CSR:
 
 
 def symmetrise(src: npt.ArrayLike, dst: npt.ArrayLike, num_nodes: int) -> IntArray:
-    """Return both directions of every edge, each once and without self-loops, by (destination, source).
-
-    Returns ``(2, num_edges)`` int64: sources, destinations.
-    """
+    """Return both directions of edges once, no self-loops, by (destination, source): ``(2, num_edges)`` int64."""
     source, target = node_ids(src, num_nodes, "sources"), node_ids(dst, num_nodes, "destinations")
     return both_directions(undirected_keys(source, target, num_nodes), num_nodes)

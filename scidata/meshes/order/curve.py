@@ -67,10 +67,7 @@ def hilbert_keys(points: npt.ArrayLike, *, box: Box | None = None) -> npt.NDArra
 
 
 def keys_of_cells(cells: IntArray, num_bits: int) -> npt.NDArray[np.uint64]:
-    """Return the position of grid cells along the curve that fills a ``2**num_bits`` wide square or cube.
-
-    - ``cells``: ``(2 or 3, num)`` int64, each coordinate in ``[0, 2**num_bits)``.
-    """
+    """Return the keys of cells ``(2 or 3, num)``, in ``[0, 2**num_bits)``, along the curve that fills their box."""
     num_axes, num = cells.shape
     keys = np.zeros(num, np.uint64)
     entry = np.zeros(num, np.int64)

@@ -173,10 +173,7 @@ class _SizeClass:
 
 
 def _by_size(cells: _Cells, *, on_sphere: bool, tied: float) -> Iterator[_SizeClass]:
-    """Sort the cells with area by size, each class half as large as the one before.
-
-    So that small cells are not all looked at wherever a large one could reach.
-    """
+    """Sort cells with area into classes of half the size each: a large one then slows down no small ones."""
     rows = np.flatnonzero(cells.turn)
     centres, reach = np.empty((len(rows), 3)), np.empty(len(rows))
     for here in blocks(len(rows), neighbours.BLOCK_ROWS):
@@ -205,10 +202,7 @@ _BLOCK = 1 << 14
 
 
 def orientations(one: FloatArray, two: FloatArray, points: FloatArray) -> Signs:
-    """Return the sign of ``det(one, two, point)``, exactly, for rows of ``(num, 3)`` float64 each.
-
-    1 where ``point`` lies to the left of the way from ``one`` to ``two``, seen from outside; 0 on it.
-    """
+    """Return the exact sign of ``det(one, two, point)``, rows ``(num, 3)``: 1 left of the way, seen from outside."""
     (ax, ay, az), (bx, by, bz), (px, py, pz) = one.T, two.T, points.T
     value, size = np.zeros(len(points)), np.zeros(len(points))
     for (u, v), (s, t), w in (((ay, az), (by, bz), px), ((az, ax), (bz, bx), py), ((ax, ay), (bx, by), pz)):

@@ -156,10 +156,7 @@ def _counts(kind: str, number: int, pl: Sequence[int] | None) -> IntArray:
 
 
 def gaussian_latitudes(num: int) -> FloatArray:
-    """Return the sines of the Gaussian latitudes from north to south, ``(num,)``, for an even ``num``.
-
-    By Newton's method on the Legendre polynomial: NumPy takes the eigenvalues of a dense matrix.
-    """
+    """Return the sines of ``num`` (even) Gaussian latitudes, north to south, by Newton's method on the polynomial."""
     order = np.arange(1, num // 2 + 1)
     x = np.cos(np.pi * (order - 0.25) / (num + 0.5))  # Tricomi's first term, good to 1 / num**2
     for _ in range(_NEWTON_STEPS):

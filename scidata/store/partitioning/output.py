@@ -58,10 +58,7 @@ class Part:
 
 @contextlib.contextmanager
 def claim_output(out: str, part: Part | None) -> Iterator[None]:
-    """Make the folder if need be, and hold it as long as the context lasts.
-
-    Raises ConfigError: it holds files that are no part of a store, or another run is writing there.
-    """
+    """Make and hold the folder; ConfigError where it has other files, or another run is writing there."""
     import fcntl
 
     _check_contents(out)

@@ -40,10 +40,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """The columns of a file that say which rows are in a window.
-
-    - ``where``: rows that are kept, by column: a value, several, or a slice that holds both ends.
-    """
+    """The columns that say which rows are in a window; ``where``: values, or a closed slice, that rows must have."""
 
     source: Source
     time: TimeColumn
@@ -85,11 +82,7 @@ class Table:
 
 
 def open_table(source: Source, time: str, where: Mapping[str, Any] | None, *, allow_missing: bool) -> Table:
-    """Describe a table, from metadata alone.
-
-    Raises UnknownNameError, FieldMismatchError, UnsupportedFormatError: no such column, or one that tells no times, or
-    has not one value of each row.
-    """
+    """Describe a table by its metadata; raises where a column is not there, tells no times, or is no row's value."""
     column = time_column(array_of(source, time))
     for name, wanted in (where or {}).items():
         layout = array_of(source, name)

@@ -54,10 +54,7 @@ class StoreStaging:
         return self._reader.num_samples * len(self._ranks)
 
     def run(self, *, jobs: int = 4, tick: Callable[[], None] = lambda: None) -> StagedStore:
-        """Fetch the missing blocks; call ``tick`` for each part that is done, in this thread.
-
-        Raises OutputError: the disk is full, or cannot be written; SciDataError, OSError: the store cannot be read.
-        """
+        """Fetch the missing blocks; call ``tick`` here for each part. OutputError where they cannot be written."""
         done, left = Counter[str](), Counter({i: len(self._ranks) for i in range(self._reader.num_samples)})
 
         def take(part: tuple[int, int], count: str) -> None:

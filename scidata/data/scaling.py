@@ -31,10 +31,7 @@ _FEW = 1 << 10  # of fewer that share shift and scale, all are done by broadcast
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scale:
-    """How one field is normalised.
-
-    - ``shift``, ``scale``: float64, a dimension for each of ``dims``, of 1 or of the whole field's rows.
-    """
+    """How one field is normalised; ``shift`` and ``scale`` are float64, with each of ``dims``, of 1 or all rows."""
 
     dims: tuple[str, ...]
     shift: FloatArray

@@ -80,7 +80,7 @@ class Rows(NamedTuple):
 def pyg_of(
     sample: _Fields, asked: Mapping[str, Columns | EdgeColumns | None], *, khop: bool, by_hop: bool
 ) -> _Container:
-    """Return the ``Data`` or ``HeteroData`` of a sample; ``asked``: fields by PyG's names ``x``, ``y``. Collective."""
+    """Return the ``Data`` or ``HeteroData`` of a sample; ``asked``: fields by PyG's ``x``, ``y``, … Collective."""
     topology = sample.topology
     several = topology.entity == JOINT
     data = optional_module("torch_geometric.data", "to_pyg() needs torch_geometric", "pyg")

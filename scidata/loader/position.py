@@ -70,10 +70,7 @@ class DealtPosition:
 
 
 class CountedPosition:
-    """The place of one iteration over a sampler of which nothing is known.
-
-    The order of torch's ``RandomSampler`` comes from one number, drawn as torch draws it, that is saved with the place.
-    """
+    """The place in a sampler of which nothing is known; torch's ``RandomSampler`` is drawn from one saved number."""
 
     def __init__(self, sampler: Any, index_sampler: Any) -> None:
         self._sampler = sampler

@@ -16,11 +16,7 @@ _REST = 4 << 20  # plans, stacks of threads
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPromise:
-    """Bytes beyond those of the imports and of the loop, of one rank.
-
-    - ``chunks``: encoded chunks, chunks of which a part is wanted and memory of decompressors, in all threads that
-      decode.
-    """
+    """Bytes of one rank beyond imports and loop; ``chunks``: those being decoded, in all threads, and decompressors."""
 
     pool: int
     batches: int

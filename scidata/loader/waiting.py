@@ -27,10 +27,7 @@ _begun: list[weakref.ref[WaitWatch]] = []  # the shuffled epoch that was begun l
 
 
 def warn_of_pairs(epoch: WaitWatch, sampler: object) -> None:
-    """Warn where the shuffled epochs of two data sets are begun before either is asked for a batch, as ``zip`` does.
-
-    A loader that is begun later, in the midst of the other's epoch, is not noticed: validation does that, too.
-    """
+    """Warn where the shuffled epochs of two data sets begin before either gives a batch, as under ``zip``."""
     if not getattr(sampler, "shuffle", isinstance(sampler, RandomSampler)):
         return
     other = _begun[0]() if _begun else None
@@ -73,10 +70,7 @@ def warn_of_shared_blocks(sampler: DistributedSampler) -> None:
 
 
 def warn_of_copies(sampler: object) -> None:
-    """Warn where each of several processes goes through all samples: a data set without a mesh, no sampler for ranks.
-
-    What deals samples to ranks (Accelerate, Lightning, torch's ``DistributedSampler``) has put one of its own there.
-    """
+    """Warn where each of several processes goes through all samples: no mesh, and no sampler that deals to ranks."""
     if type(sampler) in (RandomSampler, SequentialSampler) and (num_ranks := _num_ranks()) > 1:
         warnings.warn(
             f"scidata.DataLoader: all {num_ranks} processes read all samples, whole: the data set has no mesh. "

@@ -53,11 +53,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """The bytes of a file that its description was made of.
-
-    - ``blocks``: in the order in which they are found, the first at the begin of the file.
-    - ``addresses``: by array: where its values, or the index of its chunks, lie, if its metadata say so.
-    """
+    """The bytes of a file that describe it: blocks as found, and by array the addresses of values or chunk indexes."""
 
     blocks: Sequence[Block]
     size: int

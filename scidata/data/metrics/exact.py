@@ -120,10 +120,7 @@ def rounded_sum(terms: FloatArray) -> FloatArray:
 
 
 def _apart(terms: FloatArray) -> FloatArray:
-    """Return terms of the same sum in falling order, each at most half the last bit of the one before it.
-
-    Knuth's exact addition of two numbers, up and up the list until it changes nothing.
-    """
+    """Return terms of the same sum, falling, each at most half the last bit of the one before, by Knuth's addition."""
     terms = fewer_terms(terms).copy()
     changed = len(terms) > 1
     while changed:

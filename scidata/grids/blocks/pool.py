@@ -53,10 +53,7 @@ Reads: TypeAlias = Mapping[str, Sequence[BlockRead]]
 
 
 class BlockPool:
-    """The decoded rows of a reader's fields that are kept for other samples. Thread-safe; pickles empty.
-
-    Behind URLs, fields are read on threads of their own, because that takes round trips.
-    """
+    """Decoded rows of fields, kept for other samples; behind URLs read on own threads. Thread-safe; pickles empty."""
 
     def __init__(self, following: BlockStage, sizes: BlockSizes, planner: Planner) -> None:
         self._next, self._layout, self._planner = following, sizes.layout, planner

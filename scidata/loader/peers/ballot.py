@@ -39,11 +39,7 @@ class OwnBallot:
 
 
 class CommonBallot:
-    """For all ranks of a watch.
-
-    A sample is left out on all ranks that read it. A step of which one dp rank has nothing left is left out on all, so
-    that all take the same number of steps.
-    """
+    """For all ranks of a watch: a sample, or step that leaves one dp rank nothing, is left out on all alike."""
 
     def __init__(self, watch: Watch, session: Session) -> None:
         self._rank, self._dp_rank, self._num_ranks = watch.rank, watch.dp_rank, len(watch.ranks)

@@ -48,11 +48,7 @@ class _Copy(Generic[SetT]):
 
 
 class DeviceCopier(Generic[SetT]):
-    """Copies batches to a device, ahead of their use.
-
-    Memory of the host is written again only after the event of its copy: the places of the latest batch are kept until
-    the next one is handed over.
-    """
+    """Copies batches ahead of their use to a device; host memory is free after the copy's event, at the next batch."""
 
     def __init__(self, ring: Ring[SetT], transfer: SideStream) -> None:
         self._ring, self._transfer = ring, transfer

@@ -87,7 +87,7 @@ def keep_document(url: Url, found: bytes | Exception) -> None:
 
 
 def read_documents(urls: Sequence[Url], most: int) -> list[bytes | Exception]:
-    """Read objects of ``most`` bytes side by side; return errors in place of those that cannot be read."""
+    """Read objects of at most ``most`` bytes side by side; return errors in place of those that cannot be read."""
     kept = [_documents.get(_key(url)) for url in urls]
     asked = iter(each([url for url, found in zip(urls, kept, strict=True) if found is None], "document", most=most))
     answers = [next(asked) if found is None else found for found in kept]

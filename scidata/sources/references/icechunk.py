@@ -67,11 +67,7 @@ def _run(call: Callable[[], Awaitable[_T]]) -> _T:
 
 
 class Repository:
-    """One snapshot of a repository.
-
-    - ``path``: the repository, and which of its snapshots (``@branch=``, ``@tag=``, ``@snapshot=``), default ``main``'s
-      last.
-    """
+    """One snapshot of a repository, by default ``main``'s last; the path may name another, or a branch or tag."""
 
     def __init__(self, path: str, snapshot: str | None) -> None:
         self._path = path

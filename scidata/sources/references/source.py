@@ -85,10 +85,7 @@ class ReferenceLocator(Locator):
         return found
 
     def places_of(self, record: ArrayRecord, coordinates: IntArray) -> tuple[tuple[str, ...], bytes]:
-        """Return the files and URLs that chunk files lie in, and a digest of their places, or of inline bytes.
-
-        Files that never change are left out, which takes no round trip to know.
-        """
+        """Return the files of chunks, but for lasting ones, and a digest of their places or inline bytes."""
         found, content = self.find_files(record, coordinates), hashlib.sha256()
         names = [path.identity if isinstance(path, Url) else path for path in found.paths]
         for coordinate, at, *place in zip(

@@ -314,10 +314,7 @@ class ZarrSource:
         return None if record is None else state.chunks.finder(record)
 
     def expect(self, layout: ArrayLayout, chunks: IntArray) -> ChunkRefs:
-        """Find the bytes of chunks for a read of them: as :meth:`locate`, without a request for each chunk before.
-
-        The places may be ``unseen``: the answers to the read then tell which chunks are there, and how large.
-        """
+        """Find the bytes of chunks that are read next, as :meth:`locate` without requests: some may be ``unseen``."""
         state = self._open()
         return state.chunks.expect(self._record(state, layout.name), chunks)
 

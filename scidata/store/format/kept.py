@@ -74,10 +74,7 @@ class KeptFiles:
     # -- doubts ------------------------------------------------------------------------------------------------------
 
     def doubt(self, folder: str) -> None:
-        """Ask the store itself for all below a folder of it, and drop the blocks of that, until it is trusted.
-
-        Blocks that were fetched while a store was being copied, or was damaged, may not be those in its manifest.
-        """
+        """Ask the store itself for all below a folder, and drop its blocks, which may be damaged, until trusted."""
         self._doubted.add(folder)
         self._sizes.clear()
 

@@ -130,10 +130,7 @@ def _columns(shape: Sequence[object]) -> list[Column]:
 
 
 class _Values:
-    """The values of a column, of samples one after the other; as long as all are the same, the first alone.
-
-    The index is always kept: so a table has bytes for as many samples as its manifest says.
-    """
+    """The values of a column, of samples in order; of equal ones the first alone, but for the index."""
 
     def __init__(self, column: Column, first: bytes) -> None:
         self.first, self.is_text, self.num = first, column.kind == "text", 0

@@ -45,7 +45,7 @@ def kind_of_raw(
         source = _open(expand_paths(path)[0], allow_external)
         as_grid = like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES))
         found, reason = kind_of(source, like_grid=as_grid, fields=options.fields)
-    of_mesh_tools = source is not None and source.format in ("meshio", "vtu", "vtp", "vtp points")
+    of_mesh_tools = source is not None and source.format in ("meshio", "openfoam", "vtu", "vtp", "vtp points")
     if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))

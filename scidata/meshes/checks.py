@@ -58,7 +58,8 @@ def without_faults(raw: RawSample, findings: Collection[Finding]) -> tuple[RawSa
         repaired = repair(raw, findings, raw.num_nodes)
         nodes = repaired.kept_nodes
         num_nodes = raw.num_nodes if nodes is None else len(nodes)
-        kept = {"node": nodes, "point": nodes, "cell": repaired.kept_cells, "edge": repaired.kept_edges}
+        cells = nodes if raw.entity == "cell" and raw.cells is None else repaired.kept_cells
+        kept = {"node": nodes, "point": nodes, "cell": cells, "edge": repaired.kept_edges}
         return replace(raw, **vars(repaired.geometry), num_nodes=num_nodes, fields={}), kept
     # With the rows of all sets in one numbering, a graph of 4 grid and 2 mesh nodes is one of 6 nodes: the relation
     # from grid to mesh, source 3 to target 1, is the edge from 3 to 4 + 1. Each relation is repaired as that graph's

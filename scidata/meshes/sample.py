@@ -112,7 +112,8 @@ class RawSample(Geometry):
         if self.sets:
             sets = {name: each.num_nodes for name, each in self.sets.items()}
             return {JOINT: sum(sets.values()), **sets, **{name: x.shape[1] for name, x in self.relations.items()}}
-        sizes = {row_entity(self.kind): self.num_nodes} if self.entity != "cell" else {}
+        rows_are_cells = self.entity == "cell" and self.cells is None
+        sizes = {self.entity: self.num_nodes} if self.entity != "cell" or rows_are_cells else {}
         if self.cells is not None:
             sizes["cell"] = self.cells.num_cells
         own = self.edge_index if self.edge_index is not None else self.mesh_edges
@@ -161,6 +162,8 @@ class SampleHeader:
         CorruptDataError, FieldMismatchError, UnsupportedFormatError
             Arrays of the topology do not fit together, or hold something that is not read.
         """
+        own_rows = self.topology.cells_are_rows
+        edges = "edge_index" if own_rows and self.edges == "faces" else self.edges
         on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
         with damage_named(self.topology.source.path):
             geometry = self.topology.load()
@@ -172,12 +175,12 @@ class SampleHeader:
             points=geometry.points,
             on_sphere=self.topology.on_sphere,
             cells=geometry.cells,
-            edge_index=geometry.edge_index if self.edges == "edge_index" else None,
+            edge_index=geometry.edge_index if edges == "edge_index" else None,
             entity=self.entity,
-            edges=self.edges,
+            edges=edges,
             fields=self.fields,
             mesh_edges=mesh_edges,
-            num_nodes=self.topology.sizes[row_entity(self.kind)],
+            num_nodes=self.topology.sizes["cell" if own_rows else row_entity(self.kind)],
             period=self.topology.period,
             left_out=self.left_out,
             values=values,

@@ -17,7 +17,7 @@ from scidata.core.checks import names_of
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
-from scidata.meshes.formats import esmf, exodus, graph, meshio, mpas, plain, points, ugrid, vtkhdf
+from scidata.meshes.formats import esmf, exodus, foam, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import (
     Options,
     RawField,
@@ -115,10 +115,10 @@ class _Reading:
         if (several := self._hetero(name, paths)) is not None:
             return several
         topology = self._topology(self.mesh if self.mesh is not None else paths[0])
-        if self.options.topology is not None and not isinstance(topology, ugrid.UGridTopology):
+        if self.options.topology is not None and not isinstance(topology, ugrid.UGridTopology | foam.FoamTopology):
             raise ConfigError(
                 f"{topology.source.path}: topology={self.options.topology!r} names one of several meshes of a UGRID "
-                "file, which this is not; leave it out"
+                "file or of OpenFOAM's regions, which this is not; leave it out"
             )
         found: list[tuple[Source, dict[str, RawField]]] = []
         left_out: dict[str, str] = dict(topology.left_out)
@@ -141,11 +141,12 @@ class _Reading:
         every = {name for source in sources[1:] for name in source.arrays}
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
-        edges = self._edges(topology)
+        entity = "cell" if topology.cells_are_rows else self.entity
+        edges = self._edges(topology, entity)
         reasons = {}
         if edges not in (None, "edge_index") and not (edges == "cells" and topology.mesh_edges):
             reasons["edge"] = f"lives on the file's edges, but edges are made ({edges})"
-        if self.entity == "cell":
+        if entity == "cell":
             reasons["node"] = "lives on the nodes, but rows are cells (entity='cell')"
         left_out |= {n: reasons[f.entity] for n, f in combined.items() if f.entity in reasons}
         combined = {n: f for n, f in combined.items() if f.entity not in reasons}
@@ -158,7 +159,7 @@ class _Reading:
         return SampleHeader(
             name=name,
             topology=topology,
-            entity=self.entity or row_entity(topology.kind),
+            entity=entity or row_entity(topology.kind),
             edges=edges,
             fields=combined,
             left_out={n: reason for n, reason in left_out.items() if n not in combined},
@@ -176,7 +177,7 @@ class _Reading:
             source = self._open(paths[0])
         except UnsupportedFormatError:
             if self.kind is None:
-                return None  # meshio's
+                return None  # meshio's, or OpenFOAM's
             raise
         if not any(map(RELATION.fullmatch, source.arrays)):
             if self.kind is None:
@@ -230,6 +231,8 @@ class _Reading:
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
     def _topology(self, path: str) -> RawTopology:
+        if foam.is_case(path):
+            return foam.open_topology(path, self.options, self.kind)
         by_meshio = meshio.is_known(path, self.kind)
         try:
             source = self._open(path)
@@ -275,10 +278,15 @@ class _Reading:
             return (*_MESHES, _POINTS if points.made_into_graph(self.options) else _GRAPH)
         return (*_MESHES, _GRAPH, _POINTS)
 
-    def _edges(self, topology: RawTopology) -> str | None:
+    def _edges(self, topology: RawTopology, entity: str | None) -> str | None:
         """Return where the sample's edges come from."""
         asked = self.options.edges
-        if self.entity == "cell":
+        if topology.cells_are_rows and asked in ("cells", "edge_index"):
+            raise ConfigError(
+                f"{topology.source.path}: edges={asked!r} lie between nodes, but the rows of polyhedra are the cells; "
+                "leave it out for edges across faces, or say 'knn:8' or 'radius:...'"
+            )
+        if entity == "cell":
             return asked or "faces"
         given = ("edge" in topology.sizes and not topology.mesh_edges) or isinstance(topology, graph.GraphTopology)
         if asked == "edge_index" and not given:

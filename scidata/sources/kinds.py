@@ -85,6 +85,8 @@ def _on_grid(source: Source, fields: Sequence[str] | str) -> str | None:
 def _format_of_mesh(source: Source) -> str | None:
     if source.format == "meshio":
         return "a mesh that meshio reads"
+    if source.format == "openfoam":
+        return "a case of OpenFOAM"
     if source.format in ("vtp", "vtu"):
         return "a surface as VTP" if source.format == "vtp" else "a mesh as VTU"
     checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II"), (is_esmf, "ESMF")

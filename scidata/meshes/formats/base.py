@@ -272,6 +272,9 @@ class RawTopology:
     mesh_edges
         True where ``sizes["edge"]`` counts the undirected edges of a mesh, which :meth:`load_mesh_edges` reads: fields
         on them follow to the directed edges that are made of the cells.
+    cells_are_rows
+        The rows are the cells, in ``points``, whatever was asked for: :meth:`load` returns their centres, and the
+        edges across their faces.
     coordinates
         Names of the arrays of the points, where :func:`~scidata.meshes.formats.coordinates.read_points` reads them.
     """
@@ -290,6 +293,7 @@ class RawTopology:
     leading_only: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
     mesh_edges: bool = False
+    cells_are_rows: bool = False
     coordinates: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
 

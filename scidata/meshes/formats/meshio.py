@@ -33,6 +33,7 @@ from scidata.errors import (
 )
 from scidata.meshes.formats.arrays import GHOSTS, check_ghosts, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
+from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
@@ -100,6 +101,8 @@ def open_any(path: str, *, allow_external: bool = False) -> Source:
     try:
         return open_source(path, allow_external=allow_external)
     except UnsupportedFormatError:
+        if is_case(path):
+            return FoamSource(path)
         if not is_known(path) or os.path.isdir(path):
             raise
         return MeshioSource(path, allow_external=allow_external)

@@ -92,7 +92,7 @@ class VTKFile:
         dtype = np.dtype(self._order + _TYPES[kind])
         try:
             if array.get("format") == "ascii":
-                values = _of_text(array.text or "", dtype)
+                values = values_of_text(array.text or "", dtype)
             else:
                 values = np.frombuffer(self._bytes(array, num_rows), dtype)
             values = values.astype(dtype.newbyteorder("="), copy=False)
@@ -229,7 +229,8 @@ def _block(packed: bytes, size: int, compressor: str) -> bytes:
     return found
 
 
-def _of_text(text: str, dtype: np.dtype[Any]) -> AnyArray:
+def values_of_text(text: str | bytes, dtype: np.dtype[Any]) -> AnyArray:
+    """Read numbers between blanks; raises DeprecationWarning or ValueError at anything else."""
     if not text.strip():  # of which NumPy makes one value
         return np.empty(0, dtype)
     with warnings.catch_warnings():  # NumPy reads numbers up to the first other word

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from scidata.core.urls import is_url
 from scidata.errors import RefusedError
+from scidata.meshes.formats.foam import files_of, is_case
 from scidata.sources.access.files import version_at
 from scidata.sources.groups import split_group
 from scidata.store.format.manifest import InputInfo
@@ -68,6 +69,10 @@ def _size(path: str) -> int:
 
 def _files_of(path: str) -> Iterator[tuple[str, str]]:
     """Yield the path below the folder, and the whole one, of each file, in one and the same order everywhere."""
+    if is_case(path):  # not its logs, and all else that lies there
+        top = path if os.path.isdir(path) else os.path.dirname(path)
+        yield from ((os.path.relpath(file, top), file) for file in sorted(files_of(path)))
+        return
     if not os.path.isdir(path):
         yield "", _regular(path)
         return

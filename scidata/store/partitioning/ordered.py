@@ -64,7 +64,7 @@ def order_sample(
     entity = raw.entity
     sound, kept = without_faults(raw, findings)
     pos = raw.points
-    if entity == "cell":
+    if entity == "cell" and (raw.cells is not None or raw.points is None):
         sound = _with_cells_as_rows(sound)
         pos, rows = sound.points, kept.get("cell")
         if (

@@ -101,10 +101,7 @@ def chunk_bounds(
 
 
 def explicit_bounds(bounds: Sequence[int] | npt.ArrayLike, num_global: int, num_parts: int) -> IntArray:
-    """Check bounds that the user gave. Empty parts are legal.
-
-    Raises ConfigError: wrong length, not from 0 to ``num_global``, unsorted, or not integers.
-    """
+    """Check bounds that the user gave. Empty parts are legal."""
     array = np.asarray(bounds)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"bounds must be a list of integers, not {bounds!r}")
@@ -166,10 +163,7 @@ def wrapped(first: int, stop: int, num_global: int) -> tuple[Segment, ...]:
 
 
 def segments_of_slice(selection: slice | int | Sequence[int], num_rows: int) -> Segments:
-    """Turn a crop, stride, index, list of indices or mask of one dimension into segments.
-
-    Raises ConfigError: an index out of range, a step of 0, a mask of another length, or nothing of this kind.
-    """
+    """Turn a crop, stride, index, list of indices or mask of one dimension into segments."""
     if isinstance(selection, slice):
         if selection.step == 0:
             raise ConfigError("a stride of 0 selects nothing; use a positive or negative step")

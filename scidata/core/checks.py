@@ -115,11 +115,7 @@ def refuse(given: Mapping[str, bool], why: str) -> None:
 
 
 def optional_module(name: str, what: str, extra: str) -> ModuleType:
-    """Import an optional package.
-
-    Raises MissingDependencyError: it is not installed; the message says for ``what`` it is, and which extra of scidata
-    brings it.
-    """
+    """Import an optional package."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
@@ -172,11 +168,7 @@ _NANOSECONDS = {
 
 
 def nanoseconds(name: str, value: object) -> int:
-    """Return a span of time in nanoseconds; ``name`` is that of the argument.
-
-    Raises ConfigError: it is none: a number without a unit, a month or a year, which have no one length, or a part of a
-    nanosecond.
-    """
+    """Return a span of time in nanoseconds; ``name`` is that of the argument."""
     if isinstance(value, datetime.timedelta):
         return (value // datetime.timedelta(microseconds=1)) * 1000
     if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] not in ("Y", "M", "generic"):

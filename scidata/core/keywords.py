@@ -35,10 +35,7 @@ def _answer(unknown: str, known: Iterable[str]) -> str:
 
 
 def checked_keywords(function: F) -> F:
-    """Make a function refuse keyword arguments that it does not have, before it does anything.
-
-    Raises TypeError: as Python does, and with the names that are near: ``halos=`` is answered with ``halo``.
-    """
+    """Make a function refuse keyword arguments that it does not have, before it does anything."""
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = inspect.signature(function).parameters.values()
     assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], "takes any"

@@ -61,7 +61,6 @@ def write_whole(path: str, data: bytes, *, durable: bool = False) -> None:
     """Write a file whole or not at all, by a temporary one beside it; a link to a file is replaced, not followed.
 
     ``durable``: have the content on disk before it gets its name, and the name before this returns.
-    Raises RefusedError: a device, a pipe or a socket has the name.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise RefusedError(f"{path}: is no file, and would be replaced by one; name another")

@@ -54,9 +54,8 @@ def dataset_of(
         along = ("batch",) * (values.ndim - has_rows) + (dim,) * has_rows
         if len(set(along)) == values.ndim and all(sizes.get(d) == n for d, n in zip(along, values.shape, strict=True)):
             name = dim if len(along) < 2 else f"{dim}_of_sample"  # xarray has no such coordinate of the dim's own name
-            said = (
-                {"units", "calendar"} if values.dtype.kind not in "iuf" else set[str]()
-            )  # by decoded times themselves
+            # by decoded times themselves
+            said = {"units", "calendar"} if values.dtype.kind not in "iuf" else set[str]()
             shown[name] = along, values, _plain(attributes.get(dim, {}), _PACKING | _STORAGE | said)
     return xarray.Dataset(variables, coords=shown)
 

@@ -6,17 +6,17 @@ made for any rank of any world size without starting it, and is stored as those 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from scidata.core.types import ArrayLayout, ChunkRefs, IntArray, Selection
+from scidata.core.types import ArrayLayout, ChunkRefs, Codec, IntArray, Segment, Selection, segment_table
 from scidata.core.urls import is_url
-from scidata.plan import as_json
 from scidata.plan.chunk_tables import EncodedChunks, Pattern, check_refs, find_tables
 from scidata.plan.cut import Boxes, Cut, Cuts, DimPieces, Origin, check_memory
 from scidata.plan.spans import Reads, Spans
@@ -122,7 +122,7 @@ class ArrayPlan:
     def to_json(self) -> dict[str, object]:
         """Return the plan as plain values: the inputs, the sums and the byte ranges."""
         return {
-            **as_json.inputs_to_json(self.layout, self.selection, self.refs, self.out_shape),
+            **inputs_to_json(self.layout, self.selection, self.refs, self.out_shape),
             "bytes_wanted": self.bytes_wanted,
             "bytes_fetched": self.bytes_fetched,
             "bytes_decoded": self.bytes_decoded,
@@ -134,7 +134,7 @@ class ArrayPlan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ArrayPlan:
         """Make the plan again from :meth:`to_json`; the layout's attributes are not kept."""
-        layout, selection, refs, out_shape = as_json.inputs_from_json(value)
+        layout, selection, refs, out_shape = inputs_from_json(value)
         return plan_array(layout, selection, refs, out_shape=out_shape)
 
 
@@ -143,7 +143,6 @@ def plan_array(
 ) -> ArrayPlan:
     """Plan the read of ``selection``.
 
-    ``layout, selection``: what the array is, and the segments wanted of each dimension.
     ``refs``: places of the chunks, a row for each row of :func:`chunks_needed`; or a source's ``locate``, which finds
     them. None: bytes are estimated from decoded sizes, and the plan is not ``exact``.
     ``out_shape``: shape of the destination, one dimension for each of the array's; the segments' offsets are relative
@@ -236,3 +235,74 @@ class PlanFamily:
         Raises the errors of :func:`plan_array` and of ``locate``.
         """
         return plan_cut(layout, selection, *self._cuts.find(layout, selection), locate, self.out_shape)
+
+
+def _plain(value: Any) -> Any:
+    """Turn descriptions, NumPy values and tuples into values of JSON; dtypes into arguments of ``np.dtype``."""
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.dtype):
+        return _plain(value.descr) if value.names else value.str
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _descr(spec: Any) -> Any:
+    """Turn a dtype's description into NumPy's form: a list of fields, each a tuple."""
+    if isinstance(spec, str):
+        return spec
+    return [(_tuples(name), _descr(of), *map(_tuples, shape)) for name, of, *shape in spec]
+
+
+def _layout_to_json(layout: ArrayLayout) -> dict[str, Any]:
+    """Return all but the attributes, which decide nothing, and decoders; the fill value bit for bit, as base64."""
+    found: dict[str, Any] = _plain(layout)
+    del found["attributes"]
+    found["codecs"] = [{"name": codec.name, "config": _plain(codec.config)} for codec in layout.codecs]
+    if layout.fill_value is not None:
+        found["fill_value"] = base64.b64encode(layout.fill_value.astype(layout.dtype).tobytes()).decode()
+    return found
+
+
+def _layout_from_json(value: Mapping[str, Any]) -> ArrayLayout:
+    dtype, fill = np.lib.format.descr_to_dtype(_descr(value["dtype"])), value["fill_value"]
+    return ArrayLayout(
+        **{name: _tuples(each) for name, each in value.items() if name not in ("dtype", "codecs", "fill_value")},
+        dtype=dtype,
+        codecs=tuple(Codec(**codec) for codec in value["codecs"]),
+        fill_value=None if fill is None else np.frombuffer(base64.b64decode(fill), dtype).reshape(()),
+    )
+
+
+def inputs_to_json(
+    layout: ArrayLayout, selection: Selection, refs: ChunkRefs | None, out_shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the arguments of :func:`scidata.plan.array.plan_array`."""
+    return {
+        "layout": _layout_to_json(layout),
+        "selection": [segment_table(segments).tolist() for segments in selection],
+        "refs": _plain(refs),
+        "out_shape": list(out_shape),
+    }
+
+
+def inputs_from_json(value: Mapping[str, Any]) -> tuple[ArrayLayout, Selection, ChunkRefs | None, tuple[int, ...]]:
+    """Undo :func:`inputs_to_json`."""
+    selection = tuple(
+        tuple(Segment(start=s[0], count=s[1], step=s[2], offset=s[3]) for s in segments)
+        for segments in value["selection"]
+    )
+    places, refs = value["refs"], None
+    if places is not None:
+        tables: dict[str, Any] = {n: np.array(places[n], np.int64) for n in ("path_index", "offset", "nbytes")}
+        for name in ("skipped_codecs", "checksums"):
+            tables[name] = None if places.get(name) is None else np.array(places[name], np.uint32)
+        refs = ChunkRefs(paths=tuple(places["paths"]), **tables)
+    return _layout_from_json(value["layout"]), selection, refs, tuple(value["out_shape"])

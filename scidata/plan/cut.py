@@ -56,10 +56,7 @@ def slice_of(first: int, count: int, sign: int) -> slice:
 
 
 def cut_dim(segments: Sequence[Segment], size: int, chunk: int) -> DimPieces:
-    """Cut the segments of one dimension at the chunk edges.
-
-    Raises ConfigError: a segment reaches outside ``[0, size)`` or has step 0.
-    """
+    """Cut the segments of one dimension at the chunk edges."""
     if len(segments) == 1 and (one := _one_piece(segments[0], size, chunk)) is not None:
         return one
     table = segment_table(segments)
@@ -234,10 +231,7 @@ class Cuts:
         self._kept: Cache[tuple[Cut, tuple[_Place, ...]]] = Cache(_MAX_KEPT)
 
     def find(self, layout: ArrayLayout, selection: Selection) -> tuple[Cut, Origin]:
-        """Cut ``selection``, or find the same cut from another origin.
-
-        Raises ConfigError: the selection does not fit the layout.
-        """
+        """Cut ``selection``, or find the same cut from another origin."""
         # Of [10, 12) in chunks of 4 rows the place is (2, 2): chunk 2, row 2 in it. The cut that was made for it serves
         # [18, 20), place (4, 2), with its origin 2 chunks on; in raw chunks also [17, 19), place (4, 1), 2 chunks on
         # and 1 row back. Where chunks are decoded, a row further on is another row of a chunk: a cut of its own.

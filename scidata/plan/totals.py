@@ -158,7 +158,6 @@ def summarize(
 
     Memory does not grow with ranks × chunks: one rank's plan at a time, and the numbers of the chunks that ranks read.
 
-    ``selection_of_rank``: the selection of a rank.
     ``refs``: places of chunks by their coordinates (a source's ``locate``); None estimates bytes from decoded sizes.
     """
     sums = np.zeros((4, num_ranks), np.int64)

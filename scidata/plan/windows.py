@@ -101,8 +101,6 @@ def cut_windows(
 
     The first holds the first row of all, the last begins no later than the last one. So do those between ``first`` and
     ``last``, both included, where they are given.
-
-    Raises ConfigError: there would be none, or too many.
     """
     some = [index for index in indices if len(index.bins)]
     if not some:

@@ -51,7 +51,6 @@ def read_plan(
     ``source``.
     ``out``: ``plan.out_shape``, C-contiguous. Elements outside the plan's selection stay. Its dtype is the decoded one,
     the stored one in native byte order, or any other that values are then cast to once.
-    ``source``: the store that ``plan.layout`` came from.
     ``decoding``: CF decoding to apply; None gives raw values.
     ``allow_missing``: read the fill value where a chunk is absent from the store.
     ``executor``: a ``ThreadPoolExecutor`` whose threads share the work with the calling one; None for this thread.

@@ -79,7 +79,6 @@ def decoded(values: AnyArray, decoding: Decoding | None) -> AnyArray:
 def array_of(source: Source, name: str) -> ArrayLayout:
     """Return an array's layout.
 
-    Raises UnknownNameError: it is not there; near matches are named.
     Raises UnsupportedFormatError: it is there, but scidata cannot read it; the reason is given.
     """
     if name in source.arrays:

@@ -118,10 +118,7 @@ class Decoder:
         self._from, self._to = address(data), address(dest)
 
     def decode(self, begin: int, end: int, to: int, nbytes: int) -> None:
-        """Decode the chunk in bytes ``[begin, end)`` to the ``nbytes`` bytes from ``to`` on.
-
-        Raises CorruptDataError.
-        """
+        """Decode the chunk in bytes ``[begin, end)`` to the ``nbytes`` bytes from ``to`` on."""
         if not 0 <= begin <= end <= self._data.size or to < 0 or to + nbytes > self._dest.size:
             raise CorruptDataError(f"bytes {begin} to {end} of {self._data.size} make no sense")
         _checked(self._view, begin, end - begin, nbytes, None)
@@ -168,8 +165,6 @@ def block_ranges(data: Bytes, header: ChunkHeader, needed: npt.NDArray[np.bool_]
     """Return where the blocks marked in ``needed`` are stored, as ``[first byte, end]`` in the chunk, ascending.
 
     Ranges that lie close are one. ``data`` holds at least :func:`table_nbytes` of the chunk of ``encoded`` bytes.
-
-    Raises CorruptDataError: the block table points out of the chunk.
     """
     blocks = np.flatnonzero(needed)
     if header.stored:

@@ -347,7 +347,6 @@ class Pipeline:
 
     ``is_blosc``: True where one Blosc codec is all there is, so that blocks can be decoded alone.
     ``is_crc32c``: True where one trailing crc32c is all there is, so that chunks can be read straight into place.
-    Raises UnsupportedFormatError: a codec that scidata cannot undo.
     """
 
     def __init__(self, codecs: Sequence[Codec], nbytes: int) -> None:

@@ -106,7 +106,6 @@ class Target:
     """The destination of one run of a plan. Read-only once made, so that any thread may use it.
 
     ``out, out_bytes, out_view``: the destination, 1-D, as values, bytes and a memoryview.
-    ``places``: where the chunks lie.
     ``tracer``: of a :class:`Tally`; knows the field and the sample, that of the thread which made this.
     ``arrived``: of URLs: bytes fetched ahead for tasks that are not run yet, or the error.
     """
@@ -128,7 +127,6 @@ class Context:
     """The tables of one plan, and the kind of destination that it is run for. Any thread may use it.
 
     ``item, out_item``: bytes of one stored and of one destination value.
-    ``tables``: tables derived from the plan's pattern.
     """
 
     def __init__(self, plan: ArrayPlan, decoding: Decoding | None, dtype: np.dtype[np.generic]) -> None:
@@ -168,9 +166,7 @@ class Context:
     ) -> None:
         """Read one range into ``buffers``; unless it was fetched ahead for ``target``.
 
-        ``task``: the read.
         ``chunks``: gives the chunk row of each item of the read and the end of its bytes in the file, for messages.
-        Raises MissingChunkError, ShortReadError.
         """
         try:
             data = target.arrived.pop(task, None)

@@ -253,10 +253,7 @@ class DiskCache:
 
 
 def make_cache(cache_dir: object, cache_disk_bytes: object) -> DiskCache:
-    """Return the cache of decoded parts in a folder, which need not be there yet.
-
-    Raises ConfigError: it is no path of a folder, or the bytes are no positive number.
-    """
+    """Return the cache of decoded parts in a folder, which need not be there yet."""
     if not isinstance(cache_dir, str | os.PathLike) or not os.fspath(cache_dir):
         raise ConfigError(f"cache_dir={cache_dir!r}: expected a path of a folder, not {type(cache_dir).__name__}")
     path = os.path.expanduser(os.fspath(cache_dir))

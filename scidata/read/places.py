@@ -30,7 +30,6 @@ class Places:
 
     Those of many samples are kept: each is one object, of which the garbage collector takes note.
 
-    ``source, layout``: of the array.
     ``paths``: files and URLs as they are opened: a plan's own say nothing of credentials.
     ``raw``: first byte of each raw read.
     ``offset, nbytes``: first byte and bytes of each read of encoded chunks.

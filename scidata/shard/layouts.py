@@ -17,7 +17,7 @@ from scidata.errors import ShardLayoutError
 from scidata.shard.axes import by_axis, kept_spec, mesh_axes
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.sums import all_reduce_sum, replicate_to_shards
-from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size
+from scidata.shard.comm.transport import DTYPES, MAX_DIMS, Group, all_reduce_min, group_size, with_dim
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.sizes import ones
 from scidata.shard.spec import ShardSpec, Sizes, dim_of
@@ -208,9 +208,7 @@ def _spec_of_shapes(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
         if i not in parts:
             raise ShardLayoutError(f'sharding_shapes has nothing for axis {axis.name!r}; give it, or use "infer"')
         for rank, shape in enumerate(parts[i]):
-            if len(shape) != local.ndim or any(
-                s != o for d, (s, o) in enumerate(zip(shape, own, strict=True)) if d != dim
-            ):
+            if len(shape) != local.ndim or with_dim(shape, dim, 0) != with_dim(own, dim, 0):
                 raise ShardLayoutError(
                     f"axis {axis.name!r}: rank {rank} is said to hold {shape}, which differs from the own part {own} "
                     f"in more than the sharded dim {dim}"

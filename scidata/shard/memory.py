@@ -176,9 +176,7 @@ def _inferred(func: TorchFunction, args: _Args, kwargs: _Kwargs) -> tuple[Stride
         return ()
     if func in _NEVER and not _is_of_last_two(func, args, kwargs):
         return ()
-    if (
-        func in (torch.fft.fftn, torch.fft.ifftn) and _num_transformed(args, kwargs) > 3
-    ):  # kernels on CPU take all at once
+    if func in (torch.fft.fftn, torch.fft.ifftn) and _num_transformed(args, kwargs) > 3:  # at once, by kernels on CPU
         return ()
     if func is Tensor.__getitem__ and any(x.dtype == torch.bool for x in tensors[1:]):  # of a size that values decide
         return () if memory_of(tensors[0]) else (None,)

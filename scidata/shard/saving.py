@@ -20,10 +20,7 @@ T = TypeVar("T", bound=ShardBase)
 
 
 def saved(x: ShardBase, kind: type[ShardBase]) -> tuple[object, ...]:
-    """Describe a part as ``__reduce_ex__`` does, in values that ``torch.load(weights_only=True)`` takes.
-
-    Raises UnsupportedShardOp: ids or edges of a graph, whose routes are those of a sample.
-    """
+    """Describe a part as ``__reduce_ex__`` does, in values that ``torch.load(weights_only=True)`` takes."""
     x.refresh()
     spec = x.spec
     if type(x) is not kind or spec.exchange is not None:

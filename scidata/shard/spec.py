@@ -81,10 +81,7 @@ class HaloDim:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardSpec:
-    """Layout of a ShardTensor.
-
-    Raises ShardLayoutError: the parts of the description contradict each other.
-    """
+    """Layout of a ShardTensor."""
 
     device_mesh: DeviceMesh  # the domain axes only
     # ``Shard(dim)`` or ``Replicate()``, one per mesh axis. Each axis shards a different dim

@@ -47,7 +47,6 @@ _LONELY_S = 30.0  # without a worker, after which a warning says so
 def connected(address: str) -> Iterator[Client]:
     """Return a client of the scheduler at an address, or of that which wrote a scheduler file.
 
-    Raises ClusterError: None answers.
     Raises MissingDependencyError: distributed is not installed.
     """
     distributed = optional_module("distributed", "dask.distributed is not installed", "dask")
@@ -265,7 +264,6 @@ class _Run(Generic[T]):
 def executor_of(jobs: int, client: object) -> Executor:
     """Return an executor: ``jobs`` processes, or the workers of the cluster that ``client`` is connected to.
 
-    Raises ConfigError: both are given, or ``client`` is none.
     Raises MissingDependencyError: ``client`` is given, and distributed is not installed.
     """
     jobs = check_int("jobs", jobs, least=1)

@@ -55,10 +55,7 @@ _JOIN_SECONDS = 5.0
 
 
 class Board(BoardState):
-    """The state of a board, with the threads that keep it up to date; attributes as there.
-
-    ``host``: the rank whose process keeps the store, if one does.
-    """
+    """The state of a board, with the threads that keep it up to date; attributes as there."""
 
     def __init__(self, host: int | None) -> None:
         self._group = weakref.ref(dist.group.WORLD)

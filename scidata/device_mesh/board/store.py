@@ -39,7 +39,6 @@ class Postings:
     """Values by key below one prefix of torch's store, as JSON.
 
     ``store``: one of torch's stores, which torch exports no type of.
-    ``prefix``: what goes before all keys.
     """
 
     def __init__(self, store: Any, prefix: str = "") -> None:
@@ -149,10 +148,7 @@ class Postings:
         return True
 
     def vote(self, key: str, num_voters: int, finding: object = None, *, most: int | None = None) -> list[Any] | None:
-        """Vote once, with a finding or without; return all findings to the last voter, and None to the others.
-
-        ``most``: findings that are read at most.
-        """
+        """Vote once, with a finding or without; return all findings to the last voter, and None to the others."""
         if finding is not None:
             self.append(f"{key}/found", finding)
         if self.count(f"{key}/votes") != num_voters:

@@ -30,8 +30,7 @@ from scidata.core.urls import Url
 from scidata.grids.blocks.key import BlockKey, BlockStage, Rows, SampleRead, Wanted
 from scidata.grids.blocks.sizes import BlockSizes
 from scidata.grids.planner import Planner
-from scidata.plan.array import chunks_needed
-from scidata.plan.as_json import inputs_to_json
+from scidata.plan.array import chunks_needed, inputs_to_json
 from scidata.read.context import NO_READ, ReadStats
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.fetches import run_each

@@ -42,7 +42,6 @@ class Comparison(Generic[ValueT]):
 
     ``posts, key``: where ranks meet; ``past`` is the key of an earlier comparison of the same ranks, which is cleared
     away.
-    ``rank, ranks``: this one's number, and all of them.
     ``differ``: compares a part of a record with another rank's.
     """
 
@@ -58,7 +57,6 @@ class Comparison(Generic[ValueT]):
     ) -> list[Report]:
         """Compare, and return the reports of all ranks, the same on each.
 
-        ``record``: this rank's values.
         ``leaders``: by part: the rank that it is compared with, which has the same entry.
         ``wait``: called with a key, and the ranks that are waited for; returns when it is there, or raises.
         """

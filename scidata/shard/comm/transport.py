@@ -149,7 +149,6 @@ class Transfer:
     ``outgoing``: ``(num,)``, the values for each rank one after the other.
     ``sent, held``: how many rows of ``width`` values go to, and come from, each rank that gets or sends any.
     ``pairs``: how many pairs of a sender and a receiver there are among all ranks, the same on all; None for many.
-    ``waits``: whether the caller waits at once.
     """
 
     def __init__(

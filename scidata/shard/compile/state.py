@@ -24,7 +24,6 @@ _values: Callable[[Mapping[Any, Any]], Iterable[Any]] = methodcaller("values")
 class Snapshot:
     """The state of some objects, and all that they reach, as it was when this was made.
 
-    ``modules``: those among them.
     ``places``: where parameters and buffers are kept: of each tensor the dicts and names.
     """
 

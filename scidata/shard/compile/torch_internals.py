@@ -227,9 +227,8 @@ def tracing() -> Iterator[None]:
 
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else casts of traced weights would be kept
-    wrapped = dict(
-        _symbolic_trace._wrapped_fns_to_patch
-    )  # globals of modules, which torch puts others in the places of
+    # globals of modules, which torch puts others in the places of
+    wrapped = dict(_symbolic_trace._wrapped_fns_to_patch)
     _symbolic_trace._wrapped_fns_to_patch.clear()
     try:
         context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))

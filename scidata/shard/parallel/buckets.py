@@ -59,9 +59,6 @@ class GradientBuckets:
     A parameter that no rank used keeps its ``.grad``, None as in one process. Each bucket carries a flag for each
     parameter, so that this costs no collective.
 
-    ``parameters``: by name.
-    ``group``: all ranks whose gradients are averaged.
-    ``bucket_bytes``: size of a bucket.
     ``finished``: called at the end of each backward pass that averaged.
     """
 

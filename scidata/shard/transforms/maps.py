@@ -59,11 +59,7 @@ def vmap(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Do as ``torch.vmap``. Collective where the function's operations are, and where some rank has no rows.
-
-    Raises UnsupportedShardOp: a mapped dim is sharded, and beside it another one, or a tensor that is not mapped; the
-    function closes over a tensor that requires grad then; random numbers.
-    """
+    """Do as ``torch.vmap``. Collective where the function's operations are, and where some rank has no rows."""
     refuse_inside(torch.func.vmap)
     num_rows, dims, flat, tree = mapped_inputs(in_dims, args, func)
     if randomness != "error":

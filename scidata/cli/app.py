@@ -230,6 +230,7 @@ def partition(
     jobs: opt.Jobs = 1,
     dask: opt.Dask = None,
     part: opt.Part = None,
+    memory: opt.PartitionMemory = None,
     finalize: opt.Finalize = False,
     dry_run: opt.DryRun = False,
     overwrite: opt.OverwriteStore = False,
@@ -245,11 +246,12 @@ def partition(
     scidata partition 'car_*.h5' cars.store --kind points --points xyz
     scidata partition 'case_*.vtu' flow.store --entity cell
     scidata partition era5.nc graph.store --nodes grid=file,mesh=icosahedral:5 --edges grid__to__mesh=spacing:0.6
+    scidata partition wing.vtkhdf wing.store --memory 8G                      # larger ones in passes over disk
     scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7
     scidata partition --finalize train.store                                  # after it
     scidata partition 'mesh_*.nc' train.store --dask tcp://node17:8786
     """
-    from scidata.cli.arguments import parse_fields, parse_names, parse_rules, usage_error
+    from scidata.cli.arguments import parse_bytes, parse_fields, parse_names, parse_rules, usage_error
     from scidata.cli.commands.partition import run_finalize, run_partition
 
     if finalize:
@@ -274,6 +276,7 @@ def partition(
         "keep": parse_names(keep or ()),
         "jobs": jobs,
         "part": part,
+        "memory": parse_bytes(memory, "--memory"),
         "dry_run": dry_run,
         "overwrite": overwrite,
         "resume": resume,

@@ -350,11 +350,12 @@ def parse_ranks(values: Sequence[str], num_ranks: int, option: str = "--rank") -
 
 def parse_bytes(text: str | None, option: str) -> int | None:
     """``500G``, ``1.5T`` or a number of bytes; units are powers of 1024."""
+    from scidata.core.checks import bytes_of
+
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    number = 0 if found is None else int(float(found[1]) * 1024 ** " KMGTP".index(found[2].upper() or " "))
-    if number < 1:
+    number = bytes_of(text)
+    if number is None:
         raise usage_error(option, f"{text!r} is no number of bytes; accepted: 500G, 1.5T, or a number.")
     return number
 

@@ -244,6 +244,12 @@ Dask = Annotated[
     ),
 ]
 Part = Annotated[str | None, _option("I/N", "Only every N-th sample, from I = 0 on: one task of a SLURM array.", _RUN)]
+PartitionMemory = Annotated[
+    str | None,
+    _option(
+        "BYTES", "Most memory of a process: 8G, say; what is larger goes in passes over disk. Default no limit.", _RUN
+    ),
+]
 Finalize = Annotated[bool, _flag("--finalize", "Give OUT alone: finish the store once all parts are done.", _RUN)]
 DryRun = Annotated[bool, _flag("--dry-run", "Only list the samples that would be written.", _RUN)]
 OverwriteStore = Annotated[bool, _flag("--overwrite", "Replace the store that is there.", _RUN)]

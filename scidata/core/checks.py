@@ -53,6 +53,22 @@ def check_optional_int(name: str, value: object, *, least: int | None = None) ->
     return None if value is None else check_int(name, value, least=least)
 
 
+def bytes_of(text: str) -> int | None:
+    """Return the bytes that ``"500G"``, ``"1.5TiB"`` or a number says, by powers of 1024; None where it is no size."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    number = 0 if found is None else int(float(found[1]) * 1024 ** " KMGTP".index(found[2].upper() or " "))
+    return number or None
+
+
+def check_bytes(name: str, value: object) -> int:
+    """Return a number of bytes, given as one or as a text such as ``"8G"``."""
+    if not isinstance(value, str):
+        return check_int(name, value, least=1)
+    if (number := bytes_of(value)) is None:
+        raise ConfigError(f"{name}={value!r} is no number of bytes; expected '8G', '1.5T', or a number")
+    return number
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise unless a value is True or False."""
     if not isinstance(value, bool | np.bool_):

@@ -47,6 +47,15 @@ class RawCells:
         offsets = np.arange(num_cells + 1, dtype=np.int64) * size
         return cls(offsets=offsets, connectivity=rows.reshape(-1), cell_type=np.full(num_cells, code, np.uint8))
 
+    def between(self, start: int, stop: int) -> RawCells:
+        """Return some cells that follow each other; of their nodes a view."""
+        offsets = self.offsets[start : stop + 1]
+        return RawCells(
+            offsets=offsets - offsets[0],
+            connectivity=self.connectivity[offsets[0] : offsets[-1]],
+            cell_type=self.cell_type[start:stop],
+        )
+
     @property
     def num_cells(self) -> int:
         """Number of cells."""

@@ -66,6 +66,8 @@ class RawSample(Geometry):
         ``<relation>/<name>`` are of one.
     sets, relations
         Of several sets, by name; of a relation ``(2, num_edges)`` int64, rows of its source set and of its target set.
+    counts
+        Rows of each entity, where points, cells and edges are not in memory.
     """
 
     name: str
@@ -81,6 +83,7 @@ class RawSample(Geometry):
     values: Mapping[str, Any] = field(default_factory=dict)
     sets: Mapping[str, RawSet] = field(default_factory=dict)
     relations: Mapping[str, IntArray] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind == "hetero":
@@ -109,6 +112,8 @@ class RawSample(Geometry):
     @property
     def sizes(self) -> dict[str, int]:
         """Rows of each entity that is known yet."""
+        if self.counts:
+            return dict(self.counts)
         if self.sets:
             sets = {name: each.num_nodes for name, each in self.sets.items()}
             return {JOINT: sum(sets.values()), **sets, **{name: x.shape[1] for name, x in self.relations.items()}}
@@ -162,25 +167,38 @@ class SampleHeader:
         CorruptDataError, FieldMismatchError, UnsupportedFormatError
             Arrays of the topology do not fit together, or hold something that is not read.
         """
-        own_rows = self.topology.cells_are_rows
-        edges = "edge_index" if own_rows and self.edges == "faces" else self.edges
-        on_mesh_edges = self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
         with damage_named(self.topology.source.path):
             geometry = self.topology.load()
-            mesh_edges = self.topology.load_mesh_edges() if on_mesh_edges else None
+            mesh_edges = self.topology.load_mesh_edges() if self.on_mesh_edges else None
+        return self.described(
+            points=geometry.points,
+            cells=geometry.cells,
+            edge_index=geometry.edge_index if self._edges == "edge_index" else None,
+            mesh_edges=mesh_edges,
+        )
+
+    @property
+    def on_mesh_edges(self) -> bool:
+        """Whether fields live on mesh edges, and follow to the edges that are made of the cells."""
+        return self.edges == "cells" and any(f.entity == "edge" for f in self.fields.values())
+
+    @property
+    def _edges(self) -> str | None:
+        return "edge_index" if self.topology.cells_are_rows and self.edges == "faces" else self.edges
+
+    def described(self, **geometry: Any) -> RawSample:
+        """Return the sample, with the points, cells and edges that are given, and the values of the whole."""
+        with damage_named(self.topology.source.path):
             values = read_graph_values(self.topology.source, self.values, self.topology.options)
         return RawSample(
+            **geometry,
             name=self.name,
             kind=self.kind,
-            points=geometry.points,
             on_sphere=self.topology.on_sphere,
-            cells=geometry.cells,
-            edge_index=geometry.edge_index if edges == "edge_index" else None,
             entity=self.entity,
-            edges=edges,
+            edges=self._edges,
             fields=self.fields,
-            mesh_edges=mesh_edges,
-            num_nodes=self.topology.sizes["cell" if own_rows else row_entity(self.kind)],
+            num_nodes=self.topology.sizes["cell" if self.topology.cells_are_rows else row_entity(self.kind)],
             period=self.topology.period,
             left_out=self.left_out,
             values=values,

@@ -100,5 +100,7 @@ def _print_planned(report: PartitionReport) -> None:
     if len(report.planned) > _MANY_SAMPLES:
         out.print(f"{len(report.planned) - _MANY_SAMPLES} more; --json lists all")
     out.print(f"in all at least {human_bytes(report.nbytes)}")
+    most = max(sample.memory for sample in report.planned)
+    out.print(f"memory of a process: about {human_bytes(most + (384 << 20))}; with less, --memory, in passes over disk")
     print_bullets("field", [f"{name}: {about}" for name, about in first.fields.items()], "green")
     print_bullets("left out", [f"{name}: {reason}" for name, reason in first.left_out.items()], "yellow")

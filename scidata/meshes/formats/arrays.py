@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, ArrayLayout, BoolArray, ByteArray, IntArray, Source
 from scidata.errors import CorruptDataError, FieldMismatchError, UnsupportedFormatError
-from scidata.meshes.formats.base import Options, fill_values, read_values
+from scidata.meshes.formats.base import Box, Options, fill_values, read_values
 from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.ids import blocks
 from scidata.sources.cf import array_of
 
 TRIANGLE, POLYGON, QUAD = 5, 7, 9  # VTK's codes
@@ -32,9 +33,9 @@ def as_indices(values: AnyArray, where: str) -> IntArray:
     return values.astype(np.int64)
 
 
-def read_indices(source: Source, name: str, options: Options) -> IntArray:
-    """Read a whole array of indices or counts as int64."""
-    return as_indices(read_values(source, name, options, decode=False), f"{source.path}: field {name!r}")
+def read_indices(source: Source, name: str, options: Options, *, box: Box = ()) -> IntArray:
+    """Read an array of indices or counts as int64: all of it, or a box of its first dims."""
+    return as_indices(read_values(source, name, options, decode=False, box=box), f"{source.path}: field {name!r}")
 
 
 def check_pointers(source: Source, names: tuple[str, str], pointers: IntArray, num: int, item: str) -> None:
@@ -110,13 +111,13 @@ def find_padding(
 
 
 def read_padded_rows(
-    source: Source, name: str, options: Options, num_nodes: int, *, rows_first: bool = True
+    source: Source, name: str, options: Options, num_nodes: int, *, rows_first: bool = True, box: Box = ()
 ) -> tuple[IntArray, BoolArray, int]:
     """Read the nodes of cells or edges as ``(rows, most)`` int64; return them, their padding and their start index.
 
     ``rows_first`` is False where the array is transposed. Raises the errors of :func:`find_padding`.
     """
-    layout, raw = source.arrays[name], read_values(source, name, options, decode=False)
+    layout, raw = source.arrays[name], read_values(source, name, options, decode=False, box=box)
     raw, start = raw if rows_first else np.ascontiguousarray(raw.T), start_of(layout)
     rows = as_indices(raw, f"{source.path}: field {name!r}")
     return rows, find_padding(source, layout, raw, rows, start_index=start, num_nodes=num_nodes), start
@@ -146,6 +147,9 @@ def ragged_of_padded(rows: IntArray, *, padding: BoolArray, start_index: int) ->
 
     ``padding`` after a row's last node is dropped; before it, it is a hole, which becomes -1.
     """
+    if not padding.any():
+        offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
+        return offsets, (rows - start_index if start_index else rows).reshape(-1)
     places = np.arange(1, rows.shape[1] + 1)
     sizes = np.where(padding, 0, places).max(axis=1, initial=0)
     kept = places <= sizes[:, None]
@@ -163,13 +167,15 @@ def polygon_types(offsets: IntArray) -> ByteArray:
     return types
 
 
-def join_cells(blocks: Sequence[RawCells]) -> RawCells:
-    """Put blocks of cells of the same nodes one after the other."""
-    sizes = [np.diff(block.offsets) for block in blocks]
+def join_cells(pieces: Sequence[RawCells]) -> RawCells:
+    """Put pieces of cells of the same nodes one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    sizes = [np.diff(block.offsets) for block in pieces]
     return RawCells(
         offsets=bounds_of(np.concatenate([np.empty(0, np.int64), *sizes])),
-        connectivity=np.concatenate([np.empty(0, np.int64), *(block.connectivity for block in blocks)]),
-        cell_type=np.concatenate([np.empty(0, np.uint8), *(block.cell_type for block in blocks)]),
+        connectivity=np.concatenate([np.empty(0, np.int64), *(block.connectivity for block in pieces)]),
+        cell_type=np.concatenate([np.empty(0, np.uint8), *(block.cell_type for block in pieces)]),
     )
 
 
@@ -181,11 +187,43 @@ def cells_of_rows(rows: IntArray, *, padding: BoolArray, start_index: int) -> Ra
 
 def read_pairs(source: Source, name: str, options: Options, num_nodes: int | None = None) -> IntArray:
     """Read ``edge_index``, 0-based; ``num_nodes``, where it is known, tells indices from 1 that do not say so."""
-    pairs = read_indices(source, name, options)
-    if num_nodes is not None:
-        check_start(source.arrays[name], pairs, num_nodes)
-    start = start_of(source.arrays[name])
-    return pairs - start if start else pairs
+    return next(pairs_by_blocks(source, name, options, num_nodes, source.arrays[name].shape[1]))
+
+
+def pairs_by_blocks(source: Source, name: str, options: Options, num_nodes: int | None, num: int) -> Iterator[IntArray]:
+    """Read ``edge_index`` as :func:`read_pairs`, at most ``num`` edges at a time; the last come after the check."""
+    layout = source.arrays[name]
+    start, seen = start_of(layout), Seen()
+    for columns in blocks(layout.shape[1], at_once(layout, num, dim=1)) if layout.shape[1] else [slice(0, 0)]:
+        pairs = seen.add(read_indices(source, name, options, box=(slice(None), columns)))
+        if num_nodes is not None and columns.stop == layout.shape[1]:
+            check_start(layout, seen.ends, num_nodes)
+        yield pairs - start if start else pairs
+
+
+def at_once(layout: ArrayLayout, num: int, *, dim: int = 0, num_rows: int | None = None) -> int:
+    """Return how many rows, about ``num``, are read at once, so that chunks which must be decoded are once or twice.
+
+    ``num_rows``: of the things that the array has several entries of each, as many on average.
+    """
+    if not layout.codecs or not layout.shape[dim]:
+        return max(num, 1)
+    chunk = max(layout.chunks[dim] * (layout.shape[dim] if num_rows is None else num_rows) // layout.shape[dim], 1)
+    return max(num // chunk, 1) * chunk
+
+
+class Seen:
+    """The lowest and the highest of numbers that come block by block."""
+
+    def __init__(self) -> None:
+        self.ends: IntArray = np.empty(0, np.int64)
+
+    def add(self, numbers: IntArray) -> IntArray:
+        """Take in some numbers, and return them."""
+        if numbers.size:
+            every = (*self.ends.tolist(), int(numbers.min()), int(numbers.max()))
+            self.ends = np.array([min(every), max(every)])
+        return numbers
 
 
 def num_pairs(layout: ArrayLayout) -> int:

@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from scidata.core.types import AnyArray, ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, FloatArray, IntArray, Source
 from scidata.errors import ConfigError, CorruptDataError, SciDataError, UnsupportedFormatError
-from scidata.meshes.geometry import Geometry
+from scidata.meshes.geometry import Geometry, RawCells
+from scidata.meshes.order.ids import blocks
 from scidata.read.arrays import read_array
 from scidata.sources.cf import array_of, decoding_of
 
@@ -237,6 +238,36 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """A topology that is read some cells or edges at a time, more than once if need be.
+
+    Attributes
+    ----------
+    points
+        Reads the points: ``(num_nodes, 2 or 3)`` float64, or None.
+    cells, edges
+        Yield the cells, or ``(2, num)`` int64 edges, in their order, at most as many at once as asked for; None where
+        there are none. Errors that need all of them come at the end.
+    """
+
+    points: Callable[[], FloatArray | None]
+    cells: Callable[[int], Iterator[RawCells]] | None = None
+    edges: Callable[[int], Iterator[IntArray]] | None = None
+
+
+def blocks_in_memory(geometry: Geometry) -> Blocks:
+    """Return what was read whole, by blocks."""
+    cells, edges = geometry.cells, geometry.edge_index
+    return Blocks(
+        points=lambda: geometry.points,
+        cells=None
+        if cells is None
+        else lambda num: (cells.between(r.start, r.stop) for r in blocks(cells.num_cells, num)),
+        edges=None if edges is None else lambda num: (edges[:, rows] for rows in blocks(edges.shape[1], num)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawTopology:
     """One mesh, cloud or graph as its metadata describe it; :meth:`load` reads it. Adapters subclass it.
 
@@ -301,6 +332,10 @@ class RawTopology:
         """Read points, cells and edges."""
         raise NotImplementedError
 
+    def by_blocks(self) -> Blocks | None:
+        """Describe how points, cells and edges are read some at a time; None where the format is read whole."""
+        return None
+
     def load_mesh_edges(self) -> IntArray:
         """Read the undirected edges of a mesh: ``(2, num_mesh_edges)`` int64, 0-based; -1 where a node is missing."""
         raise NotImplementedError
@@ -326,8 +361,8 @@ def without_default_fill(source: Source, layout: ArrayLayout) -> ArrayLayout:
     return replace(layout, attributes=kept)
 
 
-def read_values(source: Source, name: str, options: Options, *, decode: bool = True) -> AnyArray:
-    """Read a whole array of the topology, which must be there."""
+def read_values(source: Source, name: str, options: Options, *, decode: bool = True, box: Box = ()) -> AnyArray:
+    """Read an array of the topology, which must be there: all of it, or a box of its first dims."""
     layout = source.arrays[name]
     if math.prod(layout.num_chunks) > _MAX_CHUNKS:
         raise UnsupportedFormatError(
@@ -337,7 +372,7 @@ def read_values(source: Source, name: str, options: Options, *, decode: bool = T
     if decode:
         layout = without_default_fill(source, layout)
     reader = ArrayReader(source=source, layout=layout, decode=decode, allow_missing=options.allow_missing)
-    return reader((slice(None),) * len(layout.shape))
+    return reader((*box, *[slice(None)] * (len(layout.shape) - len(box))))
 
 
 def field_of(

@@ -78,7 +78,7 @@ def read_columns(source: Source, names: Sequence[str], options: Options, *, on_s
     layouts = [source.arrays[name] for name in names]
     columns: list[FloatArray] = []
     for layout in layouts:
-        column = read_values(source, layout.name, options).astype(np.float64)
+        column = read_values(source, layout.name, options).astype(np.float64, copy=False)
         if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
             column[column == _NETCDF_FILL] = np.nan  # NetCDF's own fill value: nothing was ever written
         columns.append(column)

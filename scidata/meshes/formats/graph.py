@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.arrays import check_pointers, num_pairs, read_indices, read_pairs
-from scidata.meshes.formats.base import Options, RawTopology
+from scidata.meshes.formats.arrays import check_pointers, num_pairs, pairs_by_blocks, read_indices, read_pairs
+from scidata.meshes.formats.base import Blocks, Options, RawTopology
 from scidata.meshes.formats.coordinates import find_points, period_of, read_points
 from scidata.meshes.geometry import Geometry
 from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
@@ -60,6 +61,15 @@ class GraphTopology(RawTopology):
         assert self.pairs is not None
         pairs = read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
         return Geometry(points=points, edge_index=pairs)
+
+    def by_blocks(self) -> Blocks | None:
+        """Describe how edges are read some at a time."""
+        if self.pairs is None:
+            return None
+        return Blocks(
+            points=lambda: read_points(self) if self.coordinates else None,
+            edges=partial(pairs_by_blocks, self.source, self.pairs, self.options, self.sizes["node"]),
+        )
 
 
 def open_topology(source: Source, options: Options) -> GraphTopology:

@@ -30,16 +30,21 @@ not there are an error: write with ``config={"write_empty_chunks": True}``, or r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from scidata.core.types import ByteArray, IntArray, Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.formats.arrays import (
+    Seen,
+    at_once,
     check_pointers,
     check_start,
     num_pairs,
+    pairs_by_blocks,
     polygon_types,
     ragged_of_padded,
     read_indices,
@@ -47,10 +52,11 @@ from scidata.meshes.formats.arrays import (
     read_pairs,
     start_of,
 )
-from scidata.meshes.formats.base import Options, RawTopology
+from scidata.meshes.formats.base import Blocks, Options, RawTopology, fill_values
 from scidata.meshes.formats.coordinates import find_points, period_of, read_points
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES
+from scidata.meshes.order.ids import blocks
 from scidata.sources.kinds import CELL_OFFSETS, CELL_ROWS, EDGE_PAIRS, find_array
 from scidata.sources.torch_files import ENTITY_DIMS
 
@@ -68,35 +74,65 @@ class PlainTopology(RawTopology):
 
     def load(self) -> Geometry:
         """Read points and cells."""
-        points = read_points(self)
-        if self.rows is None:
-            offsets, connectivity = self._ragged()
-        else:
-            rows, padding, start = read_padded_rows(self.source, self.rows, self.options, self.sizes["node"])
-            check_start(self.source.arrays[self.rows], rows[~padding], self.sizes["node"])
-            offsets, connectivity = ragged_of_padded(rows, padding=padding, start_index=start)
-        types = self._types(offsets, flat=points.shape[1] == 2)
-        cells = RawCells(offsets=offsets, connectivity=connectivity, cell_type=types)
+        cells = next(self._cells(max(self.sizes["cell"], 1)))
         edges = None if self.pairs is None else read_pairs(self.source, self.pairs, self.options, self.sizes["node"])
-        return Geometry(points=points, cells=cells, edge_index=edges)
+        return Geometry(points=read_points(self), cells=cells, edge_index=edges)
 
-    def _ragged(self) -> tuple[IntArray, IntArray]:
+    def by_blocks(self) -> Blocks | None:
+        """Describe how points and cells are read some at a time."""
+        if self.rows is not None:
+            layout = self.source.arrays[self.rows]
+            if start_of(layout) > 0 and not fill_values(self.source, layout):
+                return None  # only all rows say whether the number below the first index is padding
+        edges = None
+        if self.pairs is not None:
+            edges = partial(pairs_by_blocks, self.source, self.pairs, self.options, self.sizes["node"])
+        return Blocks(points=partial(read_points, self), cells=self._cells, edges=edges)
+
+    def _cells(self, num: int) -> Iterator[RawCells]:
+        """Read at most ``num`` cells at a time; the last come after the check of all indices."""
+        num_cells, seen = self.sizes["cell"], Seen()
+        layout = self.source.arrays[self.rows or (self.ragged or ("", ""))[1]]
+        num = at_once(layout, num, num_rows=num_cells)
+        for rows in blocks(num_cells, num) if num_cells else [slice(0, 0)]:
+            if self.rows is None:
+                offsets, connectivity = self._ragged(rows, seen)
+            else:
+                nodes, padding, start = read_padded_rows(
+                    self.source, self.rows, self.options, self.sizes["node"], box=(rows,)
+                )
+                seen.add(nodes[~padding] if padding.any() else nodes)
+                offsets, connectivity = ragged_of_padded(nodes, padding=padding, start_index=start)
+            if rows.stop == num_cells:
+                check_start(layout, seen.ends, self.sizes["node"])
+            yield RawCells(offsets=offsets, connectivity=connectivity, cell_type=self._types(offsets, rows))
+
+    def _ragged(self, rows: slice, seen: Seen) -> tuple[IntArray, IntArray]:
         assert self.ragged is not None
-        offsets, connectivity = (read_indices(self.source, name, self.options) for name in self.ragged)
-        layout = self.source.arrays[self.ragged[1]]
-        check_start(layout, connectivity, self.sizes["node"])
+        names, layout = self.ragged, self.source.arrays[self.ragged[1]]
+        num_nodes, num_cells = layout.shape[0], self.sizes["cell"]
+        offsets = read_indices(self.source, names[0], self.options, box=(slice(rows.start, rows.stop + 1),))
+        fits = offsets[0] >= 0 and offsets[-1] <= num_nodes and not (np.diff(offsets) < 0).any()
+        first, last = rows.start == 0, rows.stop == num_cells
+        if not fits or (first and offsets[0] != 0) or (last and offsets[-1] != num_nodes):
+            every = offsets if first and last else read_indices(self.source, names[0], self.options)
+            check_pointers(self.source, names, every, num_nodes, "cell")
+        here = slice(int(offsets[0]), int(offsets[-1]))
+        connectivity = seen.add(read_indices(self.source, names[1], self.options, box=(here,)))
         connectivity -= start_of(layout)
-        check_pointers(self.source, self.ragged, offsets, len(connectivity), "cell")
-        return offsets, connectivity
+        return offsets - offsets[0], connectivity
 
-    def _types(self, offsets: IntArray, *, flat: bool) -> ByteArray:
+    def _types(self, offsets: IntArray, rows: slice) -> ByteArray:
         where, sizes = self.source.path, np.diff(offsets)
+        named = self.coordinates
+        flat = (len(named) if len(named) > 1 else self.source.arrays[named[0]].shape[1]) == 2
         if self.types is not None:
-            codes = read_indices(self.source, self.types, self.options)
-            if codes.shape != sizes.shape or (codes.size and (codes.min() < 0 or codes.max() > 255)):
+            shape = self.source.arrays[self.types].shape
+            codes = read_indices(self.source, self.types, self.options, box=(rows,))
+            if shape != (self.sizes["cell"],) or (codes.size and (codes.min() < 0 or codes.max() > 255)):
                 raise FieldMismatchError(
-                    f"{where}: field {self.types!r} of shape {codes.shape} must hold VTK's code (0 to 255) of each of "
-                    f"{len(sizes)} cells"
+                    f"{where}: field {self.types!r} of shape {shape} must hold VTK's code (0 to 255) of each of "
+                    f"{self.sizes['cell']} cells"
                 )
             return codes.astype(np.uint8)
         holder = self.rows or (self.ragged or ("", ""))[1]
@@ -117,8 +153,8 @@ class PlainTopology(RawTopology):
         wrong = np.flatnonzero(sizes != NUM_NODES[code]) if code in NUM_NODES else np.empty(0)
         if len(wrong):
             raise FieldMismatchError(
-                f"{where}: field {holder!r}: cell {int(wrong[0])} has {int(sizes[int(wrong[0])])} nodes, but a {said} "
-                f"has {NUM_NODES[code]}"
+                f"{where}: field {holder!r}: cell {rows.start + int(wrong[0])} has "
+                f"{int(sizes[int(wrong[0])])} nodes, but a {said} has {NUM_NODES[code]}"
             )
         return polygon_types(offsets) if said == "polygon" else np.full(len(sizes), code, np.uint8)
 

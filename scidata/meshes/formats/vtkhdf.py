@@ -6,15 +6,17 @@ merged: each piece has its own. Polyhedra, ghost cells and meshes that change in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from scidata.core.types import AnyArray, ArrayLayout, IntArray, Source
+from scidata.core.types import AnyArray, ArrayLayout, ByteArray, FloatArray, IntArray, Source
 from scidata.errors import CorruptDataError, UnsupportedFormatError, check_known
-from scidata.meshes.formats.arrays import GHOSTS, as_indices, check_ghosts
+from scidata.meshes.formats.arrays import GHOSTS, as_indices, at_once, check_ghosts, join_cells
 from scidata.meshes.formats.base import (
     ArrayReader,
+    Blocks,
     Box,
     Options,
     RawField,
@@ -24,6 +26,7 @@ from scidata.meshes.formats.base import (
 )
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
+from scidata.meshes.order.ids import blocks
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
 
@@ -40,7 +43,17 @@ class VTKHDFTopology(RawTopology):
 
     def load(self) -> Geometry:
         """Read points and cells, joining pieces."""
-        points = self._read("Points")[: sum(self.piece_points)].astype(np.float64)
+        return Geometry(points=self._points(), cells=join_cells(list(self._cells(max(self.sizes["cell"], 1)))))
+
+    def by_blocks(self) -> Blocks:
+        """Describe how points and cells are read some at a time, of one piece after the other."""
+        return Blocks(points=self._points, cells=self._cells)
+
+    def _points(self) -> FloatArray:
+        return self._read("Points")[: sum(self.piece_points)].astype(np.float64)
+
+    def _types(self) -> ByteArray:
+        """Read the types of all cells, and look for what is not read."""
         types = self._read("Types")[: sum(self.piece_cells)].astype(np.uint8)
         if (types == POLYHEDRON).any():
             row = int(np.flatnonzero(types == POLYHEDRON)[0])
@@ -53,34 +66,42 @@ class VTKHDFTopology(RawTopology):
             if name in self.source.arrays and 0 not in self.source.arrays[name].shape:
                 values = read_values(self.source, name, self.options)
                 check_ghosts(self.source.path, name, values, of_cells=group == "CellData")
-        ids = self._indices("Connectivity")[: sum(self.piece_ids)]
-        first_points = np.cumsum((0, *self.piece_points[:-1]))
-        connectivity = ids + np.repeat(first_points, self.piece_ids)
-        return Geometry(
-            points=points, cells=RawCells(offsets=self._offsets(), connectivity=connectivity, cell_type=types)
-        )
+        return types
 
-    def _offsets(self) -> IntArray:
-        """Join the offsets of the pieces, each of which begins at 0 and has one more than cells."""
-        raw = self._indices("Offsets")
-        offsets = np.zeros(sum(self.piece_cells) + 1, np.int64)
-        row = cell = first_id = 0
-        for piece, (num_cells, num_ids) in enumerate(zip(self.piece_cells, self.piece_ids, strict=True)):
-            here = raw[row : row + num_cells + 1]
-            if len(here) != num_cells + 1 or here[0] != 0 or here[-1] != num_ids or (np.diff(here) < 0).any():
-                raise CorruptDataError(
-                    f"{self.source.path}: field 'VTKHDF/Offsets': piece {piece} must have {num_cells + 1} offsets that "
-                    f"rise from 0 to {num_ids}; found {len(here)}, from {here[:1].tolist()} to {here[-1:].tolist()}"
+    def _cells(self, num: int) -> Iterator[RawCells]:
+        """Read at most ``num`` cells at a time; each piece has offsets from 0 on, one more than cells."""
+        types = self._types()
+        first_cell = first_id = first_point = 0
+        num = at_once(self.source.arrays[f"{_ROOT}/Connectivity"], num, num_rows=self.sizes["cell"])
+        for piece, num_cells in enumerate(self.piece_cells):
+            num_ids = self.piece_ids[piece]
+            for rows in blocks(num_cells, num) if num_cells else [slice(0, 0)]:
+                row = first_cell + piece + rows.start
+                offsets = self._indices("Offsets", slice(row, row + rows.stop - rows.start + 1))
+                ends = [*offsets[: rows.start == 0], *offsets[len(offsets) - (rows.stop == num_cells) :]]
+                right = [0] * (rows.start == 0) + [num_ids] * (rows.stop == num_cells)
+                if ends != right or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > num_ids:
+                    row -= rows.start
+                    every = self._indices("Offsets", slice(row, row + num_cells + 1))
+                    raise CorruptDataError(
+                        f"{self.source.path}: field 'VTKHDF/Offsets': piece {piece} must have {num_cells + 1} offsets "
+                        f"that rise from 0 to {num_ids}; found {len(every)}, from {every[:1].tolist()} to "
+                        f"{every[-1:].tolist()}"
+                    )
+                here = slice(first_id + int(offsets[0]), first_id + int(offsets[-1]))
+                yield RawCells(
+                    offsets=offsets - offsets[0],
+                    connectivity=self._indices("Connectivity", here) + first_point,
+                    cell_type=types[first_cell + rows.start : first_cell + rows.stop],
                 )
-            offsets[cell : cell + num_cells + 1] = here + first_id
-            row, cell, first_id = row + num_cells + 1, cell + num_cells, first_id + num_ids
-        return offsets
+            first_cell, first_id = first_cell + num_cells, first_id + num_ids
+            first_point += self.piece_points[piece]
 
-    def _read(self, name: str) -> AnyArray:
-        return read_values(self.source, f"{_ROOT}/{name}", self.options, decode=False)
+    def _read(self, name: str, rows: slice = slice(None)) -> AnyArray:
+        return read_values(self.source, f"{_ROOT}/{name}", self.options, decode=False, box=(rows,))
 
-    def _indices(self, name: str) -> IntArray:
-        return as_indices(self._read(name), f"{self.source.path}: field 'VTKHDF/{name}'")
+    def _indices(self, name: str, rows: slice) -> IntArray:
+        return as_indices(self._read(name, rows), f"{self.source.path}: field 'VTKHDF/{name}'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,12 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
 from scidata.meshes.order.ids import (
     Keys,
+    NodeIds,
+    blocks,
     both_directions,
+    contains,
     id_bits,
+    id_dtype,
     pair_keys,
     ranges,
     run_starts,
@@ -23,9 +29,12 @@ from scidata.meshes.order.ids import (
     undirected_keys,
 )
 
+_PART = 1 << 22  # faces that are sorted at once
 _FLAT = (5, 7, 8, 9)
 # Quadratic flat cells: their corners come first. Number of these.
 _FLAT_CORNERS = {22: 3, 23: 4}
+_IS_FLAT = np.zeros(256, np.bool_)
+_IS_FLAT[[*_FLAT, *_FLAT_CORNERS]] = True
 # Cells without an area have no faces, so no neighbours across one.
 _THIN = (1, 2, 3, 4, 21)
 
@@ -54,16 +63,83 @@ def crowded_faces(cells: RawCells, num_nodes: int) -> tuple[int, IntArray]:
 
     All nodes must be in range, and cells have the nodes of their type. Cells of other types are left out.
     """
-    found, crowded = 0, [np.empty(0, np.int64)]
-    for faces_of in (_edges_of_flat, _faces_of_solid):
-        keys, owners_of = faces_of(cells, num_nodes)
-        in_order = np.sort(keys)
-        if (in_order[2:] == in_order[:-2]).any():  # as a rule there are none, and whose they are need not be asked
-            del in_order
-            owners, counts = _by_face(keys, owners_of())
-            found += int((counts > 2).sum())
-            crowded.append(owners[np.repeat(counts > 2, counts)])
-    return found, np.unique(np.concatenate(crowded))
+    suspects = crowded_words(face_words(cells))
+    return count_crowded([faces_among(cells, suspects)] if len(suspects) else [])
+
+
+def face_words(cells: RawCells) -> Keys:
+    """Return a word for each face of the cells: the same for the same face, and seldom for two faces."""
+    words = [np.empty(0, np.uint64), *(_hashed(face) for face, _ in _faces(cells))]
+    return np.concatenate(words)
+
+
+def crowded_words(words: Keys) -> Keys:
+    """Return those that come more than twice, once each, and sort ``words`` in place."""
+    words.sort()
+    return np.unique(words[2:][words[2:] == words[:-2]])
+
+
+def faces_among(cells: RawCells, suspects: Keys) -> tuple[IntArray, IntArray]:
+    """Return the faces whose words are among sorted ones, ``(num, 3)``: their lowest corners; and the cell of each."""
+    found, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
+    for face, cell in _faces(cells):
+        rows = np.flatnonzero(contains(suspects, _hashed(face)))
+        found.append(np.stack([each[rows] for each in face]))
+        owners.append(cell[rows])
+    return np.concatenate(found, axis=1).T, np.concatenate(owners)
+
+
+def count_crowded(found: Sequence[tuple[IntArray, IntArray]]) -> tuple[int, IntArray]:
+    """Return the number of faces with more than two cells among those of :func:`faces_among`, and the cells, sorted."""
+    if not found:
+        return 0, np.empty(0, np.int64)
+    faces, owners = (np.concatenate(each) for each in zip(*found, strict=True))
+    _, which, counts = np.unique(faces, axis=0, return_inverse=True, return_counts=True)
+    return int((counts > 2).sum()), np.unique(owners[counts[which.ravel()] > 2])
+
+
+def _hashed(face: Sequence[IntArray]) -> Keys:
+    """Mix three corners into a word each (the steps of splitmix64's output: Steele et al., OOPSLA 2014)."""
+    word = face[0].astype(np.uint64)
+    for corner in face[1:]:
+        word *= np.uint64(0x9E3779B97F4A7C15)
+        word += corner.astype(np.uint64)
+        word ^= word >> np.uint64(30)
+        word *= np.uint64(0xBF58476D1CE4E5B9)
+        word ^= word >> np.uint64(27)
+        word *= np.uint64(0x94D049BB133111EB)
+        word ^= word >> np.uint64(31)
+    return word
+
+
+def _faces(cells: RawCells) -> Iterator[tuple[tuple[IntArray, IntArray, IntArray], IntArray]]:
+    """Yield the faces of the cells, some at a time, by their three lowest corners, and the cell of each.
+
+    Two faces of one mesh do not share three corners. The faces of flat cells are their edges, with -1 as the third.
+    """
+    one, other, sizes, flat = _edges_of_flat(cells)
+    owners = np.repeat(flat, sizes)
+    for rows in blocks(len(one)):
+        a, b = one[rows], other[rows]
+        yield (np.minimum(a, b), np.maximum(a, b), np.full(len(a), -1, a.dtype)), owners[rows]
+    for kind, faces in SOLID_FACES.items():
+        of_kind = np.flatnonzero(cells.cell_type == kind)
+        for rows in blocks(len(of_kind)):
+            starts = cells.offsets[of_kind[rows]]
+            corner = [cells.connectivity[starts + i] for i in range(max(map(max, faces)) + 1)]
+            for face in faces:
+                yield _lowest_three([corner[i] for i in face]), of_kind[rows]
+
+
+def _lowest_three(corners: Sequence[IntArray]) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the three lowest of three or four numbers, in order: NumPy sorts short columns ten times slower."""
+    a, b = np.minimum(*corners[:2]), np.maximum(*corners[:2])
+    if len(corners) == 3:
+        c = corners[2]
+        return np.minimum(a, c), np.maximum(a, np.minimum(b, c)), np.maximum(b, c)
+    c, d = np.minimum(*corners[2:]), np.maximum(*corners[2:])
+    middle, other = np.maximum(a, c), np.minimum(b, d)
+    return np.minimum(a, c), np.minimum(middle, other), np.maximum(middle, other)
 
 
 def edges_across_faces(cells: RawCells, num_nodes: int) -> IntArray:
@@ -82,71 +158,92 @@ def edges_across_faces(cells: RawCells, num_nodes: int) -> IntArray:
     UnsupportedFormatError
         Cell types whose faces are not known (polyhedra, strips).
     """
-    known = (*_FLAT, *_FLAT_CORNERS, *_THIN, *SOLID_FACES)
-    other = np.unique(cells.cell_type[~np.isin(cells.cell_type, known)])
+    check_faces_known(cells)
+    faces, owners = faces_of_cells(cells, id_dtype(max(num_nodes, cells.num_cells)))
+    pairs = [np.empty((2, 0), owners.dtype)]
+    num_parts = max(1, len(owners) // _PART)  # a part at a time: memory for the sorting of one
+    bounds = np.arange(num_parts + 1) * max(num_nodes, 1) // num_parts
+    for low, high in itertools.pairwise(bounds.tolist()):
+        rows = np.flatnonzero((faces[0] >= low) & (faces[0] < high)) if num_parts > 1 else slice(None)
+        pairs.append(pairs_across(faces[:, rows], owners[rows], num_nodes)[0])
+    del faces, owners
+    ones, others = np.concatenate(pairs, axis=1)
+    return both_directions(undirected_keys(ones, others, cells.num_cells), cells.num_cells)
+
+
+def check_faces_known(cells: RawCells) -> None:
+    """Raise UnsupportedFormatError for cell types whose faces are not known."""
+    known = np.zeros(256, np.bool_)
+    known[[*_FLAT, *_FLAT_CORNERS, *_THIN, *SOLID_FACES]] = True
+    other = np.unique(cells.cell_type[~known[cells.cell_type]])
     if len(other):
         names = ", ".join(CELL_NAMES.get(int(kind), f"VTK type {int(kind)}") for kind in other)
         raise UnsupportedFormatError(
             f"cells with faces that scidata does not know ({names}): give the pairs of neighbouring cells as the "
             "edge_index of a graph whose nodes are the cells"
         )
-    ones, others = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for faces_of in (_edges_of_flat, _faces_of_solid):
-        keys, owners_of = faces_of(cells, num_nodes)
-        owners, counts = _by_face(keys, owners_of())
-        last = np.cumsum(counts)
-        for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
-            first = ranges(last - counts, np.maximum(last - step, last - counts))
-            ones.append(owners[first])
-            others.append(owners[first + step])
-    keys = undirected_keys(np.concatenate(ones), np.concatenate(others), cells.num_cells)
-    return both_directions(keys, cells.num_cells)
 
 
-def _by_face(keys: Keys, owners: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the cells on each face, face by face, and how many they are."""
-    in_order, order = stable_sort(keys, 64)
-    begins = np.flatnonzero(run_starts(in_order))
-    return owners[order], np.diff(np.append(begins, len(in_order)))
+def faces_of_cells(cells: RawCells, dtype: np.dtype[Any]) -> tuple[NodeIds, NodeIds]:
+    """Return all faces, ``(3, num)``: their lowest corners, -1 for the third of an edge; and the cell of each."""
+    num = int(_edges_of_flat(cells)[2].sum())
+    num += sum(len(faces) * int((cells.cell_type == kind).sum()) for kind, faces in SOLID_FACES.items())
+    found: NodeIds = np.empty((3, num), dtype)
+    owners: NodeIds = np.empty(num, dtype)
+    done = 0
+    for face, cell in _faces(cells):
+        here = slice(done, done + len(cell))
+        for out, corner in zip(found, face, strict=True):
+            out[here] = corner
+        owners[here] = cell
+        done = here.stop
+    return found, owners
 
 
-def _edges_of_flat(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
-    """Return a word for each edge of the flat cells, and a function that gives the cell of each."""
+def pairs_across(faces: NodeIds, owners: NodeIds, num_nodes: int) -> tuple[NodeIds, NodeIds]:
+    """Return each pair of cells that share a face, ``(2, num)``, some more than once; and the cells of crowded faces.
+
+    The latter are face by face, in runs: ``(2, num)`` of the number of the face and the cell.
+    """
+    in_order, order = stable_sort(_words(faces, num_nodes), 64, overwrite=True)
+    cells, begins = owners[order], np.flatnonzero(run_starts(in_order))
+    del in_order, order
+    counts = np.diff(np.append(begins, len(cells)))
+    pairs = [np.empty((2, 0), owners.dtype)]
+    for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
+        first = ranges(begins, np.maximum(begins + counts - step, begins))
+        pairs.append(np.stack([cells[first], cells[first + step]]))
+    crowded = counts > 2
+    numbers = np.repeat(np.arange(int(crowded.sum())), counts[crowded])
+    return np.concatenate(pairs, axis=1), np.stack([numbers, cells[np.repeat(crowded, counts)]])
+
+
+def _edges_of_flat(cells: RawCells) -> tuple[NodeIds, NodeIds, IntArray, IntArray]:
+    """Return both ends of each edge of the flat cells, how many edges each cell has, and these cells."""
     offsets, nodes, cell_type = cells.offsets, cells.connectivity, cells.cell_type
     pixels = offsets[np.flatnonzero(cell_type == 8)]
     if len(pixels):  # their nodes run in rows, not round
         nodes = nodes.copy()
         last = pixels[:, None] + np.array([2, 3])
         nodes[last] = nodes[last[:, ::-1]]
-    flat = np.flatnonzero(np.isin(cell_type, (*_FLAT, *_FLAT_CORNERS)))
-    sizes = np.diff(offsets)[flat]
+    flat = np.flatnonzero(_IS_FLAT[cell_type])
+    sizes = offsets[flat + 1] - offsets[flat]
     for kind, corners in _FLAT_CORNERS.items():
         sizes[cell_type[flat] == kind] = corners
     one, other = rings(offsets[flat], offsets[flat] + sizes)
-    return undirected_keys(nodes[one], nodes[other], num_nodes), lambda: np.repeat(flat, sizes)
+    return nodes[one], nodes[other], sizes, flat
 
 
-def _faces_of_solid(cells: RawCells, num_nodes: int) -> tuple[Keys, Callable[[], IntArray]]:
-    """Return a word for each face of the solid cells, and a function that gives the cell of each."""
-    triples, owners = [np.empty((3, 0), np.int64)], [np.empty(0, np.int64)]
-    for kind, faces in SOLID_FACES.items():
-        rows = np.flatnonzero(cells.cell_type == kind)
-        for face in faces if len(rows) else ():
-            corners = np.sort(cells.connectivity[cells.offsets[rows] + np.array(face)[:, None]], axis=0)
-            triples.append(corners[:3])  # two faces of one mesh do not share three corners
-            owners.append(rows)
-    return _words(np.concatenate(triples, axis=1), num_nodes), lambda: np.concatenate(owners)
-
-
-def _words(corners: IntArray, num_nodes: int) -> Keys:
-    """Pack the three corners of faces, sorted, into one word each, the same for the same corners only."""
-    bits = id_bits(num_nodes)
-    words = pair_keys(corners[0], corners[1], num_nodes)
+def _words(corners: NodeIds, num_nodes: int) -> Keys:
+    """Pack the three corners of faces into one word each, the same for the same corners only."""
+    bits = id_bits(num_nodes + 1)
+    words = pair_keys(corners[0], corners[1], num_nodes + 1)
     if 3 * bits > 64:  # number the pairs there are instead
         in_order, order = stable_sort(words, 2 * bits)
         words[order] = np.cumsum(run_starts(in_order)).view(np.uint64)
     words <<= np.uint64(bits)
-    words |= corners[2].view(np.uint64)
+    for rows in blocks(len(words)):
+        words[rows] |= (corners[2][rows] + 1).astype(np.uint64)
     return words
 
 

@@ -5,18 +5,18 @@ Repairs never guess: they leave out unusable rows, and return the rows that were
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from scidata.core.bounds import bounds_of, owners_of
+from scidata.core.bounds import owners_of
 from scidata.core.types import BoolArray, IntArray
 from scidata.meshes.geometry import Geometry, RawCells
-from scidata.meshes.order.cells import NUM_NODES, POLYGON
+from scidata.meshes.order.cells import NUM_NODES, POLYGON, take_cells
 from scidata.meshes.order.faces import crowded_faces
-from scidata.meshes.order.ids import id_bits, pair_keys, ranges, run_starts, stable_sort
+from scidata.meshes.order.ids import id_bits, pair_keys, run_starts, stable_sort
 
 #: The repair of each kind of finding; None where there is none.
 REMEDIES: dict[str, str | None] = {
@@ -96,8 +96,12 @@ def check_sample(raw: Geometry, num_nodes: int) -> list[Finding]:
     """
     cells = 0 if raw.cells is None else raw.cells.num_cells
     edges = 0 if raw.edge_index is None else raw.edge_index.shape[1]
+    return described_faults(_faults(raw, num_nodes), num_nodes, cells, edges)
+
+
+def described_faults(faults: Mapping[str, _Fault], num_nodes: int, cells: int, edges: int) -> list[Finding]:
+    """Return the number of faults of every kind, and their rows, as findings of a sample of so many cells and edges."""
     found = []
-    faults = _faults(raw, num_nodes)
     for kind, remedy in REMEDIES.items():
         count, rows = faults[kind]
         if count:
@@ -139,9 +143,10 @@ def _faults(raw: Geometry, num_nodes: int) -> dict[str, _Fault]:
     overflows = [_NONE]
     num_crowded = 0
     if raw.cells is not None:
-        overflows.append(_check_cells(raw.cells, num_nodes, rows))
-        sound = _without(rows, _OF_CELLS, raw.cells.num_cells)
-        num_crowded, rows["crowded_faces"] = _crowded(raw.cells, sound, num_nodes)
+        overflows.append(check_cells(raw.cells, num_nodes, rows))
+        sound, kept = sound_cells(raw.cells, rows)
+        num_crowded, crowded = crowded_faces(sound, num_nodes)
+        rows["crowded_faces"] = crowded if kept is None else kept[crowded]
     if raw.edge_index is not None:
         overflows.append(_check_edges(raw.edge_index, num_nodes, rows))
     rows["int32_overflow"] = np.concatenate(overflows)
@@ -156,7 +161,7 @@ def _without(rows: dict[str, IntArray], kinds: Collection[str], num_rows: int) -
     return sound
 
 
-def _check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
+def check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
     """Fill in the faulty cells; return those whose ids overflowed."""
     sizes = np.diff(cells.offsets)
     expected = np.zeros(256, np.int64)
@@ -176,34 +181,40 @@ def _check_cells(cells: RawCells, num_nodes: int, rows: dict[str, IntArray]) -> 
     return cells_with(ids <= _WRAPPED)
 
 
-def _crowded(cells: RawCells, sound: BoolArray, num_nodes: int) -> _Fault:
-    """Look for crowded faces among the sound cells."""
+def sound_cells(cells: RawCells, rows: dict[str, IntArray]) -> tuple[RawCells, IntArray | None]:
+    """Return the cells that :func:`check_cells` found nothing wrong with, and which these are; None: all of them."""
+    sound = _without(rows, _OF_CELLS, cells.num_cells)
     wrapped = cells.connectivity <= _WRAPPED
     if wrapped.any():
-        sound = sound.copy()
         sound[owners_of(cells.offsets, np.flatnonzero(wrapped))] = False
     if sound.all():  # no copy
-        return crowded_faces(cells, num_nodes)
+        return cells, None
     kept = np.flatnonzero(sound)
-    count, crowded = crowded_faces(_select(cells, kept), num_nodes)
-    return count, kept[crowded]
+    return _select(cells, kept), kept
 
 
 def _check_edges(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]) -> IntArray:
     """Fill in the faulty edges; return those whose ids overflowed."""
-    src, dst = edge_index
-    wrapped = (src <= _WRAPPED) | (dst <= _WRAPPED)
-    outside = (src < 0) | (dst < 0) | (src >= num_nodes) | (dst >= num_nodes)
-    rows["edge_index_out_of_range"] = np.flatnonzero(outside & ~wrapped)
-    sound = np.flatnonzero(~outside) if outside.any() else slice(None)
-    src, dst = src[sound], dst[sound]
+    wrapped, sound = check_ends(edge_index, num_nodes, rows)
+    src, dst = edge_index[:, sound]
     rows_of = (lambda found: found) if isinstance(sound, slice) else sound.__getitem__
     keys = pair_keys(dst, src, num_nodes)
     if not run_starts(np.sort(keys)).all():
         keys, order = stable_sort(keys, 2 * id_bits(num_nodes), overwrite=True)
         rows["duplicate_edges"] = np.sort(rows_of(order[~run_starts(keys)]))  # stable: the first of each is none
-    rows["self_loops"] = rows_of(np.flatnonzero(src == dst))
-    return np.flatnonzero(wrapped)
+    return wrapped
+
+
+def check_ends(edge_index: IntArray, num_nodes: int, rows: dict[str, IntArray]) -> tuple[IntArray, IntArray | slice]:
+    """Fill in what edges are out of range, or loops; return those whose ids overflowed, and those with sound ends."""
+    src, dst = edge_index
+    wrapped = (src <= _WRAPPED) | (dst <= _WRAPPED)
+    outside = (src < 0) | (dst < 0) | (src >= num_nodes) | (dst >= num_nodes)
+    rows["edge_index_out_of_range"] = np.flatnonzero(outside & ~wrapped)
+    sound = np.flatnonzero(~outside) if outside.any() else slice(None)
+    loops = np.flatnonzero(src[sound] == dst[sound])
+    rows["self_loops"] = loops if isinstance(sound, slice) else sound[loops]
+    return np.flatnonzero(wrapped), sound
 
 
 def _repair_cells(
@@ -225,9 +236,8 @@ def _repair_cells(
 
 
 def _select(cells: RawCells, kept: IntArray) -> RawCells:
-    starts, stops = cells.offsets[kept], cells.offsets[kept + 1]
-    connectivity = cells.connectivity[ranges(starts, stops)]
-    return RawCells(offsets=bounds_of(stops - starts), connectivity=connectivity, cell_type=cells.cell_type[kept])
+    offsets, connectivity = take_cells(cells.offsets, cells.connectivity, kept)
+    return RawCells(offsets=offsets, connectivity=connectivity, cell_type=cells.cell_type[kept])
 
 
 def _repair_edges(

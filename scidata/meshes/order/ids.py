@@ -77,6 +77,18 @@ def both_directions(keys: Keys, num_nodes: int) -> IntArray:
 
     - ``keys``: those of :func:`undirected_keys`; their memory is used up.
     """
+    both = directed_words(keys, num_nodes)
+    edge_index = np.empty((2, len(both)), np.int64)
+    np.bitwise_and(both, np.uint64((1 << id_bits(num_nodes)) - 1), out=edge_index[0].view(np.uint64))
+    np.right_shift(both, np.uint64(id_bits(num_nodes)), out=edge_index[1].view(np.uint64))
+    return edge_index
+
+
+def directed_words(keys: Keys, num_nodes: int) -> Keys:
+    """Return both directions of every edge as :func:`pair_keys` of destination and source, sorted, each once.
+
+    ``keys`` are those of :func:`undirected_keys`; self-loops are left out, and the memory of ``keys`` is used up.
+    """
     # Of the edges 0-2, 2-0 and 1-1 the keys are 02, 02 and 11. Repeats and loops go: 02. Beside it comes its swap,
     # 20; sorted, high id first, these are the edges to 0 (from 2) and to 2 (from 0).
     num_bits, mask = np.uint64(id_bits(num_nodes)), np.uint64((1 << id_bits(num_nodes)) - 1)
@@ -93,10 +105,7 @@ def both_directions(keys: Keys, num_nodes: int) -> IntArray:
         swapped |= keys[rows] >> num_bits
     del keys
     both.sort()
-    edge_index = np.empty((2, len(both)), np.int64)
-    np.bitwise_and(both, mask, out=edge_index[0].view(np.uint64))
-    np.right_shift(both, num_bits, out=edge_index[1].view(np.uint64))
-    return edge_index
+    return both
 
 
 def ranges(starts: IntArray, stops: IntArray) -> IntArray:

@@ -22,6 +22,7 @@ from crc32c import crc32c
 from scidata.core.own_files import open_own
 from scidata.core.types import Array, IntArray
 from scidata.store.format.manifest import ArrayInfo, RunningStatistics
+from scidata.store.format.spools import Spool
 
 if TYPE_CHECKING:
     import zarr
@@ -259,20 +260,24 @@ class Reordered:
             return
         block_rows = self._block_rows = box[self._dim].stop - box[self._dim].start
         starts = np.append(np.arange(0, len(self._order), block_rows), len(self._order))
-        wanted = [np.sort(self._order[a:b]) for a, b in itertools.pairwise(starts)]
-        filled = starts[:-1].copy()
         slab = max(1, self._max_bytes // 2 // row_bytes)
+        firsts = np.append(np.arange(0, num_rows, slab), num_rows)
+        # The source's rows of each block, sorted, lie in a file too, and where those of each slab begin in memory.
+        sources, cuts = Spool(f"{self._scratch}.rows", np.int64), []
+        for start, stop in itertools.pairwise(starts.tolist()):
+            rows = np.sort(self._order[start:stop])
+            sources.append(rows)
+            cuts.append(start + np.searchsorted(rows, firsts))
         with open(open_own(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             os.posix_fallocate(file.fileno(), 0, len(self._order) * row_bytes)  # a full disk ends it here
-            for first in range(0, num_rows, slab):
-                last = min(first + slab, num_rows)
+            for i, (first, last) in enumerate(itertools.pairwise(firsts.tolist())):
                 values = np.moveaxis(self._read(self._box(lead, slice(first, last))), self._dim, 0)
-                for block, rows in enumerate(wanted):
-                    a, b = np.searchsorted(rows, (first, last))
+                for block in cuts:
+                    a, b = int(block[i]), int(block[i + 1])
                     if a < b:
-                        file.seek(int(filled[block]) * row_bytes)
-                        file.write(np.ascontiguousarray(values[rows[a:b] - first], self._dtype).data.cast("B"))
-                        filled[block] += b - a
+                        file.seek(a * row_bytes)
+                        file.write(np.ascontiguousarray(values[sources[a:b] - first], self._dtype).data.cast("B"))
+        sources.remove()
 
     def _from_scratch(self, rows: slice, lead_sizes: Sequence[int]) -> Array:
         shape = (rows.stop - rows.start, *lead_sizes, *self._shape[self._dim + 1 :])

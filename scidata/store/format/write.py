@@ -17,6 +17,7 @@ are sorted by their owner, the lowest-numbered of their nodes: node ``i`` owns c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import math
@@ -30,9 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.own_files import sync
-from scidata.core.types import AnyArray, Array, FloatArray, IntArray
+from scidata.core.types import AnyArray, Array, ByteArray, FloatArray, IntArray
 from scidata.errors import ConfigError
-from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.ids import id_dtype
 from scidata.meshes.order.positions import unit_sphere
@@ -80,9 +80,12 @@ class FieldData:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OrderedCells(RawCells):
+class OrderedCells:
     """Cells in the store's order: ``connectivity`` holds new node ids, ``original_id`` source rows."""
 
+    offsets: IntArray
+    connectivity: AnyArray
+    cell_type: ByteArray
     original_id: IntArray
     indptr: IntArray
 
@@ -100,13 +103,17 @@ class OrderedSet:
 
 
 class _Indexed(NamedTuple):
-    """An array in memory: in its final order, or in that of ``rows``; ``is_list`` with several entries per entity."""
+    """An array in memory, or a spool: in its final order, or in that of ``rows``.
+
+    ``is_list`` with several entries per entity; ``dtype`` where it is written as another.
+    """
 
     path: str
     values: AnyArray
     dims: tuple[str, ...]
     rows: IntArray | None = None
     is_list: bool = False
+    dtype: npt.DTypeLike = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +153,7 @@ class OrderedSample(SampleHead):
         total = 1
         for array in self.index_arrays():
             num = len(array.values) if array.rows is None else len(array.rows)
-            total += num * math.prod(array.values.shape[1:]) * array.values.dtype.itemsize
+            total += num * math.prod(array.values.shape[1:]) * np.dtype(array.dtype or array.values.dtype).itemsize
         for data in self.fields:
             row = math.prod(data.shape) // max(1, data.shape[data.info.entity_dim]) * np.dtype(data.info.dtype).itemsize
             total += row * len(self.rows_of(data))
@@ -159,8 +166,8 @@ class OrderedSample(SampleHead):
             yield _Indexed(f"{self.entity}/pos", self.pos, (self.entity, "xyz"), rows=self.order)
         cells = self.cells
         if cells is not None:
-            nodes = cells.connectivity.astype(id_dtype(len(self.order)), copy=False)  # half the bytes to read
-            yield _Indexed("cell/connectivity", nodes, ("corner",), is_list=True)
+            dtype = id_dtype(len(self.order))  # half the bytes to read
+            yield _Indexed("cell/connectivity", cells.connectivity, ("corner",), is_list=True, dtype=dtype)
             yield _Indexed("cell/offsets", cells.offsets, ("cell_edge",))
             yield _Indexed("cell/type", cells.cell_type, ("cell",))
             yield _Indexed("cell/original_id", cells.original_id, ("cell",))
@@ -201,7 +208,7 @@ def write_sample(
     """Write one sample into the folder ``store``; it appears there whole, under its final name, or not at all.
 
     Memory: the sample's order, positions, edges and cells; one field of up to ``max_field_bytes`` (larger ones go
-    through a scratch file beside the sample); a few copies of a shard of 32 MiB.
+    through a scratch folder beside the sample); a few copies of a shard of 32 MiB.
 
     - ``tick``: called after every shard with the share of the sample that it was; the shares add up to 1.
 
@@ -211,29 +218,42 @@ def write_sample(
     _check_names(sample)
     final = os.path.join(store, folder_of(sample.index))
     temporary = os.path.join(store, f".tmp-{folder_of(sample.index)}")
-    scratch = os.path.join(store, f".tmp-{folder_of(sample.index)}.scratch")
-    remove(temporary, scratch)
+    scratch = scratch_of(store, sample.index)
+    remove(temporary)
+    os.makedirs(scratch, mode=0o700, exist_ok=True)  # there already with spools of the sample, where it has some
     try:
-        info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
-        remove(scratch)
-        sync_folder(temporary)
-        os.rename(temporary, final)
-        sync(store)
-    except OSError as e:
-        remove(temporary, scratch)
-        if e.errno in _NO_ROOM:
-            problem, remedy = _NO_ROOM[e.errno]
-            raise OSError(
-                e.errno,
-                f"{problem} while writing sample {sample.index} ({sample.name}); the samples before it are whole: "
-                f"{remedy} and run again with --resume, or write to another disk",
-                store,
-            ) from e
-        raise
+        with no_room_named(store, sample.index, sample.name):
+            info = _SampleWriter(temporary, scratch, sample, max_field_bytes, tick).write()
+            remove(scratch)
+            sync_folder(temporary)
+            os.rename(temporary, final)
+            sync(store)
     except BaseException:
         remove(temporary, scratch)
         raise
     return info
+
+
+@contextlib.contextmanager
+def no_room_named(store: str, index: int, name: str) -> Iterator[None]:
+    """Say of errors of a full disk which sample they came with, and what to do."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _NO_ROOM:
+            raise
+        problem, remedy = _NO_ROOM[e.errno]
+        raise OSError(
+            e.errno,
+            f"{problem} while writing sample {index} ({name}); the samples before it are whole: {remedy} and run again "
+            "with --resume, or write to another disk",
+            store,
+        ) from e
+
+
+def scratch_of(store: str, index: int) -> str:
+    """Return the folder of what does not fit in memory while a sample is made; it goes when the sample is written."""
+    return os.path.join(store, f".tmp-{folder_of(index)}.scratch")
 
 
 def _check_names(sample: OrderedSample) -> None:
@@ -321,7 +341,7 @@ class _SampleWriter:
             array.path,
             read,
             shape=values.shape if rows is None else (len(rows), *values.shape[1:]),
-            dtype=values.dtype,
+            dtype=array.dtype or values.dtype,
             dims=array.dims,
             chunk_rows=_LIST_CHUNK_ROWS if array.is_list else CHUNK_ROWS,
         )
@@ -360,7 +380,7 @@ class _SampleWriter:
             source_shape=data.shape,
             dtype=dtype,
             entity_dim=dim,
-            scratch=self._scratch,
+            scratch=os.path.join(self._scratch, "field"),
             max_bytes=self._max_bytes,
         )
         self._write_array(
@@ -368,7 +388,7 @@ class _SampleWriter:
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
-        remove(self._scratch)
+        remove(os.path.join(self._scratch, "field"))
 
 
 def _block_boxes(pos: Array, order: IntArray, *, on_sphere: bool) -> FloatArray:

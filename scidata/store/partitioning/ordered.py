@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import AnyArray, FloatArray, IntArray
+from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.checks import Kept, without_faults
 from scidata.meshes.formats.base import RawField
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.hetero import JOINT, RawSet, is_relation, relation_ends
-from scidata.meshes.order.cells import cell_owner, edges_of_cells
+from scidata.meshes.order.cells import cell_owner, edges_of_cells, take_cells
 from scidata.meshes.order.csr import CSR, csr_from_edges
 from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across_faces
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
-from scidata.meshes.order.ids import NodeIds, id_dtype
+from scidata.meshes.order.ids import NodeIds, id_bits, id_dtype, stable_sort
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.sample import RawSample, parse_edges
@@ -74,7 +74,7 @@ def order_sample(
             pos[rows] = sound.points
     pairs = sound.relations if raw.sets else _edges_of(sound)
     sets = sound.sets or {entity: RawSet(num_nodes=sound.num_nodes, points=sound.points)}
-    order, notes = _order_of(sound, sets, pairs, by)
+    order, notes = order_of(sound, sets, pairs, by)
     new_ids, ordered = _numbered(raw, sets, order, kept)
     relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
     along = _along_mesh(raw, pairs.get("edge"), kept)
@@ -89,17 +89,18 @@ def order_sample(
         relations = {n: replace(each, edge_id=_source_rows(each.edge_id, kept.get(n))) for n, each in relations.items()}
     cells = None
     if sound.cells is not None:
-        cells = _ordered_cells(sound.cells, new_ids[entity])
+        ids = new_ids[entity]
+        cells = ordered_cells(replace(sound.cells, connectivity=ids[sound.cells.connectivity]), 0, len(ids))
         cells = replace(cells, original_id=_source_rows(cells.original_id, kept.get("cell")))
     order = order if raw.sets else _source_rows(order, kept.get(entity))
     return OrderedSample(
         **replace(head, notes=(*head.notes, *notes)).head(),
         order=order,
         pos=pos,
-        weights=_weights_of(raw, weights, relations, order, ordered),
+        weights=weights_of(raw, weights, relations, order, ordered),
         cells=cells,
         source_counts=raw.sizes | ({JOINT: len(order)} if raw.sets else {}),
-        fields=(*(_field_data(raw, name, field) for name, field in raw.fields.items()), *signs),
+        fields=(*(field_data_of(raw, name, field) for name, field in raw.fields.items()), *signs),
         sets=ordered,
         relations=relations,
     )
@@ -173,7 +174,7 @@ def _edges_of(raw: RawSample) -> dict[str, IntArray]:
     return {"edge": radius_edges(points, number, on_sphere=raw.on_sphere, period=raw.period)}
 
 
-def _order_of(
+def order_of(
     raw: RawSample, sets: Mapping[str, RawSet], pairs: Mapping[str, IntArray], order: str
 ) -> tuple[IntArray, list[str]]:
     """Return the order of the rows of all sets, numbered one set after the other, and remarks on it."""
@@ -246,24 +247,26 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
     return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
 
 
-def _ordered_cells(cells: RawCells, new_ids: NodeIds) -> OrderedCells:
-    """Number the nodes of the cells anew, and sort the cells by the lowest of them."""
-    nodes: AnyArray = new_ids[cells.connectivity]
-    owners = cell_owner(cells.offsets, nodes)
-    order = np.argsort(owners, kind="stable")
-    sizes = np.diff(cells.offsets)[order]
-    offsets = bounds_of(sizes)
-    corners = np.arange(len(nodes), dtype=np.int64) + np.repeat(cells.offsets[:-1][order] - offsets[:-1], sizes)
+def ordered_cells(cells: RawCells, low: int, num_owners: int) -> OrderedCells:
+    """Sort cells by the lowest of their nodes, which are new ids; that is at least ``low``, below ``low + num_owners``.
+
+    ``indptr`` counts from ``low`` on.
+    """
+    owners = cell_owner(cells.offsets, cells.connectivity)
+    owners += 1 - low  # a cell without nodes has -1
+    indptr = np.cumsum(np.bincount(owners, minlength=num_owners + 1))
+    order = stable_sort(owners.view(np.uint64), id_bits(num_owners + 1), overwrite=True)[1]
+    offsets, connectivity = take_cells(cells.offsets, cells.connectivity, order)
     return OrderedCells(
         offsets=offsets,
-        connectivity=nodes[corners],
+        connectivity=connectivity,
         cell_type=cells.cell_type[order],
         original_id=order,
-        indptr=np.searchsorted(owners[order], np.arange(len(new_ids) + 1)).astype(np.int64),
+        indptr=indptr,
     )
 
 
-def _weights_of(
+def weights_of(
     raw: RawSample, weights: str | None, relations: Mapping[str, CSR], order: IntArray, sets: Mapping[str, OrderedSet]
 ) -> FloatArray | None:
     """Return the cost of each row, in the source's order; of several sets, of those that are kept, set by set."""
@@ -306,7 +309,8 @@ def _weights_of(
     return values
 
 
-def _field_data(raw: RawSample, name: str, field: RawField) -> FieldData:
+def field_data_of(raw: RawSample, name: str, field: RawField) -> FieldData:
+    """Describe a field of a sample as the store has it; one on edges that were made is refused."""
     made = field.entity == "edge" and raw.edges not in (None, "edge_index") and raw.mesh_edges is None
     if made:
         raise FieldMismatchError(

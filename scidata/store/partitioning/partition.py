@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import check_int
+from scidata.core.checks import check_bytes, check_int
 from scidata.core.keywords import checked_keywords
 from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
@@ -90,6 +90,7 @@ def partition(
     allow_missing: bool = False,
     allow_external: bool = False,
     max_field_bytes: int = MAX_FIELD_BYTES,
+    memory: int | str | None = None,
     tick: Callable[[float], None] | None = None,
 ) -> PartitionReport:
     """Write a store that any number of ranks reads, from raw meshes, point clouds or graphs.
@@ -148,6 +149,14 @@ def partition(
         options must be, too, but that ``repair`` and ``keep`` may allow more.
     max_field_bytes : int, default MAX_FIELD_BYTES
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
+    memory : int or str or None, optional
+        Memory that a process may take, as bytes or ``"8G"`` (powers of 1024), for each of ``jobs``; default no limit.
+        Samples that take more in memory (``dry_run`` says how much) are put in order in passes over scratch files in
+        ``out``; the store is the same, byte for byte. In memory are then 0.4 GB and 64 bytes a row (80 in order
+        ``"rcb"``), so that 8 GB do for 100 M rows. Refused where they take more in memory: repairs, order ``"metis"``,
+        edges by ``knn`` and ``radius``, fields on mesh edges, graphs between several node sets, OpenFOAM cases. Files
+        of other formats than the plain layout, VTKHDF and ``edge_index`` are read whole, which takes 8 bytes more for
+        each node of a cell. A run that was killed begins a sample anew.
     allow_missing, allow_external : bool, default False
         As in :func:`scidata.open_dataset`.
     tick : Callable[[float], None] or None, optional
@@ -155,9 +164,9 @@ def partition(
 
     Notes
     -----
-    Memory, for each of ``jobs``: at most 3 times the points, cells and edges of a sample at 8 bytes a number (that is
-    24 GB for 500 M edges), or those once and a field being written, which takes ``max_field_bytes`` and 0.3 GB; more
-    where edges are made by ``knn`` or ``radius``, or cut by ``metis``. Measured: ``tests/bench/partition_memory.py``.
+    Memory, for each of ``jobs``: at most 3 times the points, cells and edges of a sample at 8 bytes a number, or those
+    once and a field being written, which takes ``max_field_bytes`` and 0.3 GB; more where edges are made by ``knn`` or
+    ``radius``, or cut by ``metis``. Measured: ``tests/bench/partition_memory.py``. ``memory`` limits it.
 
     Returns
     -------
@@ -213,6 +222,7 @@ def partition(
         keep=as_names("keep", keep) or (),
         allow_missing=allow_missing,
         max_field_bytes=check_int("max_field_bytes", max_field_bytes, least=1),
+        memory=None if memory is None else check_bytes("memory", memory),
     )
     chosen = Part.parse(part) if isinstance(part, str) else None if part is None else Part(*part)
     if overwrite and resume:
@@ -228,7 +238,7 @@ def partition(
         target, (path for index in range(len(task.samples)) for path in task.samples.inputs(index)), "the store"
     )
     if dry_run:
-        planned = tuple(plan_sample(index, task.samples.header(index)) for index in indices)
+        planned = tuple(plan_sample(index, task.samples.header(index), order) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
     if not os.path.isdir(target):

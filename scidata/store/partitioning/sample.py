@@ -20,12 +20,14 @@ from scidata.meshes.checks import findings_of
 from scidata.meshes.order.faults import REMEDIES, Finding
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, parse_edges
 from scidata.meshes.samples import RawSamples
-from scidata.store.format.manifest import SCHEMA_VERSION, SampleHead
+from scidata.store.format.durable import remove
+from scidata.store.format.manifest import SCHEMA_VERSION, InputInfo, SampleHead
 from scidata.store.format.treatments import TREATMENTS
 from scidata.store.format.values import encode_values
-from scidata.store.format.write import OrderedSample, write_sample
+from scidata.store.format.write import OrderedSample, no_room_named, scratch_of, write_sample
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import ORDERS, order_sample
+from scidata.store.partitioning.passes import bytes_in_memory, order_in_passes, room_of, why_not
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")
@@ -35,7 +37,10 @@ _MOST_NAMED = 4  # arrays that are not in the store
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSample:
-    """A sample of a dry run: rows of each entity (None: known only once edges are made) and bytes."""
+    """A sample of a dry run: rows of each entity (None: known only once edges are made) and bytes.
+
+    ``memory`` is about what the sample's arrays take while they are put in order in memory.
+    """
 
     index: int
     name: str
@@ -44,6 +49,7 @@ class PlannedSample:
     nbytes: int
     fields: dict[str, str]
     left_out: dict[str, str]
+    memory: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,8 @@ class Task:
         The raw samples; metadata is read when they are asked.
     choice
         The arguments of :func:`scidata.meshes.samples.read_samples` that choose fields and rows, in its order.
+    memory
+        Bytes that the process may take; samples that take more in memory are put in order in passes over disk.
     """
 
     samples: RawSamples
@@ -66,6 +74,7 @@ class Task:
     keep: tuple[str, ...]
     allow_missing: bool
     max_field_bytes: int
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -107,7 +116,10 @@ class Task:
 
 def process_sample(task: Task, out: str, index: int, tick: Callable[[float], None]) -> None:
     """Read, check, order and write one sample."""
-    sample = _ordered(task, index)
+    header = task.samples.header(index)  # a folder that is no sample is refused before all files below it are read
+    sample, largest_field = _ordered(task, out, index, header, tick), task.max_field_bytes
+    if task.memory is not None:
+        largest_field = max(min(largest_field, room_of(task.memory) // 4), 1)
     free = shutil.disk_usage(out).free
     if sample.nbytes > free:
         raise OSError(
@@ -116,16 +128,61 @@ def process_sample(task: Task, out: str, index: int, tick: Callable[[float], Non
             "again with --resume, or write to another disk",
             out,
         )
-    write_sample(out, sample, max_field_bytes=task.max_field_bytes, tick=tick)
+    write_sample(out, sample, max_field_bytes=largest_field, tick=lambda share: tick(share / 2))
 
 
-def _ordered(task: Task, index: int) -> OrderedSample:
+class _NeedsRepairError(Exception):
+    """Some rows are to be left out, which passes do not do."""
+
+
+def _ordered(
+    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, tick: Callable[[float], None]
+) -> OrderedSample:
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
-    raw = task.samples[index]  # opened first: a folder that is no sample is refused before all files below it are read
     inputs = tuple(map(describe_input, task.samples.inputs(index)))
-    findings = _findings(raw, task)
+    needed, done = bytes_in_memory(header, task.order), 0.0
+    too_large = task.memory is not None and needed > room_of(task.memory)
+    reason = why_not(header, task.order)
+
+    def head_of(raw: RawSample, findings: list[Finding]) -> SampleHead:
+        if _allowed(raw, task, findings):
+            raise _NeedsRepairError
+        return _head(task, index, inputs, raw, [])
+
+    def advance(share: float) -> None:
+        nonlocal done
+        done += share / 2
+        tick(share / 2)
+
+    if reason is None:
+        assert isinstance(header, SampleHeader)
+        folder = scratch_of(out, index) if too_large else None
+        if folder is not None:
+            remove(folder)
+            os.mkdir(folder, 0o700)
+        how = {"by": task.order, "weights": task.weights, "keep": task.keep, "memory": task.memory}
+        try:
+            with no_room_named(out, index, header.name):
+                sample = order_in_passes(header, head_of, folder=folder, tick=advance, **how)
+            tick(0.5 - done)
+            return sample
+        except _NeedsRepairError:
+            reason = "repairs need all of it"
+    if too_large:
+        raise ConfigError(
+            f"sample {header.name}: takes about {needed} bytes in memory, but memory={task.memory} leaves "
+            f"{room_of(task.memory or 0)}, and it is not put in order in passes over disk: {reason}. Or allow more"
+        )
+    raw = header.read()
+    findings = _allowed(raw, task, findings_of(raw))
+    head = _head(task, index, inputs, raw, findings)
+    tick(0.5 - done)
+    return order_sample(raw, head, by=task.order, weights=task.weights, findings=findings)
+
+
+def _head(task: Task, index: int, inputs: tuple[InputInfo, ...], raw: RawSample, findings: list[Finding]) -> SampleHead:
     notes = (*map(_repaired, findings), *_lost(raw.left_out))
-    head = SampleHead(
+    return SampleHead(
         index=index,
         num_samples=len(task.samples),
         name=raw.name,
@@ -139,7 +196,6 @@ def _ordered(task: Task, index: int) -> OrderedSample:
         notes=notes,
         values=encode_values(raw.values),
     )
-    return order_sample(raw, head, by=task.order, weights=task.weights, findings=findings)
 
 
 def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
@@ -150,9 +206,8 @@ def _lost(left_out: Mapping[str, str]) -> Iterator[str]:
         yield f"left out: {', '.join(named)}{more}"
 
 
-def _findings(raw: RawSample, task: Task) -> list[Finding]:
-    """Check a sample; return its faults, all of which may be repaired."""
-    every = findings_of(raw)
+def _allowed(raw: RawSample, task: Task, every: list[Finding]) -> list[Finding]:
+    """Return the faults of a sample that are not kept, all of which may be repaired, or raise CorruptDataError."""
     findings = [f for f in every if f.kind not in task.keep]
     if not findings:
         return []
@@ -175,7 +230,7 @@ def _repaired(finding: Finding) -> str:
     return f"repaired {finding.kind}{where}: {finding.count}, of rows {rows} on; {REMEDIES[finding.kind]}"
 
 
-def plan_sample(index: int, header: SampleHeader | HeteroHeader) -> PlannedSample:
+def plan_sample(index: int, header: SampleHeader | HeteroHeader, order: str) -> PlannedSample:
     """Describe a sample from metadata alone."""
     values = sum(math.prod(f.shape) * f.dtype.itemsize for f in header.fields.values() if -1 not in f.shape)
     if isinstance(header, HeteroHeader):
@@ -195,6 +250,7 @@ def plan_sample(index: int, header: SampleHeader | HeteroHeader) -> PlannedSampl
             for name, f in header.fields.items()
         },
         left_out=dict(header.left_out),
+        memory=bytes_in_memory(header, order),
     )
 
 

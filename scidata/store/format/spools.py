@@ -1,0 +1,124 @@
+"""Arrays on disk that are written once, from their first row on, and read by slices; and rows put into buckets."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from scidata.core.own_files import open_own
+from scidata.core.types import AnyArray, IntArray
+
+
+class Spool:
+    """A one-dimensional array in a file, or in pieces in memory where ``path`` is None: read by slices, as an array is.
+
+    No file is open between two calls.
+    """
+
+    def __init__(self, path: str | None, dtype: npt.DTypeLike) -> None:
+        self._path, self.dtype, self._num = path, np.dtype(dtype), 0
+        self._pieces: list[AnyArray] = []
+        self._firsts: list[int] = []
+        if path is not None:
+            os.close(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+    @property
+    def shape(self) -> tuple[int]:
+        """``(num_rows,)``."""
+        return (self._num,)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def append(self, values: AnyArray) -> None:
+        """Write rows after those that are there."""
+        if self._path is None:
+            self._firsts.append(self._num)
+            self._pieces.append(np.array(values, self.dtype))  # a copy: the values may be a small part of an array
+        else:
+            with open(open_own(self._path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
+                view = np.ascontiguousarray(values, self.dtype).view(np.uint8).data
+                while len(view):
+                    view = view[file.write(view) :]
+        self._num += len(values)
+
+    def __getitem__(self, box: slice | tuple[slice]) -> AnyArray:
+        start, stop, _ = (box[0] if isinstance(box, tuple) else box).indices(self._num)
+        if self._path is not None:
+            with open(open_own(self._path, os.O_RDONLY), "rb") as file:
+                return np.fromfile(file, self.dtype, max(stop - start, 0), offset=start * self.dtype.itemsize)
+        first = max(bisect.bisect_right(self._firsts, start) - 1, 0)
+        last = bisect.bisect_left(self._firsts, stop)
+        found = [
+            piece[max(start - begin, 0) : stop - begin]
+            for begin, piece in zip(self._firsts[first:last], self._pieces[first:last], strict=True)
+        ]
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
+        return self[:] if dtype is None else self[:].astype(dtype, copy=False)
+
+    def remove(self) -> None:
+        """Remove the file, or let go of the memory."""
+        self._pieces.clear()
+        if self._path is not None:
+            os.unlink(self._path)
+
+
+class Buckets:
+    """Rows of some columns, put into files by where a number lies between bounds; each bucket is taken out once.
+
+    Parameters
+    ----------
+    path
+        What the names of its files begin with; None: they are kept in memory.
+    bounds
+        ``(num_buckets + 1,)`` rising: bucket ``b`` has the numbers from ``bounds[b]`` to below ``bounds[b + 1]``.
+    dtypes
+        Of the columns.
+    """
+
+    def __init__(self, path: str | None, bounds: AnyArray, dtypes: Sequence[npt.DTypeLike]) -> None:
+        self.bounds = bounds
+        self._columns = [
+            [Spool(None if path is None else f"{path}-{b}-{i}", dtype) for i, dtype in enumerate(dtypes)]
+            for b in range(len(bounds) - 1)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all buckets, by their first column."""
+        return sum(len(spools[0]) for spools in self._columns)
+
+    def split(self, numbers: AnyArray) -> tuple[IntArray, IntArray]:
+        """Return the order of rows by bucket, in which those of a bucket keep theirs, and where the next ones begin."""
+        which = np.searchsorted(self.bounds[1:-1], numbers, side="right").astype(np.uint16)
+        order = np.argsort(which, kind="stable")  # a radix sort
+        return order, np.searchsorted(which[order], np.arange(1, len(self)))
+
+    def put(self, cuts: IntArray, *columns: AnyArray) -> None:
+        """Add rows that are in the order of their buckets; ``cuts`` are the first rows of all buckets but the first."""
+        firsts, lasts = [0, *cuts.tolist()], [*cuts.tolist(), len(columns[0])]
+        for spools, first, last in zip(self._columns, firsts, lasts, strict=True):
+            if first < last:
+                for spool, column in zip(spools, columns, strict=True):
+                    spool.append(column[first:last])
+
+    def put_sorted(self, numbers: AnyArray, *columns: AnyArray) -> None:
+        """Add rows whose numbers rise."""
+        self.put(np.searchsorted(numbers, self.bounds[1:-1]), *columns)
+
+    def taken(self) -> Iterator[list[AnyArray]]:
+        """Yield the columns of each bucket, and remove its files."""
+        for spools in self._columns:
+            columns = [spool[:] for spool in spools]
+            for spool in spools:
+                spool.remove()
+            yield columns

@@ -223,6 +223,7 @@ def partition(
     entity: opt.Entity = None,
     edges: opt.Edges = None,
     nodes: opt.Nodes = None,
+    geometry: opt.Geometry = None,
     order: opt.Order = "hilbert",
     weights: opt.PartitionWeights = None,
     repair: opt.Repair = None,
@@ -245,6 +246,7 @@ def partition(
     scidata partition fields.nc waves.store --mesh grid.nc
     scidata partition 'car_*.h5' cars.store --kind points --points xyz
     scidata partition 'case_*.vtu' flow.store --entity cell
+    scidata partition 'car_*.vtp' cars.store --kind points --entity cell --order shuffle
     scidata partition era5.nc graph.store --nodes grid=file,mesh=icosahedral:5 --edges grid__to__mesh=spacing:0.6
     scidata partition wing.vtkhdf wing.store --memory 8G                      # larger ones in passes over disk
     scidata partition 'mesh_*.nc' train.store --part $SLURM_ARRAY_TASK_ID/8    # array 0-7
@@ -270,6 +272,7 @@ def partition(
         "nodes": None if nodes is None else parse_rules("--nodes", nodes),
         "fields": parse_fields(fields),
         "topology": topology,
+        "geometry": geometry,
         "order": order,
         "weights": weights,
         "repair": parse_names(repair or ()),

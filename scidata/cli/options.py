@@ -195,9 +195,7 @@ Points = Annotated[
         "NAME,...", "Arrays of coordinates: one of (N, 2) or (N, 3), or two or three of (N,); default by name.", _READ
     ),
 ]
-Entity = Annotated[
-    str | None, _option("cell", "Rows of a mesh are its cells (finite volumes); default its nodes.", _ROWS)
-]
+Entity = Annotated[str | None, _option("cell", "Rows of a mesh, or points, are its cells; default its nodes.", _ROWS)]
 Edges = Annotated[
     str | None,
     _option(
@@ -213,16 +211,25 @@ Nodes = Annotated[
     _option(
         "SET=RULE,...",
         "Build a graph between node sets around the file, with --edges by relation. file: its own points. "
-        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated; gaussian:FILE: by its points on each "
-        "latitude.",
+        "icosahedral:6, healpix:64, gaussian:O96, latlon:1.0: generated; voxel:0.1, farthest:512: of its points; "
+        "gaussian:FILE: by its points on each latitude.",
         _ROWS,
     ),
 ]
 Order = Annotated[
     str,
     _option(
-        "hilbert|rcb|metis|rows",
-        "Order of the rows. metis: smallest halos, takes longest. rows: as in the file.",
+        "hilbert|rcb|metis|rows|shuffle",
+        "Order of the rows. metis: smallest halos, takes longest. rows: as in the file. shuffle: points at random, for "
+        "draws in training; shuffle:4096 in leaves of so many rows.",
+        _ROWS,
+    ),
+]
+Geometry = Annotated[
+    bool | None,
+    _flag(
+        "--geometry/--no-geometry",
+        "Also store areas, normals or volumes of the rows; default where points are cells.",
         _ROWS,
     ),
 ]

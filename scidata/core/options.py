@@ -104,6 +104,7 @@ class ReadOptions:
     cut_like: GridCut | None = None
     halo: Halo = 0
     ghosts: str | None = None
+    edges: str | None = None
     periodic: str | Sequence[str] = ()
     # how files are reached and cached
     allow_missing: bool = False

@@ -156,7 +156,8 @@ def _topology(samples: Sequence[IrregularSample], rows: Mapping[str, _Rows]) -> 
         first,
         index_maps={entity: space.index_map for entity, space in rows.items()},
         relations={
-            name: _joined([s.topology.relations[name] for s in samples], rows, rows[name]) for name in first.relations
+            name: _joined([s.topology.relations[name] for s in samples], rows, rows.get(name))
+            for name in first.relations
         },
         cells=_cells([s.topology.cells for s in samples if s.topology.cells is not None], rows[first.entity]),
         read_ids=partial(_joined_ids, [s.topology.read_ids for s in samples]),
@@ -167,8 +168,8 @@ def _joined_ids(reads: Sequence[Callable[[str], IntArray]], entity: str) -> IntA
     return np.concatenate([read(entity) for read in reads])
 
 
-def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows) -> Relation:
-    """Return the edges of one relation, of all samples, in the union's numbering."""
+def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Rows | None) -> Relation:
+    """Return the edges of one relation, of all samples, in the union's numbering; without ids, none are far."""
     source, name, target = relations[0].type
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -177,7 +178,9 @@ def _joined(relations: Sequence[Relation], rows: Mapping[str, _Rows], edges: _Ro
         return torch.stack(ends)
 
     far = joined([each.far for each in relations])
-    order = torch.from_numpy(edges.order).to(far.device)  # as the union's ghosts: by owner, then by sample
+    order = torch.from_numpy(np.empty(0, np.int64) if edges is None else edges.order).to(
+        far.device
+    )  # as the union's ghosts: by owner, then by sample
     return Relation((source, name, target), joined([each.own for each in relations]), far[:, order])
 
 

@@ -74,6 +74,7 @@ class Options(TypedDict, total=False):
     cut_like: ShardedDataset[Any] | Mapping[str, npt.ArrayLike] | None
     halo: Halo
     ghosts: str | None
+    edges: str | None
     periodic: str | Sequence[str]
     decode: bool | str
     dtype: torch.dtype | None
@@ -176,6 +177,7 @@ def open_dataset(
     cut_like: ShardedDataset[Any] | Mapping[str, npt.ArrayLike] | None = None,
     halo: Halo = 0,
     ghosts: str | None = None,
+    edges: str | None = None,
     periodic: str | Sequence[str] = (),
     decode: bool | str = True,
     dtype: torch.dtype | None = None,
@@ -277,6 +279,12 @@ def open_dataset(
     ghosts : str or None, optional
         Stores: ``"disk"`` reads the halo's rows of all fields too, the default where there is a halo; ``"exchange"``
         leaves them to an exchange between the ranks.
+    edges : str or None, optional
+        Points, in a store or raw: ``"knn:16"``, from each point's nearest others, or ``"radius:0.1"``, from all so near
+        (on a sphere in degrees), found when a sample is read, of drawn points with ``subsample``. Each rank has those
+        that end at its points, as one process finds them; :attr:`IrregularSample.edge_index`. Of a store a rank reads
+        its points and those near them; of raw files, and of a draw, the positions of all. Edges that never change are
+        better stored: ``scidata partition --edges``.
     periodic : str or Sequence[str], default ()
         Dimensions whose halo wraps.
     decode : bool or str, default True
@@ -303,6 +311,8 @@ def open_dataset(
     subsample : Mapping[str, int] or None, optional
         Meshes, clouds and graphs: ``{"point": 100_000}`` draws that many rows of each sample anew in each epoch
         (``DataLoader.set_epoch``), without replacement, every row equally likely; all of a sample that has no more.
+        Of points in a store with ``order="shuffle"`` epochs walk through all rows: none comes again before all have
+        come, and no more is read than is drawn.
         The ranks of a domain draw the same, and each reads its own. Of a mesh, ``"cell"`` draws cells, with their nodes
         and the edges between these; ``"node"`` draws nodes, with the cells and edges that lie between drawn ones.
         Graphs between several node sets: ``{"grid": 20_000, "mesh": 5_000}``, with all rows of sets that are not named,
@@ -395,7 +405,7 @@ def open_dataset(
         subsample=subsample, subsample_block=subsample_block, subsample_seed=subsample_seed,
         positions=positions, time=time, window=window, every=every, where=where,
         shard=shard, bounds=bounds, weights=weights, align=align,
-        cut_like=cut_of(cut_like), halo=halo, ghosts=ghosts, periodic=periodic,
+        cut_like=cut_of(cut_like), halo=halo, ghosts=ghosts, edges=edges, periodic=periodic,
         allow_missing=allow_missing, allow_external=allow_external, num_threads=num_threads, cache_bytes=cache_bytes,
         pool_bytes=pool_bytes, cache_dir=cache_dir, cache_disk_bytes=cache_disk_bytes,
     )  # fmt: skip
@@ -409,7 +419,7 @@ def open_dataset(
     raw, first = kind_of_raw(path, options)
     if raw == "points":
         return open_points(path, mesh, options, dp=dp, **wrapping)
-    options.refuse(*ONLY_POINTS, why="means nothing for a grid, but for points (kind='points')")
+    options.refuse(*ONLY_POINTS, "edges", why="means nothing for a grid, but for points (kind='points')")
     return open_grid(path, first, mesh, options, dp=dp, **wrapping)
 
 

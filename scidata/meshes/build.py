@@ -10,6 +10,8 @@
 ``"gaussian:FILE"`` a reduced one, N320 say, by its points on each latitude: of a text file, or of a data set, where
                     they are ``reduced_points`` or ``pl``; in Python also the numbers themselves
 ``"latlon:1.0"``  a regular grid, by its step in degrees
+``"voxel:0.1"``   the means of the input's points in cubes of that side: a coarser level of a cloud
+``"farthest:512"`` so many of the input's points, each the farthest from those before it
 ================= ==============================================================================================
 
 ================= ==============================================================================================
@@ -38,8 +40,10 @@ from scidata.errors import ConfigError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.formats.base import ArrayReader, Box, RawField
 from scidata.meshes.hetero import RawSet, check_set_name, relation_parts
 from scidata.meshes.order.cells import edges_of_cells
+from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.reduced_points import gaussian_of_rule, resolved_nodes
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader
+from scidata.meshes.sets.coarse import farthest, voxels
 from scidata.meshes.sets.containing import containing_cell_edges
 from scidata.meshes.sets.grids import healpix, lat_lon, latitude_longitude
 from scidata.meshes.sets.icosahedral import icosahedral, multi_mesh_edges
@@ -55,6 +59,11 @@ _NODES: Mapping[str, tuple[str, Callable[[str], NodeSet]]] = {
     "healpix": ("nside, healpix:64", lambda text: healpix(int(text))),
     "gaussian": ("a grid, gaussian:O96", gaussian_of_rule),
     "latlon": ("a step in degrees, latlon:1.0", lambda text: lat_lon(float(text))),
+}
+#: Made of the set that comes from the file.
+_COARSE: Mapping[str, tuple[str, Callable[[NodeSet, str], NodeSet]]] = {
+    "voxel": ("a side, voxel:0.1", lambda nodes, text: voxels(nodes, float(text))),
+    "farthest": ("a number of points, farthest:512", lambda nodes, text: farthest(nodes, int(text))),
 }
 _EDGES = ("knn", "radius", "spacing", "containing", "levels", "cells")
 _WITH_NUMBER = ("knn", "radius", "spacing")
@@ -77,9 +86,9 @@ class Build:
         for name, rule in self.nodes.items():
             check_set_name(str(name), "nodes")
             kind, _, rest = str(rule).partition(":")
-            if rule != _FILE and (kind not in _NODES or not rest):
-                known = [_FILE, *_NODES]
-                about = f": it takes {_NODES[kind][0]}" if kind in _NODES else near_matches(kind, known)
+            rules = {**_NODES, **_COARSE}
+            if rule != _FILE and (kind not in rules or not rest):
+                about = f": it takes {rules[kind][0]}" if kind in rules else near_matches(kind, [_FILE, *rules])
                 raise ConfigError(f"nodes: {name!r} cannot be {rule!r}{about}")
         if list(self.nodes.values()).count(_FILE) != 1:
             raise ConfigError(f"nodes: one set is that of the file, {{'grid': 'file'}}; there are {dict(self.nodes)}")
@@ -206,13 +215,17 @@ class _Making:
     def relations(self) -> dict[str, IntArray]:
         return {name: self._edges(name, rule) for name, rule in self.build.edges.items()}
 
+    @functools.cached_property
+    def of_file(self) -> NodeSet:
+        return self.file()
+
     def _set(self, rule: str) -> NodeSet:
         if rule == _FILE:
-            return self.file()
+            return self.of_file
         kind, _, rest = rule.partition(":")
-        about, make = _NODES[kind]
+        about = {**_NODES, **_COARSE}[kind][0]
         try:
-            return make(rest)
+            return _COARSE[kind][1](self.of_file, rest) if kind in _COARSE else _NODES[kind][1](rest)
         except ConfigError as e:
             raise ConfigError(f"nodes: {kind}: {e}") from None
         except ValueError:
@@ -292,8 +305,10 @@ def _mesh_of(header: SampleHeader, own: str) -> _FileSet:
         raw = header.read()
         if raw.points is None:
             raise ConfigError(f"sample {raw.name}: has no positions, which edges between sets are found by")
-        points = raw.points[:, :2] if raw.on_sphere else raw.points
-        return NodeSet(points=points, on_sphere=raw.on_sphere, cells=raw.cells)
+        points, cells = raw.points, raw.cells
+        if raw.entity == "cell" and cells is not None:
+            points, cells = cell_centres(points, cells, on_sphere=raw.on_sphere, period=raw.period), None
+        return NodeSet(points=points[:, :2] if raw.on_sphere else points, on_sphere=raw.on_sphere, cells=cells)
 
     fields = {
         f"{own}/{each.base}": replace(each, name=f"{own}/{each.base}", entity=own)

@@ -28,62 +28,41 @@ class RawSample(Geometry):
     Most samples have one node set, whose positions and edges are ``points`` and ``edge_index``. A graph between
     several sets, of kind ``"hetero"``, has ``sets`` and ``relations`` in their place.
 
-    Attributes
-    ----------
-    name
-        Unlike that of any other sample.
-    kind
-        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"``.
-    points
-        ``(N, 2 or 3)`` float64, the nodes (or points); None for a graph without positions. On a sphere: longitude
-        and latitude in degrees (and height, where there is a third).
-    on_sphere
-        True where ``points`` are longitude and latitude.
-    cells
-        Cells of a mesh, or None.
-    edge_index
-        ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none or where
-        ``edges`` says how they are made. Fields of edges are in this order.
-    entity
-        The rows of a sample: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
-        ``"joint"`` of several sets.
-    edges
-        ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come
-        from.
-    fields
-        By name. A name that two entities have is ``node/<name>`` and ``cell/<name>``.
-    mesh_edges
-        ``(2, num_mesh_edges)`` int64: nodes of the file's undirected edges, where ``edges`` are made of the cells and
-        fields live on the file's; else None.
-    num_nodes
-        Nodes or points; needs saying only where ``points`` is None.
-    period
-        Width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none.
-    left_out
-        Arrays that are no field of this sample, and why.
-    values
-        Of the whole sample: arrays of any shape, or anything that JSON has. Of several sets, ``<set>/<name>`` and
-        ``<relation>/<name>`` are of one.
-    sets, relations
-        Of several sets, by name; of a relation ``(2, num_edges)`` int64, rows of its source set and of its target set.
-    counts
-        Rows of each entity, where points, cells and edges are not in memory.
+    ``points``: ``(N, 2 or 3)`` float64, the nodes (or points); None for a graph without positions. On a sphere:
+    longitude and latitude in degrees (and height, where there is a third).
+    ``cells``: cells of a mesh, or None.
+    ``edge_index``: ``(2, E)`` int64, source and destination of the edges that the file has; None where there are none
+    or where ``edges`` says how they are made. Fields of edges are in this order.
     """
 
-    name: str
-    kind: str
-    on_sphere: bool = False
+    name: str  # unlike that of any other sample
+    kind: str  # ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"``
+    on_sphere: bool = False  # True where ``points`` are longitude and latitude
+    # the rows of a sample: ``"node"`` (``"point"`` of a cloud), or ``"cell"``: then it has fields of cells alone;
+    # ``"joint"`` of several sets
     entity: str = ""
+    # ``"edge_index"``, ``"cells"``, ``"faces"``, ``"knn:8"``, ``"radius:0.1"`` or None (a cloud): where edges come from
     edges: str | None = None
+    # by name. A name that two entities have is ``node/<name>`` and ``cell/<name>``
     fields: Mapping[str, RawField] = field(default_factory=dict)
+    # ``(2, num_mesh_edges)`` int64: nodes of the file's undirected edges, where ``edges`` are made of the cells and
+    # fields live on the file's; else None
     mesh_edges: IntArray | None = None
-    num_nodes: int = -1
+    num_nodes: int = -1  # nodes or points; needs saying only where ``points`` is None
+    # width of the domain along each coordinate in which it wraps, 0 where it does not; None where it does in none
     period: tuple[float, ...] | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # arrays that are no field of this sample, and why
+    # of the whole sample: arrays of any shape, or anything that JSON has. Of several sets, ``<set>/<name>`` and
+    # ``<relation>/<name>`` are of one
     values: Mapping[str, Any] = field(default_factory=dict)
+    # sets, relations: of several sets, by name; of a relation ``(2, num_edges)`` int64, rows of its source set and of
+    # its target set
     sets: Mapping[str, RawSet] = field(default_factory=dict)
     relations: Mapping[str, IntArray] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # of each entity, where they are not in memory
+    # True where the rows of a mesh are stored as points: of a cloud, or, with edges, as nodes of a graph
+    as_points: bool = False
+    with_measures: bool = False  # True where areas, normals and volumes of the rows are stored, too
 
     def __post_init__(self) -> None:
         if self.kind == "hetero":
@@ -110,6 +89,11 @@ class RawSample(Geometry):
             )
 
     @property
+    def stored_as(self) -> tuple[str, str]:
+        """The kind, and the entity of the rows, in the store."""
+        return stored_kind(self.as_points, self.edges) or (self.kind, self.entity)
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Rows of each entity that is known yet."""
         if self.counts:
@@ -129,43 +113,31 @@ class RawSample(Geometry):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampleHeader:
-    """One sample by its metadata; :meth:`read` reads its topology. Pickles.
+    """One sample by its metadata; :meth:`read` reads its topology. Pickles."""
 
-    Attributes
-    ----------
-    name
-        Unlike that of any other sample.
-    topology
-        Where points, cells and edges are found, and how many there are: ``topology.sizes``.
-    entity, edges, fields, left_out
-        As in :class:`RawSample`.
-    paths
-        The files it is read from.
-    values
-        Names of the values of the whole sample.
-    """
-
-    name: str
-    topology: RawTopology
+    name: str  # unlike that of any other sample
+    topology: RawTopology  # where points, cells and edges are found, and how many there are: ``topology.sizes``
+    # entity, edges, fields, left_out: as in :class:`RawSample`
     entity: str
     edges: str | None
     fields: Mapping[str, RawField]
     left_out: Mapping[str, str]
-    paths: tuple[str, ...]
-    values: tuple[str, ...] = ()
+    paths: tuple[str, ...]  # the files it is read from
+    values: tuple[str, ...] = ()  # names of the values of the whole sample
+    # as_points, with_measures: as in :class:`RawSample`
+    as_points: bool = False
+    with_measures: bool = False
 
     @property
     def kind(self) -> str:
         """``"mesh"``, ``"points"`` or ``"graph"``."""
-        return self.topology.kind
+        return (stored_kind(self.as_points, self.edges) or (self.topology.kind,))[0]
 
     def read(self) -> RawSample:
         """Read points, cells and edges.
 
-        Raises
-        ------
-        CorruptDataError, FieldMismatchError, UnsupportedFormatError
-            Arrays of the topology do not fit together, or hold something that is not read.
+        Raises CorruptDataError, FieldMismatchError, UnsupportedFormatError: arrays of the topology do not fit together,
+        or hold something that is not read.
         """
         with damage_named(self.topology.source.path):
             geometry = self.topology.load()
@@ -190,41 +162,37 @@ class SampleHeader:
         """Return the sample, with the points, cells and edges that are given, and the values of the whole."""
         with damage_named(self.topology.source.path):
             values = read_graph_values(self.topology.source, self.values, self.topology.options)
+        if self.as_points and self.entity == "node" and not self.with_measures:
+            geometry["cells"] = None
         return RawSample(
             **geometry,
             name=self.name,
-            kind=self.kind,
+            kind=self.topology.kind,
             on_sphere=self.topology.on_sphere,
             entity=self.entity,
             edges=self._edges,
             fields=self.fields,
-            num_nodes=self.topology.sizes["cell" if self.topology.cells_are_rows else row_entity(self.kind)],
+            num_nodes=self.topology.sizes["cell" if self.topology.cells_are_rows else row_entity(self.topology.kind)],
             period=self.topology.period,
             left_out=self.left_out,
             values=values,
+            as_points=self.as_points,
+            with_measures=self.with_measures,
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeteroHeader:
-    """One graph between several node sets by its metadata; :meth:`read` reads its topology. Pickles.
-
-    Attributes
-    ----------
-    sizes
-        Rows of each entity; None where edges are made, and not counted yet.
-    load
-        Reads, or makes, the sets and relations, and the fields that are made of these.
-    fields, left_out, paths
-        As in :class:`SampleHeader`.
-    """
+    """One graph between several node sets by its metadata; :meth:`read` reads its topology. Pickles."""
 
     name: str
-    sizes: Mapping[str, int | None]
+    sizes: Mapping[str, int | None]  # rows of each entity; None where edges are made, and not counted yet
     on_sphere: bool
+    # fields, left_out, paths: as in :class:`SampleHeader`
     fields: Mapping[str, RawField]
     left_out: Mapping[str, str]
     paths: tuple[str, ...]
+    # reads, or makes, the sets and relations, and the fields that are made of these
     load: Callable[[HeteroHeader], RawSample]
 
     kind = "hetero"
@@ -234,6 +202,13 @@ class HeteroHeader:
         """Read points and edges. Raises the errors of :meth:`SampleHeader.read`."""
         with damage_named(", ".join(self.paths)):
             return self.load(self)
+
+
+def stored_kind(as_points: bool, edges: str | None) -> tuple[str, str] | None:
+    """Return the kind and the rows' entity of a mesh that is stored as points; None of one that is not."""
+    if not as_points:
+        return None
+    return ("points", "point") if edges is None else ("graph", "node")
 
 
 def row_entity(kind: str) -> str:

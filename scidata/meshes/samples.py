@@ -109,6 +109,8 @@ class _Reading:
     options: Options
     allow_external: bool
     build: Build | None = None
+    measures: bool | None = None
+    of_files: bool = False
 
     def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader | HeteroHeader:
         """Describe the sample that some files hold together."""
@@ -142,8 +144,14 @@ class _Reading:
         every |= set(topology.source.arrays if topology.fields is None else topology.fields)
         combined = short_names({**found[0][1], **combine_fields(found[1:])}, every)
         entity = "cell" if topology.cells_are_rows else self.entity
-        edges = self._edges(topology, entity)
+        as_points = self.kind == "points" and topology.kind == "mesh"
+        flat = topology.period is None and not (topology.on_sphere or topology.cells_are_rows)
+        edges = self.options.edges if as_points else self._edges(topology, entity)
         reasons = {}
+        if as_points:
+            others = "the source's nodes; entity='cell' takes its cells" if entity is None else "its cells"
+            reasons = dict.fromkeys(("node", "cell", "edge"), f"lives elsewhere than the points, which are {others}")
+            del reasons[entity or "node"]
         if edges not in (None, "edge_index") and not (edges == "cells" and topology.mesh_edges):
             reasons["edge"] = f"lives on the file's edges, but edges are made ({edges})"
         if entity == "cell":
@@ -165,6 +173,8 @@ class _Reading:
             left_out={n: reason for n, reason in left_out.items() if n not in combined},
             paths=tuple(source.path for source in sources),
             values=values,
+            as_points=as_points,
+            with_measures=as_points and entity == "cell" and flat if self.measures is None else self.measures,
         )
 
     def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
@@ -231,9 +241,10 @@ class _Reading:
             raise UnknownNameError(f"{where}: no field {name!r}{near_matches(name, every)}")
 
     def _topology(self, path: str) -> RawTopology:
+        kind = None if self._takes_meshes else self.kind
         if foam.is_case(path):
-            return foam.open_topology(path, self.options, self.kind)
-        by_meshio = meshio.is_known(path, self.kind)
+            return foam.open_topology(path, self.options, kind)
+        by_meshio = meshio.is_known(path, kind)
         try:
             source = self._open(path)
         except UnsupportedFormatError:
@@ -244,7 +255,7 @@ class _Reading:
                 ) from None
             if not by_meshio or os.path.isdir(path):
                 raise
-            return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
+            return meshio.open_topology(path, self.options, kind, allow_external=self.allow_external)
         if self.options.points is None and self.kind in (None, "mesh"):
             check_kind(source)
         for detects, module in self._formats():
@@ -257,7 +268,7 @@ class _Reading:
                 topology: RawTopology = module.open_topology(source, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
-            return meshio.open_topology(path, self.options, self.kind, allow_external=self.allow_external)
+            return meshio.open_topology(path, self.options, kind, allow_external=self.allow_external)
         # none detects it: the last adapter's message names the arrays that it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             _, module = self._formats()[-1]
@@ -270,6 +281,9 @@ class _Reading:
         )
 
     def _formats(self) -> tuple[_Format, ...]:
+        if self._takes_meshes and self.options.points is None:
+            of_meshes = [each for each in _MESHES if each[1] is not plain or self.entity or self.measures]
+            return (*of_meshes, *(() if self.entity == "cell" else (_POINTS,)))
         if self.kind == "points":
             return (_POINTS,)
         if self.kind == "mesh" or self.entity == "cell" or self.options.edges == "cells":
@@ -277,6 +291,11 @@ class _Reading:
         if self.kind == "graph":
             return (*_MESHES, _POINTS if points.made_into_graph(self.options) else _GRAPH)
         return (*_MESHES, _GRAPH, _POINTS)
+
+    @property
+    def _takes_meshes(self) -> bool:
+        """Whether points may be those of a mesh."""
+        return self.kind == "points" and not self.of_files
 
     def _edges(self, topology: RawTopology, entity: str | None) -> str | None:
         """Return where the sample's edges come from."""
@@ -309,47 +328,35 @@ def read_samples(
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
     nodes: Mapping[str, str] | None = None,
+    geometry: bool | None = None,
     allow_missing: bool = False,
     allow_external: bool = False,
+    of_files: bool = False,
 ) -> RawSamples:
     """Find the samples in some files; nothing is opened yet.
 
-    Parameters
-    ----------
-    inputs
-        A path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one: those
-        of one name are put together in their order, along time where they have it, else along a new dimension
-        ``sample``.
-    kind
-        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); None: as the file
-        looks, the last one first, then in this order.
-    mesh
-        File of the topology, where the fields are in others.
-    points
-        Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``.
-    entity
-        ``"cell"``: the rows of a mesh are its cells, at the mean of their nodes (for finite volumes: fields of nodes
-        are left out). None: its nodes.
-    edges
-        ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"faces"``: between cells that share a
-        face, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points. None: the file's for a
-        graph, those of the cells for a mesh or across its faces, none for a cloud.
-    fields
-        Names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
-    topology
-        Name of the mesh variable, where a UGRID file has several.
-    nodes
-        Of a graph that is built around the file: where each set comes from; then ``edges`` says how each relation is
-        found. See :mod:`scidata.meshes.build`.
-    allow_missing, allow_external
-        As in :func:`scidata.open_dataset`.
-
-    Raises
-    ------
-    FileNotFoundError
-        A glob matches nothing.
-    ConfigError
-        An argument is not one of those above.
+    ``inputs``: a path, a glob or a list. Each file is one sample; or, with ``mesh``, all of them hold fields of one:
+    those of one name are put together in their order, along time where they have it, else along a new dimension
+    ``sample``.
+    ``kind``: ``"mesh"``, ``"points"`` (of a mesh its nodes, or with ``entity="cell"`` its cells), ``"graph"`` or
+    ``"hetero"`` (a graph between several node sets); None: as the file looks, the last one first, then in this order.
+    ``mesh``: file of the topology, where the fields are in others.
+    ``points``: names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``.
+    ``entity``: ``"cell"``: the rows of a mesh are its cells, at the mean of their nodes (for finite volumes: fields of
+    nodes are left out). None: its nodes.
+    ``edges``: ``"edge_index"``: those in the file; ``"cells"``: those of the cells; ``"faces"``: between cells that
+    share a face, where these are the rows; ``"knn:8"``, ``"radius:0.1"``: made from the points. None: the file's for a
+    graph, those of the cells for a mesh or across its faces, none for a cloud.
+    ``fields``: names; None for all that have one row per entity. What is left out is in ``left_out`` with the reason.
+    ``topology``: name of the mesh variable, where a UGRID file has several.
+    ``nodes``: of a graph that is built around the file: where each set comes from; then ``edges`` says how each
+    relation is found. See :mod:`scidata.meshes.build`.
+    ``geometry``: True: areas, normals and volumes of rows are fields, too. None: where points are the cells of a flat
+    mesh.
+    ``allow_missing, allow_external``: as in :func:`scidata.open_dataset`.
+    ``of_files``: points are arrays of files, as they are: none are made of a mesh.
+    Raises FileNotFoundError: a glob matches nothing.
+    Raises ConfigError: an argument is not one of those above.
     """
     if kind is not None and kind not in (*KINDS, "hetero"):
         near = near_matches(kind, (*KINDS, "hetero"), listed=False)
@@ -358,7 +365,7 @@ def read_samples(
         raise ConfigError(
             f"entity must be 'cell' or left out, not {entity!r}{near_matches(str(entity), ['cell'], listed=False)}"
         )
-    if entity == "cell" and kind not in (None, "mesh"):
+    if entity == "cell" and kind not in (None, "mesh", "points"):
         raise ConfigError(f"entity='cell': only a mesh has cells, not kind={kind!r}")
     build = as_build(nodes, edges)
     if build is not None:
@@ -367,12 +374,14 @@ def read_samples(
         raise ConfigError("edges by relation are those of a built graph; name its sets, nodes={'grid': 'file', ...}")
     if edges is not None:
         rule, _ = parse_edges(edges)
+        if kind == "points" and rule not in ("knn", "radius"):
+            raise ConfigError(f"edges={edges!r}: those of points are 'knn:8' or 'radius:0.1'; leave out kind='points'")
         if (entity == "cell") != (rule == "faces") and rule not in ("knn", "radius"):
             raise ConfigError(
                 f"edges={edges!r} and entity={entity!r} do not go together: 'faces' lie between cells as rows "
                 "(entity='cell'); 'cells' and 'edge_index' have edges between nodes"
             )
-        if entity != "cell" and (kind == "points" or (kind == "mesh" and rule in ("knn", "radius"))):
+        if entity != "cell" and kind == "mesh" and rule in ("knn", "radius"):
             raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; leave out kind=")
     paths = expand_paths(inputs)
     names = _sample_names(paths)
@@ -384,6 +393,8 @@ def read_samples(
         options=Options(points=as_names("points", points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
         build=build,
+        measures=geometry,
+        of_files=of_files,
     )
     if mesh is not None:
         return RawSamples(names[:1], [paths], reading)

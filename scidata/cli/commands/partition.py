@@ -26,7 +26,7 @@ def run_partition(paths: Sequence[str], options: dict[str, Any], *, dask: str | 
     if len(paths) < 2:
         raise usage_error("SOURCE... OUT", "give the inputs, then the output folder.")
     *inputs, out = paths
-    check_choice("--order", options["order"], ORDERS)
+    check_choice("--order", options["order"].partition(":")[0], ORDERS)
     part = None
     if options["part"] is not None:
         try:

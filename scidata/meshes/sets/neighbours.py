@@ -59,11 +59,11 @@ def nearest_edges(source: NodeSet, target: NodeSet, num_neighbours: int) -> IntA
     by_target = edge_index.reshape(2, len(end), num_neighbours)
     by_target[1] = np.arange(len(end))[:, None]
     for rows in blocks(len(end), BLOCK_ROWS):
-        by_target[0, rows] = _nearest(tree, end[rows], num_neighbours, tied)
+        by_target[0, rows] = nearest_rows(tree, end[rows], num_neighbours, tied)
     return edge_index
 
 
-def _nearest(tree: cKDTree, points: FloatArray, num: int, tied: float) -> IntArray:
+def nearest_rows(tree: cKDTree, points: FloatArray, num: int, tied: float) -> IntArray:
     """Return the nearest rows of a tree, ``(num_points, num)``, ascending; of those equally far the first."""
     found = np.empty((len(points), num), np.int64)
     todo, width = np.arange(len(points)), num + 2
@@ -116,7 +116,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     if not len(start) or not len(end):
         return join_edges([], num_targets=len(end), why="there are no sources")
     tree = make_tree(start)
-    found = [each for rows in blocks(len(end), BLOCK_ROWS) for each in _in_radius(tree, end, rows, radius + tied)]
+    found = [each for rows in blocks(len(end), BLOCK_ROWS) for each in pairs_in_radius(tree, end, rows, radius + tied)]
     return join_edges(
         found,
         num_targets=len(end),
@@ -125,14 +125,14 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
     )
 
 
-def _in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: float) -> Iterator[IntArray]:
+def pairs_in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: float) -> Iterator[IntArray]:
     """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
     part = make_tree(points[rows])
     reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
     if part.n > 1 and part.count_neighbors(tree, reach) > _MAX_PAIRS:
         middle = (rows.start + rows.stop) // 2
-        yield from _in_radius(tree, points, slice(rows.start, middle), radius)
-        yield from _in_radius(tree, points, slice(middle, rows.stop), radius)
+        yield from pairs_in_radius(tree, points, slice(rows.start, middle), radius)
+        yield from pairs_in_radius(tree, points, slice(middle, rows.stop), radius)
         return
     pairs = part.sparse_distance_matrix(tree, reach, output_type="ndarray")
     near, at = pairs["j"].astype(np.int64), pairs["i"].astype(np.int64)
@@ -143,10 +143,7 @@ def _in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: float) ->
 def join_edges(found: list[IntArray], *, num_targets: int, why: str) -> IntArray:
     """Return blocks of edges as one, by target, then source; the blocks are used up.
 
-    Raises
-    ------
-    ConfigError
-        Targets to which no edge leads.
+    Raises ConfigError: targets to which no edge leads.
     """
     reached = np.zeros(num_targets, np.bool_)
     for each in found:
@@ -178,14 +175,9 @@ def join_edges(found: list[IntArray], *, num_targets: int, why: str) -> IntArray
 def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = None) -> float:
     """Return the length of the longest edge, on a sphere as a chord: the unit of radii and features.
 
-    Parameters
-    ----------
-    nodes
-        The set that the edges come from.
-    edge_index
-        ``(2, num_edges)`` rows of sources and targets.
-    target
-        The set that they lead to; the same one, if None.
+    ``nodes``: the set that the edges come from.
+    ``edge_index``: ``(2, num_edges)`` rows of sources and targets.
+    ``target``: the set that they lead to; the same one, if None.
     """
     start, end, _ = positions_of(nodes, nodes if target is None else target)
     longest = 0.0

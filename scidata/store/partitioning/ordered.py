@@ -21,15 +21,17 @@ from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import NodeIds, id_bits, id_dtype, stable_sort
+from scidata.meshes.order.measures import measures_of_cells, measures_of_nodes
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.positions import cell_centres
+from scidata.meshes.order.shuffle import SHUFFLE, leaf_rows_of, shuffled
 from scidata.meshes.sample import RawSample, parse_edges
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, SampleHead
 from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, OrderedSet
 
 #: The orders that there are.
-ORDERS = ("hilbert", "rcb", "metis", "rows")
+ORDERS = ("hilbert", "rcb", "metis", "rows", SHUFFLE)
 
 
 def order_sample(
@@ -42,28 +44,20 @@ def order_sample(
     With grid rows 0 to 3, mesh rows 4 and 5 and the joint order ``0 4 1 2 5 3``, the grid's order is ``0 1 2 3`` and
     the mesh's ``4 5``; cut in the middle, each part has two grid rows and one mesh row.
 
-    Parameters
-    ----------
-    raw
-        As read.
-    head
-        Its description; remarks on its order are added to the notes.
-    by, weights
-        One of ``ORDERS``; and the costs whose prefix sums the store keeps: None for 1 a row, ``"edges"`` for the edges
-        that end at it, else a field of the nodes or points.
-    findings
-        Faults, whose rows are left out.
-
-    Raises
-    ------
-    ConfigError
-        The order needs coordinates or edges that the sample lacks.
-    FieldMismatchError
-        A field has not one row per entity.
+    ``raw``: as read.
+    ``head``: its description; remarks on its order are added to the notes.
+    ``by, weights``: one of ``ORDERS``, or ``shuffle:ROWS``; and the costs whose prefix sums the store keeps: None for 1
+    a row, ``"edges"`` for the edges that end at it, else a field of the nodes or points.
+    ``findings``: faults, whose rows are left out.
+    Raises ConfigError: the order needs coordinates or edges that the sample lacks.
+    Raises FieldMismatchError: a field has not one row per entity.
     """
     entity = raw.entity
     sound, kept = without_faults(raw, findings)
     pos = raw.points
+    measures = _measures(raw, sound) if raw.with_measures else {}
+    if raw.as_points and entity == "node":
+        sound = replace(sound, cells=None)
     if entity == "cell" and (raw.cells is not None or raw.points is None):
         sound = _with_cells_as_rows(sound)
         pos, rows = sound.points, kept.get("cell")
@@ -74,7 +68,12 @@ def order_sample(
             pos[rows] = sound.points
     pairs = sound.relations if raw.sets else _edges_of(sound)
     sets = sound.sets or {entity: RawSet(num_nodes=sound.num_nodes, points=sound.points)}
-    order, notes = order_of(sound, sets, pairs, by)
+    leaf_rows = leaf_rows_of(by)
+    if leaf_rows is not None and head.kind != "points":
+        raise ConfigError(f"sample {raw.name}: order {by!r} is for points, not for a {head.kind}; use hilbert or rcb")
+    order, notes = order_of(sound, sets, pairs, by if leaf_rows is None else "hilbert")
+    if leaf_rows is not None:
+        order = shuffled(order, leaf_rows, head.index)
     new_ids, ordered = _numbered(raw, sets, order, kept)
     relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
     along = _along_mesh(raw, pairs.get("edge"), kept)
@@ -92,6 +91,13 @@ def order_sample(
         ids = new_ids[entity]
         cells = ordered_cells(replace(sound.cells, connectivity=ids[sound.cells.connectivity]), 0, len(ids))
         cells = replace(cells, original_id=_source_rows(cells.original_id, kept.get("cell")))
+    fields = [field_data_of(raw, name, field) for name, field in raw.fields.items()]
+    counts = raw.sizes | ({JOINT: len(order)} if raw.sets else {})
+    stored = raw.stored_as[1]
+    if raw.as_points:
+        fields = [_moved(each, stored) for each in fields]
+        counts = {stored: counts[entity]}
+    fields += [_computed(name, values, stored, rows=order) for name, values in measures.items()]
     order = order if raw.sets else _source_rows(order, kept.get(entity))
     return OrderedSample(
         **replace(head, notes=(*head.notes, *notes)).head(),
@@ -99,8 +105,8 @@ def order_sample(
         pos=pos,
         weights=weights_of(raw, weights, relations, order, ordered),
         cells=cells,
-        source_counts=raw.sizes | ({JOINT: len(order)} if raw.sets else {}),
-        fields=(*(field_data_of(raw, name, field) for name, field in raw.fields.items()), *signs),
+        source_counts=counts,
+        fields=(*fields, *signs),
         sets=ordered,
         relations=relations,
     )
@@ -235,16 +241,38 @@ def _along_mesh(raw: RawSample, edge_index: IntArray | None, kept: Kept) -> Alon
 def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
     """Describe the field that says which way each directed edge runs along its mesh edge."""
     about = "1 where source to destination is the mesh edge's first node to its second, else -1"
-    info = FieldInfo(
-        name="orientation",
-        entity="edge",
-        dtype=stored_dtype(signs.dtype).str,
-        dims=("edge",),
-        entity_dim=0,
-        attributes={"long_name": about},
-    )
     rows = np.arange(len(signs), dtype=np.int64)
-    return FieldData(info=info, shape=signs.shape, read=lambda box: signs[box], rows=rows)
+    return _computed("orientation", signs, "edge", rows=rows, long_name=about)
+
+
+def _measures(raw: RawSample, sound: RawSample) -> dict[str, FloatArray]:
+    """Return areas, normals and volumes of the rows of a sample without faults, but for those that the file has."""
+    curved = raw.on_sphere or raw.period is not None
+    if sound.cells is None or sound.points is None or curved:
+        found = "it lies on a sphere, or wraps" if curved else "it has none"
+        raise ConfigError(f"sample {raw.name}: geometry=True: areas and normals are those of flat cells, and {found}")
+    compute = measures_of_cells if raw.entity == "cell" else measures_of_nodes
+    here = {field.base for field in raw.fields.values() if field.entity == raw.entity}
+    return {name: values for name, values in compute(sound.points, sound.cells).items() if name not in here}
+
+
+def _moved(data: FieldData, entity: str) -> FieldData:
+    """Return a field of nodes or cells as one of what these are stored as."""
+    dims = tuple(entity if dim == data.info.entity else dim for dim in data.info.dims)
+    return replace(data, info=replace(data.info, entity=entity, dims=dims))
+
+
+def _computed(name: str, values: AnyArray, entity: str, *, rows: IntArray, **attributes: str) -> FieldData:
+    """Describe a field that is in memory, of which ``rows`` are stored."""
+    info = FieldInfo(
+        name=name,
+        entity=entity,
+        dtype=stored_dtype(values.dtype).str,
+        dims=(entity, "xyz")[: values.ndim],
+        entity_dim=0,
+        attributes=attributes,
+    )
+    return FieldData(info=info, shape=values.shape, read=lambda box: values[box], rows=rows)
 
 
 def ordered_cells(cells: RawCells, low: int, num_owners: int) -> OrderedCells:
@@ -323,10 +351,7 @@ def field_data_of(raw: RawSample, name: str, field: RawField) -> FieldData:
 def field_data(sample: str, sizes: Mapping[str, int], name: str, field: RawField) -> FieldData:
     """Describe a field as the store has it.
 
-    Raises
-    ------
-    FieldMismatchError
-        It has not one row per entity, of which ``sizes`` says how many there are.
+    Raises FieldMismatchError: it has not one row per entity, of which ``sizes`` says how many there are.
     """
     expected = sizes.get(field.entity)
     if expected is None:

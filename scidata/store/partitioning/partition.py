@@ -77,6 +77,7 @@ def partition(
     nodes: Mapping[str, str | Sequence[int]] | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
+    geometry: bool | None = None,
     order: str = "hilbert",
     weights: str | None = None,
     repair: str | Sequence[str] = (),
@@ -102,13 +103,14 @@ def partition(
     out : str or PathLike
         A new folder.
     kind : str or None, optional
-        ``"mesh"``, ``"points"``, ``"graph"`` or ``"hetero"`` (a graph between several node sets); default detected.
+        ``"mesh"``, ``"points"`` (also the nodes, or cells, of a mesh of any format, with their fields), ``"graph"`` or
+        ``"hetero"`` (a graph between several node sets); default detected.
     mesh : str or PathLike or None, optional
         File of the topology, where the inputs hold fields on it.
     points : str or Sequence[str] or None, optional
         Names of the coordinates: one array ``(N, 2 or 3)``, or two or three ``(N,)``; default by name.
     entity : str or None, optional
-        ``"cell"``: rows of a mesh are its cells; default its nodes.
+        ``"cell"``: rows of a mesh, or points, are its cells, at their centres; default its nodes.
     edges : str or Mapping[str, str] or None, optional
         ``"edge_index"`` of the file, ``"cells"`` (of a mesh), ``"faces"`` (between cells), ``"knn:8"`` or
         ``"radius:0.1"``; of a built graph, by relation, ``{"grid__to__mesh": "spacing:0.6"}``.
@@ -120,8 +122,15 @@ def partition(
         Names; default all that have a row for each node, point, cell or edge.
     topology : str or None, optional
         The mesh variable, where a UGRID file has several.
+    geometry : bool or None, optional
+        Compute fields of each row from the cells: ``area`` ``(N,)`` and ``normal`` ``(N, 3)`` of surfaces, ``volume``
+        ``(N,)`` of solids, float64, in the unit of the points; of nodes their shares in the cells around them. A field
+        of the file that has such a name is kept in its place. Default: where points are the cells of a mesh.
     order : str, default "hilbert"
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
+        ``"shuffle"``, of points: at random, for ``subsample=``, which then reads no more than it draws and walks
+        through all rows, each once, before any comes again; in leaves of 16,384 rows, or ``"shuffle:4096"``, along the
+        curve inside each.
     weights : str or None, optional
         Costs that the store's prefix sums count: None for rows, ``"edges"`` for edges by destination, else a field.
     repair : str or Sequence[str], default ()
@@ -213,6 +222,8 @@ def partition(
     }
     if nodes is not None:
         choice["nodes"] = resolved_nodes(nodes)
+    if geometry is not None:
+        choice["geometry"] = geometry
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.checks import findings_of
 from scidata.meshes.order.faults import REMEDIES, Finding
-from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, parse_edges
+from scidata.meshes.order.shuffle import leaf_rows_of
+from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, parse_edges, stored_kind
 from scidata.meshes.samples import RawSamples
 from scidata.store.format.durable import remove
 from scidata.store.format.manifest import SCHEMA_VERSION, InputInfo, SampleHead
@@ -54,19 +55,10 @@ class PlannedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """All that decides the content of the store; pickles, so that every process does the same.
+    """All that decides the content of the store; pickles, so that every process does the same."""
 
-    Attributes
-    ----------
-    samples
-        The raw samples; metadata is read when they are asked.
-    choice
-        The arguments of :func:`scidata.meshes.samples.read_samples` that choose fields and rows, in its order.
-    memory
-        Bytes that the process may take; samples that take more in memory are put in order in passes over disk.
-    """
-
-    samples: RawSamples
+    samples: RawSamples  # the raw samples; metadata is read when they are asked
+    # the arguments of :func:`scidata.meshes.samples.read_samples` that choose fields and rows, in its order
     choice: Mapping[str, object]
     order: str
     weights: str | None
@@ -74,10 +66,10 @@ class Task:
     keep: tuple[str, ...]
     allow_missing: bool
     max_field_bytes: int
-    memory: int | None = None
+    memory: int | None = None  # bytes that the process may take; larger samples are put in order in passes over disk
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
+        if self.order not in ORDERS and leaf_rows_of(str(self.order)) is None:
             hint = near_matches(self.order, ORDERS)
             raise ConfigError(f"order must be one of {', '.join(ORDERS)}, not {self.order!r}{hint}")
         if not isinstance(self.weights, str | None):
@@ -174,7 +166,9 @@ def _ordered(
             f"{room_of(task.memory or 0)}, and it is not put in order in passes over disk: {reason}. Or allow more"
         )
     raw = header.read()
-    findings = _allowed(raw, task, findings_of(raw))
+    every = findings_of(raw)
+    every = [found for found in every if not (raw.as_points and found.kind == "crowded_faces")]
+    findings = _allowed(raw, task, every)
     head = _head(task, index, inputs, raw, findings)
     tick(0.5 - done)
     return order_sample(raw, head, by=task.order, weights=task.weights, findings=findings)
@@ -186,8 +180,8 @@ def _head(task: Task, index: int, inputs: tuple[InputInfo, ...], raw: RawSample,
         index=index,
         num_samples=len(task.samples),
         name=raw.name,
-        kind=raw.kind,
-        entity=raw.entity,
+        kind=raw.stored_as[0],
+        entity=raw.stored_as[1],
         on_sphere=raw.on_sphere,
         recipe=task.recipe,
         period=raw.period,
@@ -257,6 +251,9 @@ def plan_sample(index: int, header: SampleHeader | HeteroHeader, order: str) -> 
 def _planned(header: SampleHeader) -> tuple[dict[str, int | None], int]:
     """Return the rows of each entity, and the bytes of all but fields."""
     sizes, entity = header.topology.sizes, header.entity
+    if header.as_points:
+        entity = (stored_kind(True, header.edges) or ("", ""))[1]
+        sizes = {entity: sizes[header.entity]}
     counts: dict[str, int | None] = {entity: sizes[entity]}
     num_cells = 0 if entity == "cell" else sizes.get("cell", 0)
     if "cell" in sizes:

@@ -19,14 +19,14 @@ from scidata.core.checks import names_of, refuse
 from scidata.core.index_map import IndexMap
 from scidata.core.options import DEFAULTS, ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.passes import FieldPass
-from scidata.core.types import Array, FloatArray, IntArray
+from scidata.core.types import AnyArray, Array, FloatArray, IntArray
 from scidata.errors import ConfigError, UnknownNameError
 from scidata.meshes.order.cuts import cut_bounds, equal_bounds, prefix_of
 from scidata.meshes.samples import RawSamples, read_samples
 from scidata.plan.array import ArrayPlan
 from scidata.plan.totals import ReadPlan
 from scidata.store.format.manifest import FieldInfo, StoredMoments
-from scidata.store.raw_points.files import PointsFiles, coordinate
+from scidata.store.raw_points.files import POS, PointsFiles, coordinate
 from scidata.store.reading.base import PartReader
 from scidata.store.reading.cuts import bounds_of_sample, check_cut
 from scidata.store.reading.numbering import Numbering
@@ -37,21 +37,12 @@ from scidata.store.reading.rows import RowAccess, StoredSamples
 class PointsReader(PartReader):
     """Raw point clouds, cut into ``num_parts`` each.
 
-    Parameters
-    ----------
-    path
-        A file, a list or a glob; each file is a sample.
-    options
-        The fields, rows and cut. ``fields``: default all that have one row per point, and ``pos``, the positions
-        as ``(num, 2 or 3)``: float64 unless ``dtype`` says otherwise, angles in degrees. ``bounds`` by sample:
-        ``{index: [0, …, N]}``.
-    num_parts
-        Ranks of the domain.
-
-    Raises
-    ------
-    SciDataError
-        A fault that the first file's metadata shows; the same on every rank.
+    ``path``: a file, a list or a glob; each file is a sample.
+    ``options``: the fields, rows and cut. ``fields``: default all that have one row per point, and ``pos``, the
+    positions as ``(num, 2 or 3)``: float64 unless ``dtype`` says otherwise, angles in degrees. ``bounds`` by sample:
+    ``{index: [0, …, N]}``.
+    ``num_parts``: ranks of the domain.
+    Raises SciDataError: a fault that the first file's metadata shows; the same on every rank.
     """
 
     kind = "points"
@@ -76,10 +67,12 @@ class PointsReader(PartReader):
             fields=None if wanted is None else [name for name in wanted if name not in added],
             allow_missing=options.allow_missing,
             allow_external=options.allow_external,
+            of_files=True,
         )
         self.files = self._files_of(samples, options)
         super().__init__(self.files, options, num_parts)
         self.path, self.period = self.files.path, self.files.file(0).info.period
+        self._take_edges()
         self.names = samples.names
         self.paths = [path for index in range(len(samples)) for path in samples.inputs(index)]
         self._infos = self._all_fields()
@@ -92,7 +85,9 @@ class PointsReader(PartReader):
             raise UnknownNameError(f"{self.path}: subsample draws rows of point, not of {entity!r}")
         check_cut(options.bounds, options.weights, what="points are", known=("even", "chunk"))
         if options.cut_like is not None:
-            options.refuse("bounds", "weights", "subsample", why="means nothing where points follow a grid (cut_like)")
+            options.refuse(
+                "bounds", "weights", "subsample", "edges", why="means nothing where points follow a grid (cut_like)"
+            )
             if options.cut_like.num_parts != num_parts:
                 raise ConfigError(
                     f"cut_like: a grid in {options.cut_like.num_parts} parts, for a domain of {num_parts} ranks; open "
@@ -164,6 +159,11 @@ class PointsReader(PartReader):
             rows = np.argsort(owners, kind="stable")
         return SamplePart(index=stored, entity="point", bounds={"point": bounds}, rows=rows), {}
 
+    def _positions(self, access: RowAccess, stored: int, rows: IntArray) -> AnyArray:
+        file = self.files.file(stored)
+        paths = [POS if name == "pos" else f"point/{name}" for name in file.positions]
+        return file.joined([access.gather(path, rows) for path in paths], np.float64)
+
     def _whole(self) -> Self:
         """Return a reader of the positions alone, whose samples are one part."""
         reader = copy.copy(self)
@@ -231,7 +231,8 @@ class PointsReader(PartReader):
         """Plan one sample for one rank, from metadata alone (weights named by a field are read)."""
         plan = super().plan(index, rank, epoch=epoch)
         parts = self.files.file(plan.index).positions
-        pos = [each for name in parts for each in plan.fields.get(name, ())]
+        names = [*parts, *(path for path in plan.fields if path.startswith(POS))]
+        pos = [each for name in names for each in plan.fields.get(name, ())]
         fields = {name: tuple(pos) if name == "pos" else plan.fields[name] for name in self.fields}
         return self._planned(plan.index, rank, fields)
 

@@ -125,7 +125,7 @@ class WindowsReader(PointsReader):
         assert options.time is not None
         self.time = options.time
         none = "means nothing for windows of a table"
-        options.refuse(*(name for name in (*ONLY_GRIDS, *SAMPLES) if name != "sel"), why=none)
+        options.refuse(*(name for name in (*ONLY_GRIDS, *SAMPLES, "edges") if name != "sel"), why=none)
         refuse({"pool_bytes": bool(options.pool_bytes), "decode": options.by_node}, none)
         check_known("sel: windows are chosen by", options.sel or (), [self.time])
         check_no_ghosts(options, shown)

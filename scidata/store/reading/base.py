@@ -28,6 +28,7 @@ from scidata.errors import (
     check_known,
     near_matches,
 )
+from scidata.meshes.order.shuffle import leaf_rows_of
 from scidata.plan.array import ArrayPlan, exact_plan
 from scidata.plan.totals import ReadPlan
 from scidata.read.threads import ReaderThreads
@@ -36,10 +37,11 @@ from scidata.store.format.manifest import FieldInfo, SampleInfo
 from scidata.store.format.values import decode_values
 from scidata.store.reading.choices import Layers
 from scidata.store.reading.field_reads import FieldReads
+from scidata.store.reading.near import NearEdges
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.part import LocalPart, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess, StoredSamples
-from scidata.store.reading.subsample import Subsample, make_subsample
+from scidata.store.reading.subsample import Draw, Subsample, Walk, make_subsample
 from scidata.store.reading.subsample_part import drawn_part
 from scidata.store.reading.topology import read_topology
 
@@ -76,36 +78,24 @@ def sound(method: Callable[Concatenate[_R, int, _P], _T]) -> Callable[Concatenat
 class PartReader:
     """Samples, cut into ``num_parts`` each.
 
-    Attributes
-    ----------
-    path
-        The store, or the first file, as the user gave it.
-    num_parts
-        Parts of each sample: ranks of the domain.
-    entities
-        Those that the samples have.
-    fields
-        Names of those that are read.
-    period
-        Width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none.
-    subsample
-        The draw of each epoch; None reads all.
-    halo, ghosts
-        Hops, layers or a radius that ghosts are away, and how their values come: from ``"disk"`` or by ``"exchange"``.
-    layers
-        Of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations.
+    ``num_parts``: parts of each sample: ranks of the domain.
     """
 
-    path: str
+    path: str  # the store, or the first file, as the user gave it
     kind: str
     entity: str
-    entities: tuple[str, ...]
-    fields: tuple[str, ...]
+    entities: tuple[str, ...]  # those that the samples have
+    fields: tuple[str, ...]  # names of those that are read
+    # width of the domain along each coordinate where it wraps, 0 where it does not; None where it does in none
     period: tuple[float, ...] | None
-    subsample: Subsample | None
+    subsample: Subsample | None  # the draw of each epoch; None reads all
+    # halo, ghosts: hops, layers or a radius that ghosts are away, and how their values come: from ``"disk"`` or by
+    # ``"exchange"``
     halo: float = 0
     ghosts: str = "exchange"
+    # of a graph between several node sets: of each layer of a model that the ghosts are enough for, its relations
     layers: Layers = ()
+    near: NearEdges | None = None  # how edges between points are found; None where they are stored, or there are none
     _layers: Layers = ()  # those whose edges are read
     _infos: Mapping[str, FieldInfo]  # by the names that users type
 
@@ -139,7 +129,7 @@ class PartReader:
     @property
     def num_hops(self) -> int:
         """Hops along edges that ghosts are away; edges need at least one, for their sources."""
-        return len(self._layers)
+        return 1 if self.near is not None else len(self._layers)
 
     def counts(self, entity: str) -> IntArray:
         """Return the rows of an entity in each sample, ``(num_samples,)`` int64. Opens every file of raw points."""
@@ -149,10 +139,7 @@ class PartReader:
     def sample_keys(self, on: str) -> AnyArray:
         """Return the name (``"name"``), or a value of the whole sample, of each sample, ``(num_samples,)``.
 
-        Raises
-        ------
-        ConfigError
-            A stored sample has no single value of that name.
+        Raises ConfigError: a stored sample has no single value of that name.
         """
         found = []
         for stored in range(len(self.numbering.firsts) - 1):
@@ -213,7 +200,8 @@ class PartReader:
     @sound
     def _num_drawn(self, index: int, entity: str, epoch: int) -> int:
         cut, access = self._opened(index)
-        return self._drawn(access, cut, index, 0, epoch).index_maps[entity].num_global
+        info, draws = self.store.sample(cut.index), self._draws(cut, index, epoch)
+        return drawn_part(access, info, cut, 0, draws).index_maps[entity].num_global
 
     def _known(self, name: str) -> str:
         if name not in self._infos:  # the message is made where it is needed: this is asked with each field
@@ -257,10 +245,27 @@ class PartReader:
         """Return the rows that are drawn together as a chunk."""
         return CHUNK_ROWS
 
+    def _take_edges(self) -> None:
+        """Take in how edges between points are found: a hop, whose sources are ghosts."""
+        self.near = NearEdges.of(self.options.edges, self.kind, self.path)
+        if self.near is not None and self.period is not None:
+            raise ConfigError(
+                f"{self.path}: edges={self.options.edges!r}: the domain wraps; write a store with these edges (scidata "
+                "partition --edges), in which they lead across its border"
+            )
+
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
         """Read this part's edges and cells, and find its ghosts."""
         info, radius = self.store.sample(cut.index), self.halo if self.kind == "points" else 0
-        return read_topology(access, info, cut, part, layers=self._layers, radius=radius, token=self._token)
+        found = read_topology(access, info, cut, part, layers=self._layers, radius=radius, token=self._token)
+        if self.near is None:
+            return found
+        rows = self.near.candidates(access, info, *cut.owned(cut.entity, part))
+        return self.near.added(found, info, rows, self._positions(access, cut.index, rows))
+
+    def _positions(self, access: RowAccess, stored: int, rows: IntArray) -> AnyArray:
+        """Read the positions of some rows."""
+        return access.gather(f"{self.entity}/pos", rows)
 
     @sound
     def topology(self, index: int, part: int) -> LocalTopology:
@@ -275,16 +280,23 @@ class PartReader:
         make = lambda: self._topology(access, cut, part)  # noqa: E731
         return self.topologies.get_or_make((cut.index, part), make, LocalTopology.num_bytes, once=True)
 
-    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
-        """Find the rows, edges and cells of an epoch's draw that a part holds."""
+    def _draws(self, cut: SamplePart, index: int, epoch: int) -> dict[str, Draw | Walk]:
         assert self.subsample is not None
         info, chunk_rows = self.store.sample(cut.index), self._chunk_rows(cut.index)
-        of, is_set = {"epoch": epoch, "index": index % self.num_samples}, self.kind == "hetero"
-        draws = {
-            entity: self.subsample.draw(entity, info.counts[entity], **of, chunk_rows=chunk_rows, is_set=is_set)
-            for entity in self.subsample.counts
-        }
-        return drawn_part(access, info, cut, part, draws)
+        draw = functools.partial(
+            self.subsample.draw, epoch=epoch, index=index % self.num_samples, chunk_rows=chunk_rows,
+            is_set=self.kind == "hetero", leaf_rows=leaf_rows_of(str(info.settings.get("order"))),
+        )  # fmt: skip
+        return {name: draw(name, info.counts[name]) for name in self.subsample.counts}
+
+    def _drawn(self, access: RowAccess, cut: SamplePart, index: int, part: int, epoch: int) -> LocalTopology:
+        """Find the rows, edges and cells of an epoch's draw that a part holds."""
+        info, draws = self.store.sample(cut.index), self._draws(cut, index, epoch)
+        found = drawn_part(access, info, cut, part, draws)
+        if self.near is None:
+            return found
+        rows = draws[cut.entity].rows()  # every part knows where all that was drawn lies: it is little
+        return self.near.added(found, info, np.arange(len(rows)), self._positions(access, cut.index, rows))
 
     # -- planning and reading ------------------------------------------------------------------------------------
 
@@ -318,14 +330,9 @@ class PartReader:
 
         ``empty`` makes the arrays that are read into.
 
-        Raises
-        ------
-        IndexError, ConfigError
-            Sample or part out of range.
-        FieldMismatchError
-            A file of raw points that does not have the first one's fields.
-        MissingChunkError, ShortReadError, ChecksumError, CorruptDataError
-            The store is damaged.
+        Raises IndexError, ConfigError: sample or part out of range.
+        Raises FieldMismatchError: a file of raw points that does not have the first one's fields.
+        Raises MissingChunkError, ShortReadError, ChecksumError, CorruptDataError: the store is damaged.
         """
         cut, access = self._opened(index, empty)
         self._checked_part(part)

@@ -16,7 +16,7 @@ from scidata.sources.access.fetches import run_each
 from scidata.store.format.manifest import FieldInfo
 from scidata.store.reading.numbering import Numbering
 from scidata.store.reading.part import LocalTopology
-from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, merge_ranges
+from scidata.store.reading.rows import FieldPlan, GatherPlan, RowAccess, in_order, merge_ranges
 
 _SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for the other times
 
@@ -24,14 +24,9 @@ _SHARED_BYTES = 128 << 20  # of fields without times, whose values are kept for 
 class FieldReads:
     """Plans and reads fields of any part, given its rows. Thread-safe.
 
-    Parameters
-    ----------
-    infos, dtypes
-        By the names that users type; dtypes as read, where values do not stay as they are decoded.
-    with_ghosts
-        Whether the rows of ghosts are read, too.
-    max_bytes
-        Bound of the plans, and of the values, that are kept, where it is below theirs.
+    ``infos, dtypes``: by the names that users type; dtypes as read, where values do not stay as they are decoded.
+    ``with_ghosts``: whether the rows of ghosts are read, too.
+    ``max_bytes``: bound of the plans, and of the values, that are kept, where it is below theirs.
     """
 
     def __init__(
@@ -100,6 +95,9 @@ class FieldReads:
         if topology.rows is not None:
             gather, dim = self._gather(access, name, index, topology.rows), self._infos[name].entity_dim
             drawn = access.run_gather(gather, self._dtypes.get(name), dim=dim)
+            back = in_order(topology.rows[self._infos[name].entity])[1]
+            if back is not None:
+                drawn = drawn.take(back, axis=dim)
             return self._shaped(drawn, name, self._numbering.shape(self._infos[name], index))
         if not self._is_kept(name, index, topology):
             return self._read_rows(access, name, index, topology)
@@ -169,7 +167,7 @@ class FieldReads:
         """Plan the drawn rows of a field."""
         info = self._infos[name]
         others = self._numbering.segments(info, index)
-        return access.plan_gather(info.path, rows[info.entity], dim=info.entity_dim, others=others)
+        return access.plan_gather(info.path, in_order(rows[info.entity])[0], dim=info.entity_dim, others=others)
 
     def _plan(
         self, access: RowAccess, name: str, index: int, topology: LocalTopology

@@ -16,24 +16,14 @@ from scidata.read.context import ReadStats
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SamplePart:
-    """How one sample is cut.
+    """How one sample is cut."""
 
-    Attributes
-    ----------
-    index
-        Number of the stored sample.
-    entity
-        ``"node"``, ``"point"`` for clouds, or ``"cell"``: whose bounds decide the others.
-    bounds
-        ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
-        lowest-numbered of their nodes.
-    rows
-        Where the parts are no ranges of rows: the row of each of their rows, one part's after the other's.
-    """
-
-    index: int
-    entity: str
+    index: int  # number of the stored sample
+    entity: str  # ``"node"``, ``"point"`` for clouds, or ``"cell"``: whose bounds decide the others
+    # ``(num_parts + 1,)`` int64 for each entity. Edges go with the node that they end at, cells with the
+    # lowest-numbered of their nodes
     bounds: Mapping[str, IntArray]
+    # where the parts are no ranges of rows: the row of each of their rows, one part's after the other's
     rows: IntArray | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -64,31 +54,21 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalTopology:
-    """What a part holds besides fields.
+    """What a part holds besides fields."""
 
-    Attributes
-    ----------
-    index_maps
-        By entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
-        ``halo`` hops away, where ``halo`` is 2 or more.
-    relations
-        By relation, ``"edge"`` where there is one node set: ``(2, num_owned_edges)`` int64 in the local numbering of
-        its source set and of its target set, by destination; every destination is owned.
-    far_relations
-        The same, of the edges that end at ghosts.
-    rows
-        Where rows were drawn: by entity, the row of the store (or file) of each owned row, sorted, int64. None: the
-        part's own rows of the whole sample, all of them.
-    identity
-        The same for parts that share index maps, edges and cells, which are not to be written to; None where they are
-        this part's alone.
-    """
-
+    # by entity. Those of nodes and points have the ghosts; that of edges has the edges that end at ghosts less than
+    # ``halo`` hops away, where ``halo`` is 2 or more
     index_maps: Mapping[str, IndexMap]
+    # by relation, ``"edge"`` where there is one node set: ``(2, num_owned_edges)`` int64 in the local numbering of its
+    # source set and of its target set, by destination; every destination is owned
     relations: Mapping[str, IntArray] = field(default_factory=dict)
-    far_relations: Mapping[str, IntArray] = field(default_factory=dict)
+    far_relations: Mapping[str, IntArray] = field(default_factory=dict)  # the same, of the edges that end at ghosts
     cells: LocalCells | None = None
+    # where rows were drawn: by entity, the row of the store (or file) of each owned row, int64; sorted, but where a
+    # draw walks through a shuffled store. None: the part's own rows of the whole sample, all of them
     rows: Mapping[str, IntArray] | None = None
+    # the same for parts that share index maps, edges and cells, which are not to be written to; None where they are
+    # this part's alone
     identity: Identity | None = None
 
     def num_bytes(self) -> int:
@@ -101,18 +81,12 @@ class LocalTopology:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalPart(LocalTopology):
-    """What one rank read of one sample. Pickles.
+    """What one rank read of one sample. Pickles."""
 
-    Attributes
-    ----------
-    index, number
-        Number of the sample, and that in data sets combined of several.
-    fields
-        By name: owned rows along the field's entity dim, then the ghosts' where they are read from disk.
-    """
-
+    # index, number: number of the sample, and that in data sets combined of several
     index: int
     part: SamplePart
+    # by name: owned rows along the field's entity dim, then the ghosts' where they are read from disk
     fields: Mapping[str, Array]
     stats: ReadStats = field(default_factory=ReadStats)
     number: int | list[int] | None = None

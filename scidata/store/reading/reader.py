@@ -17,6 +17,7 @@ from scidata.core.passes import PASS_BYTES, FieldPass, merged_blocks
 from scidata.core.types import Array, BoolArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import is_relation
+from scidata.meshes.order.shuffle import leaf_rows_of
 from scidata.plan.array import ArrayPlan
 from scidata.read.context import ReadStats
 from scidata.read.disk_cache import make_cache
@@ -100,28 +101,17 @@ class StorePass(FieldPass):
 class StoreReader(PartReader):
     """A partitioned store, cut into ``num_parts`` for each sample.
 
-    Parameters
-    ----------
-    path
-        The store.
-    options
-        What is read, and how it is cut. ``fields``: a name that several entities have comes with its entity,
-        ``"cell/u"``. ``halo``: hops along edges, or a radius for points (in the unit of the positions; on a sphere the
-        angle in degrees; where the domain wraps, to the nearest images); of a graph between several node sets also
-        which relations the layers of a model follow: :func:`~scidata.store.reading.choices.checked_layers`. ``bounds``
-        by stored sample: ``{stored sample: [0, …, N]}``.
-    num_parts
-        Ranks of the domain.
-    store
-        The store, where it is open already.
-
-    Raises
-    ------
-    SciDataError
-        Whatever the manifest alone shows to be wrong; the same on every rank.
+    ``path``: the store.
+    ``options``: what is read, and how it is cut. ``fields``: a name that several entities have comes with its entity,
+    ``"cell/u"``. ``halo``: hops along edges, or a radius for points (in the unit of the positions; on a sphere the
+    angle in degrees; where the domain wraps, to the nearest images); of a graph between several node sets also which
+    relations the layers of a model follow: :func:`~scidata.store.reading.choices.checked_layers`. ``bounds`` by stored
+    sample: ``{stored sample: [0, …, N]}``.
+    ``num_parts``: ranks of the domain.
+    Raises SciDataError: whatever the manifest alone shows to be wrong; the same on every rank.
     """
 
-    store: Store
+    store: Store  # the store, where it is open already
 
     def __init__(
         self,
@@ -148,6 +138,7 @@ class StoreReader(PartReader):
             self.halo = checked_halo(self.store, options.halo)
             hops = 1 if self.kind == "points" else max(1, int(self.halo))  # edges need their sources
             self._layers = (("edge",),) * (hops if "edge" in self.entities else 0)
+        self._take_edges()
         self.ghosts = checked_ghosts(options.ghosts, self.halo)
         if self.subsample is not None:
             check_subsample(self.store, self.subsample)
@@ -161,6 +152,12 @@ class StoreReader(PartReader):
         chosen = [self._infos[name] for name in self.fields]
         self._weights = checked_weights(self.store, options.weights)
         check_cut(options.bounds, options.weights, what="irregular data is")
+        order = str(manifest.samples.firsts()[0].settings.get("order"))
+        if self.subsample is not None and leaf_rows_of(order) is not None:
+            options.refuse(
+                "bounds", "weights", "subsample_block",
+                why="means nothing with subsample of a shuffled store, of which each rank draws as much",
+            )  # fmt: skip
         dtypes = {name: self.dtype(name) for name in self.fields}
         self._number(number_samples(self.store, chosen, options), self._infos, dtypes)
 

@@ -50,19 +50,12 @@ GatherPlan: TypeAlias = Sequence[tuple[ArrayPlan, IntArray | None]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Runs:
-    """Sorted ranges of rows, merged where they lie close.
+    """Sorted ranges of rows, merged where they lie close."""
 
-    Attributes
-    ----------
-    starts, stops
-        ``(num_runs,)`` int64: the ranges that are read.
-    pick
-        Where the wanted rows lie among those that are read; None where all are wanted.
-    """
-
+    # starts, stops: ``(num_runs,)`` int64: the ranges that are read
     starts: IntArray
     stops: IntArray
-    pick: IntArray | None
+    pick: IntArray | None  # where the wanted rows lie among those that are read; None where all are wanted
 
 
 def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -> Runs:
@@ -82,6 +75,16 @@ def merge_ranges(starts: IntArray, stops: IntArray, *, max_gap: int = MAX_GAP) -
         shift = (offsets - run_starts)[run]
         pick = ranges(starts + shift, stops + shift)
     return Runs(starts=run_starts, stops=run_stops, pick=pick)
+
+
+def in_order(rows: IntArray) -> tuple[IntArray, IntArray | None]:
+    """Return rows sorted, and where each was among these; None where they were sorted."""
+    if bool((rows[1:] >= rows[:-1]).all()):
+        return rows, None
+    order = np.argsort(rows)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return rows[order], back
 
 
 class FieldPlan(NamedTuple):
@@ -116,12 +119,8 @@ class StoredSamples(Protocol):
 class RowAccess:
     """What one part of one sample reads, into arrays that ``empty`` makes.
 
-    Attributes
-    ----------
-    plans
-        By the array's path, of everything that was read or planned.
-    stats
-        Of everything that was read.
+    ``plans``: by the array's path, of everything that was read or planned.
+    ``stats``: of everything that was read.
     """
 
     def __init__(
@@ -231,8 +230,10 @@ class RowAccess:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
     def gather(self, path: str, ids: IntArray) -> AnyArray:
-        """Read scattered rows of the first dimension: sorted ids, each once."""
-        return self.run_gather(self.plan_gather(path, ids))
+        """Read scattered rows of the first dimension: ids in any order, each once."""
+        ids, back = in_order(ids)
+        values = self.run_gather(self.plan_gather(path, ids))
+        return values if back is None else values[back]
 
     def pointers(self, path: str, ids: IntArray) -> tuple[IntArray, IntArray]:
         """Read entries ``i`` and ``i + 1`` of an array of offsets, for sorted ids ``i``, each once."""

@@ -18,6 +18,8 @@ import numpy as np
 from scidata.core.checks import is_int
 from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.order.cuts import equal_bounds
+from scidata.meshes.order.shuffle import by_grain
 
 #: Instead of a number of rows: draw whole chunks.
 CHUNK = "chunk"
@@ -30,21 +32,12 @@ _MAX_WORD = 1 << 64
 
 @dataclass(frozen=True, kw_only=True)
 class Subsample:
-    """What is drawn of each sample; made by :func:`make_subsample`.
+    """What is drawn of each sample; made by :func:`make_subsample`."""
 
-    Attributes
-    ----------
-    counts
-        Rows to draw, by entity: of one, or of some node sets. A sample that has no more gives all of them.
-    block
-        Rows that are drawn together, or ``"chunk"``.
-    seed
-        Of the random stream, 0 or more.
-    """
-
+    # rows to draw, by entity: of one, or of some node sets. A sample that has no more gives all of them
     counts: Mapping[str, int]
-    block: int | str = 1
-    seed: int = 0
+    block: int | str = 1  # rows that are drawn together, or ``"chunk"``
+    seed: int = 0  # of the random stream, 0 or more
 
     def only_one(self, where: str) -> str:
         """Return the entity whose rows are drawn."""
@@ -56,9 +49,18 @@ class Subsample:
         return next(iter(self.counts))
 
     def draw(
-        self, entity: str, num_rows: int, *, epoch: int, index: int, chunk_rows: int, is_set: bool = False
-    ) -> Draw:
-        """Return the draw of one epoch from one sample of ``num_rows`` rows; each node set has a stream of its own."""
+        self, entity: str, num_rows: int, *, epoch: int, index: int, chunk_rows: int, is_set: bool = False,
+        leaf_rows: int | None = None,
+    ) -> Draw | Walk:  # fmt: skip
+        """Return the draw of one epoch from one sample of ``num_rows`` rows; each node set has a stream of its own.
+
+        ``leaf_rows`` are those of the leaves of a shuffled store: then epochs walk through these.
+        """
+        if leaf_rows is not None:
+            num_drawn = min(num_rows, self.counts[entity])
+            return Walk(
+                num_global=num_rows, num_drawn=num_drawn, leaf_rows=leaf_rows, epoch=epoch, key=(self.seed, index)
+            )
         block = chunk_rows if self.block == CHUNK else int(self.block)
         key = (self.seed, epoch, index, *([zlib.crc32(entity.encode())] if is_set else []))
         return Draw(num_global=num_rows, num_wanted=self.counts[entity], block=max(1, block), key=key)
@@ -94,24 +96,13 @@ def make_subsample(subsample: Mapping[str, int] | None, *, block: int | str, see
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Rows drawn from ``[0, num_global)`` without replacement, in whole blocks.
+    """Rows drawn from ``[0, num_global)`` without replacement, in whole blocks."""
 
-    Attributes
-    ----------
-    num_global
-        Rows to draw from.
-    num_wanted
-        Rows to draw: rounded up to whole blocks, of which the last may be cut short by the end. No more than there are.
-    block
-        Rows drawn together: blocks begin at its multiples.
-    key
-        Seed, epoch and index of the sample; of a node set also a number made of its name.
-    """
-
-    num_global: int
+    num_global: int  # rows to draw from
+    # rows to draw: rounded up to whole blocks, of which the last may be cut short by the end. No more than there are
     num_wanted: int
-    block: int
-    key: tuple[int, ...]
+    block: int  # rows drawn together: blocks begin at its multiples
+    key: tuple[int, ...]  # seed, epoch and index of the sample; of a node set also a number made of its name
 
     @property
     def is_all(self) -> bool:
@@ -143,6 +134,10 @@ class Draw:
         rows = np.concatenate(strata)
         first, last = np.searchsorted(rows, (start, stop))
         return rows[first:last]
+
+    def cut(self, bounds: IntArray, part: int) -> tuple[IntArray, IntArray]:
+        """Return how many rows each part has, as bounds, and those of one part; ``bounds`` are those of all rows."""
+        return self.count_before(bounds), self.rows(*bounds[part : part + 2].tolist())
 
     def count_before(self, rows: IntArray) -> IntArray:
         """Return how many rows are drawn before each of some rows, from 0 to ``num_global``, ``(num,)`` int64."""
@@ -182,7 +177,57 @@ class Draw:
         return (blocks[:, None] * self.block + np.arange(self.block)).reshape(-1)
 
     def _stream(self, number: int) -> np.random.Generator:
-        # Two words for each number: SeedSequence fills up with zeros and splits large numbers, so that plain lists of
-        # different lengths or sizes could give the same stream.
-        words = np.array([*self.key, number], np.uint64).view(np.uint32)
-        return np.random.default_rng(np.random.SeedSequence(words.tolist()))
+        return _stream_of(*self.key, number)
+
+
+def _stream_of(*numbers: int) -> np.random.Generator:
+    # Two words for each number: SeedSequence fills up with zeros and splits large numbers, so that plain lists of
+    # different lengths or sizes could give the same stream.
+    words = np.array(numbers, np.uint64).view(np.uint32)
+    return np.random.default_rng(np.random.SeedSequence(words.tolist()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """Rows drawn from a shuffled store: each epoch goes on where the one before ended, and from the end to the begin.
+
+    So every row is drawn once before any is drawn again. Leaves that an epoch takes whole cost what they hold; of the
+    first and the last, which it shares with its neighbours, it takes rows at random. Rows are in the order of
+    :func:`scidata.meshes.order.shuffle.by_grain`, so that parts of it read whole chunks and lie together in space. The
+    key, seed and index of the sample, decides where the walk begins.
+    """
+
+    num_global: int
+    num_drawn: int
+    leaf_rows: int
+    epoch: int
+    key: tuple[int, int]
+
+    def rows(self) -> IntArray:
+        """Return the drawn rows, ``(num_drawn,)`` int64."""
+        num, size = self.num_global, self.leaf_rows
+        if self.num_drawn == num:
+            return by_grain(np.arange(num), num, size)
+        begin = int(_stream_of(*self.key, 0).integers(-(-num // size))) * size
+        first = (begin + self.epoch * self.num_drawn) % num
+        end = first + self.num_drawn
+        found = [
+            self._of_leaf(leaf, start, stop)
+            for start, stop in ((first, min(end, num)), (0, end - num))
+            for leaf in range(start // size, -(-stop // size))
+        ]
+        return by_grain(np.concatenate(found), num, size)
+
+    def _of_leaf(self, leaf: int, start: int, stop: int) -> IntArray:
+        """Return the rows of one leaf whose places in the walk lie in ``[start, stop)``, sorted."""
+        first = leaf * self.leaf_rows
+        last = min(first + self.leaf_rows, self.num_global)
+        if start <= first and last <= stop:
+            return np.arange(first, last)
+        places = _stream_of(*self.key, 1 + leaf).permutation(last - first)
+        return first + np.sort(places[max(start - first, 0) : stop - first])
+
+    def cut(self, bounds: IntArray, part: int) -> tuple[IntArray, IntArray]:
+        """Return how many rows each part has, as bounds: as many as the others; and those of one part."""
+        even = equal_bounds(self.num_drawn, len(bounds) - 1)
+        return even, self.rows()[slice(*even[part : part + 2].tolist())]

@@ -20,7 +20,7 @@ from scidata.store.format.manifest import SampleInfo
 from scidata.store.format.node_sets import folder_of_edges, relations_of, sets_of
 from scidata.store.reading.part import LocalCells, LocalTopology, SamplePart
 from scidata.store.reading.rows import RowAccess
-from scidata.store.reading.subsample import Draw
+from scidata.store.reading.subsample import Draw, Walk
 from scidata.store.reading.topology import edges_into
 
 
@@ -39,7 +39,7 @@ class _DrawnCells:
 
 
 def drawn_part(
-    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, draws: Mapping[str, Draw]
+    access: RowAccess, info: SampleInfo, cut: SamplePart, part: int, draws: Mapping[str, Draw | Walk]
 ) -> LocalTopology:
     """Find what a part holds of draws of nodes, points or cells; of node sets that are not drawn from all rows.
 
@@ -48,10 +48,9 @@ def drawn_part(
     """
     none = np.empty(0, np.int64)
     if set(cut.bounds) == {cut.entity}:
-        draw = draws[cut.entity]
-        bounds_of_draw = draw.count_before(cut.bounds[cut.entity])
+        bounds_of_draw, rows_here = draws[cut.entity].cut(cut.bounds[cut.entity], part)
         return LocalTopology(
-            rows={cut.entity: draw.rows(*cut.owned(cut.entity, part))},
+            rows={cut.entity: rows_here},
             index_maps={cut.entity: IndexMap(bounds=bounds_of_draw, part=part, ghosts=none)},
         )
     drawn, cells = _drawn_nodes(access, info, draws)
@@ -95,7 +94,7 @@ def drawn_part(
 
 
 def _drawn_nodes(
-    access: RowAccess, info: SampleInfo, draws: Mapping[str, Draw]
+    access: RowAccess, info: SampleInfo, draws: Mapping[str, Draw | Walk]
 ) -> tuple[dict[str, IntArray], _DrawnCells | None]:
     """Return the rows drawn of each node set and of cells, and these cells."""
     if "cell/indptr" not in info.arrays:  # cells that have rows and edges of their own count as nodes

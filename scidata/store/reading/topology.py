@@ -72,7 +72,8 @@ def read_topology(
     for name, (source, _) in ends.items():
         ghosts[source].append(reached[name][0])
     if radius:
-        ghosts[cut.entity].append(_radius_ghosts(access, info, *cut.owned(cut.entity, part), radius))
+        reach = chord(radius) if info.block_space == "unit_sphere" else float(radius)
+        ghosts[cut.entity].append(rows_within(access, info, *cut.owned(cut.entity, part), reach))
     cells = _own_cells(access, cut, part) if "cell/indptr" in info.arrays else None
     if cells is not None:
         ghosts[cut.entity].append(_others(cut, part, cut.entity, cells.connectivity))
@@ -131,16 +132,20 @@ def _by_row(steps: Sequence[_Edges]) -> tuple[IntArray, IntArray, IntArray]:
     return rows[order], src[order], dst[order]
 
 
-def _radius_ghosts(access: RowAccess, info: SampleInfo, start: int, stop: int, radius: float) -> IntArray:
-    """Return the rows outside ``[start, stop)`` at most ``radius`` away from one inside, sorted.
+def chord(degrees: float) -> float:
+    """Return how far apart the ends of an arc of the unit sphere lie."""
+    return float(2 * np.sin(np.deg2rad(min(degrees, 180.0)) / 2))
+
+
+def rows_within(access: RowAccess, info: SampleInfo, start: int, stop: int, reach: float) -> IntArray:
+    """Return the rows outside ``[start, stop)`` at most ``reach`` away from one inside, sorted.
 
     The bounding boxes of blocks say which rows can be: only their positions are read. Distances are those of the
-    nearest images where the domain wraps; on a sphere the radius is an angle in degrees.
+    nearest images where the domain wraps; on a sphere those of its chords, where it has the radius 1.
     """
     path, num_rows, on_sphere = f"{info.entity}/pos", info.counts[info.entity], info.block_space == "unit_sphere"
     if start == stop or stop - start == num_rows:
         return np.empty(0, np.int64)
-    reach = float(2 * np.sin(np.deg2rad(min(radius, 180.0)) / 2)) if on_sphere else float(radius)
     own = search_space(access.rows(path, start, stop), on_sphere=on_sphere)
     images, width = wrapped(own, info.period)
     tree = make_tree(images, width if width.any() else None)

@@ -194,7 +194,7 @@ def test_joined_parts_read_as_one(data):
         ({"edges": "radius:-1"}, "edges='radius:-1'"),
         ({"edges": "radius:nan"}, "edges='radius:nan'"),
         ({"edges": "cells:3"}, "edges='cells:3'"),
-        ({"edges": "knn:4", "kind": "points"}, "do not go together; leave out kind="),
+        ({"edges": "cells", "kind": "points"}, "those of points are 'knn:8' or 'radius:0.1'"),
         ({"edges": "knn:4", "kind": "mesh"}, "do not go together"),
     ],
 )
@@ -278,3 +278,43 @@ def test_files_and_arguments_that_do_not_fit_get_one_hint(tmp_path, capsys):
         file["g/u"] = np.zeros((3, 4, 5))
     with pytest.raises(UnsupportedFormatError, match=r"is one array of .*a\.h5; open that, with fields=\['g/u'\]"):
         scidata.open_dataset(str(tmp_path / "a.h5" / "g" / "u"))
+
+
+# Meshes as points -----------------------------------------------------------------------------------------------
+
+
+def test_nodes_and_cells_of_meshes_are_points_with_areas_and_normals(tmp_path):
+    """Two hexahedra, and a skin of a quad, a triangle and a polygon, each with fields, against figures by hand."""
+    z, y, x = np.meshgrid([0.0, 1.0, 3.0], [0.0, 2.0], [0.0, 1.0], indexing="ij")
+    points = np.stack([x.ravel(), y.ravel(), z.ravel()], axis=1)
+    below = np.array([0, 1, 3, 2])
+    solids = np.stack([np.r_[below, below + 4], np.r_[below + 4, below + 8]])
+    fields = {"node/t": np.arange(12.0), "cell/q": np.array([7.0, 9.0])}
+    arrays = {"cells/offsets": [0, 8, 16], "cells/connectivity": solids.ravel(), "cells/types": [12, 12]}
+    write_hdf5(tmp_path / "solid.h5", {"points": points} | arrays | fields)
+    about = {"kind": "points", "entity": "cell"}
+    scidata.partition(tmp_path / "solid.h5", tmp_path / "solid", **about)
+    cells = scidata.open_dataset(tmp_path / "solid")[0]
+    order = cells.original_id("point")
+    assert cells["volume"][order.argsort()].tolist() == [2.0, 4.0]
+    assert cells["q"][order.argsort()].tolist() == [7.0, 9.0]
+    assert cells["pos"][order.argsort()].tolist() == [[0.5, 1, 0.5], [0.5, 1, 2]]
+    skin = {"points": points[:8], "cells/offsets": [0, 4, 7, 11], "cells/types": [9, 5, 7]}
+    skin["cells/connectivity"] = np.array([0, 2, 3, 1, 4, 5, 7, 0, 1, 5, 4])  # looking down, up, and to the front
+    write_hdf5(tmp_path / "skin.h5", skin | {"node/t": np.arange(8.0)})
+    of_nodes = {"kind": "points", "geometry": True}
+    for name, options in (("cells", about), ("nodes", of_nodes), ("mesh", {"geometry": True})):
+        scidata.partition(tmp_path / "skin.h5", tmp_path / name, **options)
+        found = scidata.open_dataset(tmp_path / name)[0]
+        assert float(found["area"].sum()) == 2 + 1 + 1
+        normals = found["normal"][found.original_id(found.entity).argsort()]
+        if name == "cells":
+            assert normals.tolist() == [[0, 0, -1], [0, 0, 1], [0, -1, 0]]
+            assert "t" not in found
+        else:
+            assert normals[2].tolist() == [0, 0, -1]
+            assert normals[7].tolist() == [0, 0, 1]
+            assert found["t"].tolist() == found.original_id(found.entity).tolist()
+    write_hdf5(tmp_path / "bad.h5", skin | {"cells/connectivity": skin["cells/connectivity"] + 2})
+    with pytest.raises(CorruptDataError, match="not among the 8"):
+        scidata.partition(tmp_path / "bad.h5", tmp_path / "bad", **about)

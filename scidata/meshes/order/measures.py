@@ -1,0 +1,112 @@
+"""Areas, normals and volumes of cells, or of the nodes that share them.
+
+A flat cell has the vector area ``sum of (p[i] - p[0]) x (p[i + 1] - p[0]) / 2`` over its corners (Newell's), whose
+length is its area and whose direction its normal: exact for planar polygons, convex or not. A solid's volume is the sum
+of the tetrahedra between its first node and the triangles of its faces: exact where faces are planar. Middle nodes of
+quadratic cells are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scidata.core.types import FloatArray, IntArray
+from scidata.errors import UnsupportedFormatError
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import CELL_NAMES, rings
+from scidata.meshes.order.faces import SOLID_FACES
+
+_FLAT_CORNERS = {5: 3, 8: 4, 9: 4, 22: 3, 23: 4}  # of quadratic ones the corners, which come first
+_PIXEL = (0, 1, 3, 2)
+_VOXEL = (0, 1, 3, 2, 4, 5, 7, 6)  # the corners of a hexahedron, whose faces all look outwards
+_THIN = (1, 2, 3, 4, 21)
+
+
+def measures_of_cells(points: FloatArray, cells: RawCells) -> dict[str, FloatArray]:
+    """Return the size of each cell, and the normals of flat ones.
+
+    ``area`` ``(num_cells,)`` and, of points in space, ``normal`` ``(num_cells, 3)``, of unit length by the order of the
+    corners, where there are flat cells; ``volume`` ``(num_cells,)`` where there are solids; 0 for other cells. Points
+    are not those of a sphere or of a domain that wraps. Polyhedra raise UnsupportedFormatError.
+    """
+    flat = np.isin(cells.cell_type, (7, *_FLAT_CORNERS))
+    solid = np.isin(cells.cell_type, tuple(SOLID_FACES))
+    other = ~(flat | solid | np.isin(cells.cell_type, _THIN))
+    if other.any():
+        kind = int(cells.cell_type[np.argmax(other)])
+        raise UnsupportedFormatError(
+            f"{int(other.sum())} cells are of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}), whose area or "
+            "volume scidata does not compute; leave it out with geometry=False"
+        )
+    found = {}
+    space = points if points.shape[1] == 3 else np.pad(points, ((0, 0), (0, 1)))
+    if flat.any() or not solid.any():
+        vectors = _vector_areas(space, cells)
+        found["area"] = np.linalg.norm(vectors, axis=1)
+        if points.shape[1] == 3:
+            found["normal"] = _unit(vectors)
+    if solid.any():
+        found["volume"] = _volumes(space, cells)
+    return found
+
+
+def measures_of_nodes(points: FloatArray, cells: RawCells) -> dict[str, FloatArray]:
+    """Return the share of each node in the cells around it: an equal part of a cell for each of its nodes.
+
+    So ``area`` and ``volume`` have the same sum as those of cells; ``normal`` is the direction of summed vector areas.
+    """
+    found = measures_of_cells(points, cells)
+    if "normal" in found:
+        found["normal"] *= found["area"][:, None]
+    sizes = np.diff(cells.offsets)
+    share = np.repeat(1 / np.maximum(sizes, 1), sizes)
+    made = {}
+    for name, values in found.items():
+        columns = np.repeat(values.reshape(len(sizes), -1), sizes, axis=0) * share[:, None]
+        sums = [np.bincount(cells.connectivity, column, minlength=len(points)) for column in columns.T]
+        made[name] = _unit(np.stack(sums, axis=1)) if name == "normal" else np.asarray(sums[0], np.float64)
+    return made
+
+
+def _unit(vectors: FloatArray) -> FloatArray:
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+
+
+def _vector_areas(points: FloatArray, cells: RawCells) -> FloatArray:
+    """Return ``(num_cells, 3)``, 0 for cells that are not flat."""
+    vectors = np.zeros((cells.num_cells, 3))
+    for kind in np.unique(cells.cell_type).tolist():
+        rows = np.flatnonzero(cells.cell_type == kind)
+        starts, nodes = cells.offsets[rows], cells.connectivity
+        if kind == 7:
+            entries, following = rings(starts, cells.offsets[rows + 1])
+            sizes = np.diff(cells.offsets)[rows]
+            first = points[nodes[np.repeat(starts, sizes)]]
+            each = np.cross(points[nodes[entries]] - first, points[nodes[following]] - first)
+            cell = np.repeat(np.arange(len(rows)), sizes)
+            for axis in range(3):
+                vectors[rows, axis] = np.bincount(cell, each[:, axis], minlength=len(rows)) / 2
+        elif kind in _FLAT_CORNERS:
+            order = np.array(_PIXEL if kind == 8 else range(_FLAT_CORNERS[kind]))
+            vectors[rows] = _fan(points, nodes[starts[:, None] + order]) / 2
+    return vectors
+
+
+def _fan(points: FloatArray, corners: IntArray) -> FloatArray:
+    """Return twice the vector area of each polygon of ``corners`` ``(num, size)``."""
+    away = points[corners[:, 1:]] - points[corners[:, :1]]
+    return np.cross(away[:, :-1], away[:, 1:]).sum(axis=1)
+
+
+def _volumes(points: FloatArray, cells: RawCells) -> FloatArray:
+    volumes = np.zeros(cells.num_cells)
+    for kind, faces in SOLID_FACES.items():
+        rows = np.flatnonzero(cells.cell_type == kind)
+        starts = cells.offsets[rows]
+        first = points[cells.connectivity[starts]]
+        for face in (SOLID_FACES[12] if kind == 11 else faces) if len(rows) else ():
+            places = [_VOXEL[corner] for corner in face] if kind == 11 else face
+            corners = cells.connectivity[starts[:, None] + np.array(places)]
+            volumes[rows] += ((points[corners[:, 0]] - first) * _fan(points, corners)).sum(axis=1) / 6
+    return np.abs(volumes)

@@ -164,7 +164,7 @@ def test_neighbours_of_the_real_mpas_mesh_are_its_own(tmp_path):
     ("options", "words"),
     [
         ({"entity": "cells"}, "entity must be 'cell'"),
-        ({"entity": "cell", "kind": "points"}, "only a mesh has cells"),
+        ({"entity": "cell", "kind": "graph"}, "only a mesh has cells"),
         ({"entity": "cell", "edges": "cells"}, "do not go together"),
         ({"entity": "cell", "edges": "edge_index"}, "do not go together"),
         ({"edges": "faces"}, "do not go together"),

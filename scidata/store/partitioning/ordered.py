@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
-from scidata.core.types import FloatArray, IntArray
+from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, near_matches
 from scidata.meshes.checks import Kept, without_faults
 from scidata.meshes.formats.base import RawField

@@ -60,7 +60,6 @@ from scidata.meshes.order.ids import (
     undirected_keys,
 )
 from scidata.meshes.order.positions import cell_centres
-from scidata.meshes.order.shuffle import leaf_rows_of
 from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, row_entity
 from scidata.store.format.manifest import SampleHead
 from scidata.store.format.spools import Buckets, Spool
@@ -115,8 +114,6 @@ def why_not(header: SampleHeader | HeteroHeader, order: str) -> str | None:
     """Return why a sample cannot be put in order in passes; None where it can."""
     if isinstance(header, HeteroHeader) or header.topology.cells_are_rows:
         return "its node sets, or faces, are read whole"
-    if header.as_points or header.with_measures or leaf_rows_of(order) is not None:
-        return "points of a mesh, areas and shuffled rows are made of all rows at once"
     if order == "metis":
         return "order 'metis' needs all edges at once; use hilbert or rcb"
     if header.edges not in ((None, "faces") if header.entity == "cell" else (None, "cells", "edge_index")):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from scidata.interop.shard_tensors import to_physicsnemo as to_physicsnemo
     from scidata.loader.data_loader import DataLoader as DataLoader
     from scidata.loader.sampler import DistributedSampler as DistributedSampler
+    from scidata.meshes.order.cuts import balanced_bounds as balanced_bounds
     from scidata.meshes.sets.nested import Cutout as Cutout
     from scidata.meshes.sets.nested import cutout as cutout
     from scidata.shard import ShardTensor as ShardTensor
@@ -102,6 +103,7 @@ _NAMES = {
     "scidata.interop.shard_tensors": ("from_dtensor", "from_physicsnemo", "to_dtensor", "to_physicsnemo"),
     "scidata.loader.data_loader": ("DataLoader",),
     "scidata.loader.sampler": ("DistributedSampler",),
+    "scidata.meshes.order.cuts": ("balanced_bounds",),
     "scidata.meshes.sets.nested": ("Cutout", "cutout"),
     "scidata.shard": ("ShardTensor", "register_op", "scatter_tensor", "shard_ops"),
     "scidata.shard.attention.algorithms": ("attention",),

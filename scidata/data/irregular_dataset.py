@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,20 +12,22 @@ import numpy as np
 import torch
 
 from scidata.core.checks import refuse
-from scidata.core.types import AnyArray, Empty, IntArray
+from scidata.core.types import Empty, IntArray
 from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_fields import apply_locally
-from scidata.data.topology import Cells, Place, Relation, Topology, edge_type, shard_rows
+from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered
+from scidata.data.topology import Cells, Place, Relation, Topology, as_tensor, edges_and_cells, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named
 from scidata.plan.totals import ReadPlan
 from scidata.shard.torch_internals import flatten_mesh, version_of
 from scidata.sources.access.mounts import is_local
 from scidata.store.format.manifest import StoredMoments
-from scidata.store.reading.part import Identity, LocalPart
+from scidata.store.reading.cuts import PartCosts
+from scidata.store.reading.part import Identity, LocalPart, SamplePart
 
 if TYPE_CHECKING:
     from scidata.store.raw_points.reader import PointsReader
@@ -65,6 +68,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._tensors: WeakKeyDictionary[Identity, tuple[dict[str, Relation], Cells | None]] = WeakKeyDictionary()
+        self._seconds: defaultdict[int, float] = defaultdict(float)  # of this rank, by stored sample
 
     # -- entities, fields and epochs -----------------------------------------------------------------------------
 
@@ -180,6 +184,92 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             raise ConfigError(f"epoch must not be negative, but is {epoch}")
         self._epoch.fill_(int(epoch))
 
+    # -- measured costs ------------------------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> dict[str, Any] | None:
+        """The measured costs that samples are cut by, as JSON has them; None without ``weights="measured"``.
+
+        They hold for any number of ranks. ``DataLoader.state_dict`` has them, too.
+        """
+        reader: Any = self.reader
+        return costs_to_json(reader.costs) if getattr(reader, "is_measured", False) else None
+
+    def load_costs(self, costs: Mapping[str, Any]) -> None:
+        """Cut samples by the costs of an earlier run, the same on every rank: those of :attr:`costs`.
+
+        Parameters
+        ----------
+        costs : Mapping[str, Any]
+            As :attr:`costs` had them.
+
+        Raises
+        ------
+        ConfigError
+            The data set was opened without ``weights="measured"``, or they are of another store.
+
+        Examples
+        --------
+        >>> measured = scidata.open_dataset("ring.store", weights="measured")
+        >>> measured.load_costs(measured.costs)
+        """
+        reader = self._measured_reader("load_costs")
+        counts = reader.store.manifest.samples.column("counts", reader.entity).tolist()
+        self.reader = reader.recut(costs_from_json(costs, counts))
+
+    def measure(self, sample: IrregularSample[Any] | int, seconds: float) -> None:
+        """Note what this rank's part of a sample took, for :meth:`rebalance`. No communication.
+
+        Parameters
+        ----------
+        sample : IrregularSample or int
+            The sample, or a batch: then its samples share the seconds by their rows here.
+        seconds : float
+            Of this rank's own work, without waiting for other ranks: those of a whole step are the same on all.
+
+        Examples
+        --------
+        >>> measured.measure(measured[0], 0.25)
+        """
+        reader, seconds = self._measured_reader("measure"), check_seconds(seconds)
+        index = sample if isinstance(sample, int) else sample.index
+        if index is None:
+            raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")
+        stored = [reader.numbering.locate(i)[0] for i in (index if isinstance(index, list) else [index])]
+        rows = [int(np.diff(reader.measured_bounds(each))[self._rank]) for each in stored]
+        for each, own in zip(stored, rows, strict=True):
+            self._seconds[each] += seconds * own / sum(rows) if sum(rows) else seconds / len(rows)
+
+    def rebalance(self) -> None:
+        """Cut each sample that was measured by what its parts took, from the next epoch on. Collective over the mesh.
+
+        Iterations that have begun stay with their cut. Samples of which a part was not measured keep theirs.
+
+        Raises
+        ------
+        ConfigError
+            The data set was opened without ``weights="measured"``.
+
+        Examples
+        --------
+        >>> measured.rebalance()
+        >>> measured.costs["samples"]
+        {'0': {'bounds': [0, 6], 'seconds': [0.25]}}
+        """
+        reader = self._measured_reader("rebalance")
+        found = gathered(self._seconds, self.mesh, self._rank, reader.num_parts)
+        self._seconds.clear()
+        made = {n: PartCosts(tuple(reader.measured_bounds(n).tolist()), tuple(each)) for n, each in found.items()}
+        self.reader = reader.recut(reader.costs | made)
+
+    def _measured_reader(self, what: str) -> StoreReader:
+        reader: Any = self.reader
+        if not getattr(reader, "is_measured", False):
+            raise ConfigError(
+                f"{what}: open the store with weights='measured'; other cuts do not follow measured costs"
+            )
+        return reader  # type: ignore[no-any-return]
+
     @cached_property
     def reads_alone(self) -> bool:
         """Whether the store lies on a disk of this machine; of several files, whether the first does."""
@@ -231,7 +321,10 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         --------
         >>> sample = ds.assemble(ds.read_local(0), index=0)
         """
-        part = self.reader.read(index, self._rank, epoch=self.epoch if epoch is None else epoch, empty=empty)
+        return self._read(self.reader, self.epoch if epoch is None else epoch, empty, index)
+
+    def _read(self, reader: IrregularReader, epoch: int, empty: Empty, index: int) -> LocalPart:
+        part = reader.read(index, self._rank, epoch=epoch, empty=empty)
         self._normalise_locally(part.fields)
         apply_locally(self.local_transform, part.fields)
         return part
@@ -242,7 +335,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def epoch_reader(self, epoch: int | None = None, *, empty: Empty = np.empty) -> Callable[[int], LocalPart]:
         """Return :meth:`read_local` of an epoch, default the present one, whatever is set later: for reading ahead."""
-        return partial(self.read_local, epoch=self.epoch if epoch is None else epoch, empty=empty)
+        return partial(self._read, self.reader, self.epoch if epoch is None else epoch, empty)
 
     def assemble(self, local: LocalPart, *, index: int | None = None) -> IrregularSample[TensorT]:
         """Wrap a part as a sample of ShardTensors; a sample stays as it is. No communication.
@@ -286,7 +379,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         for name, values in local.fields.items():
             place = places[name] = self.place(name)
             dims[name] = self.reader.dims(name)
-            tensor = self._cast(_as_tensor(values))
+            tensor = self._cast(as_tensor(values))
             entity_rows = local.index_maps[place.entity]
             if self.reader.ghosts == "disk":
                 held[name] = tensor
@@ -312,7 +405,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def _topology(self, local: LocalPart) -> Topology:
         held = self._tensors.get(local.identity) if local.identity is not None else None
         if held is None:
-            held = _edges_and_cells(local)
+            held = edges_and_cells(local)
             if local.identity is not None:
                 self._tensors[local.identity] = held
         made = Topology(
@@ -321,7 +414,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             relations=held[0],
             cells=held[1],
             device_mesh=self._domain,
-            read_ids=partial(self._read_ids, local.index, local.rows),
+            read_ids=partial(self._read_ids, local.index, local.rows, local.part),
             layers=self.reader.layers or (("edge",),) * self.reader.num_hops,
             period=self.reader.period,
         )
@@ -332,8 +425,11 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             )
         return made
 
-    def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, entity: str) -> IntArray:
-        return self.reader.original_id(index, self._rank, entity, rows=None if rows is None else rows[entity])
+    def _read_ids(self, index: int, rows: Mapping[str, IntArray] | None, cut: SamplePart, entity: str) -> IntArray:
+        own = None if rows is None else rows[entity]
+        if own is None and self.costs is not None:  # the data set may be cut otherwise by now
+            own = np.arange(*cut.owned(entity, self._rank))
+        return self.reader.original_id(index, self._rank, entity, rows=own)
 
     def __getstate__(self) -> dict[str, object]:
         return super().__getstate__() | {"_tensors": None}
@@ -346,19 +442,3 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 def _range_text(counts: IntArray) -> str:
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return f"{low}" if low == high else f"{low} to {high} a sample"
-
-
-def _edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
-    relations = {
-        name: Relation(edge_type(name, local.part.entity), _as_tensor(own), _as_tensor(local.far_relations[name]))
-        for name, own in local.relations.items()
-    }
-    if local.cells is None:
-        return relations, None
-    cells = local.cells
-    return relations, Cells(_as_tensor(cells.offsets), _as_tensor(cells.connectivity), _as_tensor(cells.types))
-
-
-def _as_tensor(values: AnyArray | torch.Tensor) -> torch.Tensor:
-    """Return an array that was read as a tensor; the loader may have copied it to a device already."""
-    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

@@ -261,7 +261,8 @@ def open_dataset(
         ``[0, …, N]``, one more than ranks; ``{dim: …}`` on a 2-D domain.
     weights : array_like or str, a mapping by dim, or None, optional
         Cost of each selected row, or the name of a field that is summed over the other dimensions: bounds then balance
-        the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order.
+        the sum. Stores: ``"edges"``, a field of nodes (points), or one cost of each in the source's order;
+        ``"measured"``: evenly, then by what ranks' parts took (:meth:`IrregularDataset.rebalance`).
     align : int or Mapping[str, int], default 1
         Bounds fall on multiples of it, such as a ViT's patch size.
     cut_like : ShardedDataset or Mapping[str, Sequence[float]] or None, optional

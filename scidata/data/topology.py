@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from scidata.core.index_map import IndexMap
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, IntArray
 from scidata.meshes.hetero import JOINT, relation_parts
 from scidata.shard import ShardSpec, ShardTensor
+from scidata.store.reading.part import LocalPart
 
 #: Source set, name and target set, as PyTorch Geometric has them.
 EdgeType: TypeAlias = tuple[str, str, str]
@@ -105,3 +107,20 @@ def shard_rows(local: Tensor, rows: IndexMap, dim: int, device_mesh: DeviceMesh 
         return local
     global_shape = (*local.shape[:dim], rows.num_global, *local.shape[dim + 1 :])
     return ShardTensor(local, ShardSpec.on(device_mesh, (Shard(dim),), global_shape, (rows.sizes,)))
+
+
+def edges_and_cells(local: LocalPart) -> tuple[dict[str, Relation], Cells | None]:
+    """Return the edges and cells of a part as tensors."""
+    relations = {
+        name: Relation(edge_type(name, local.part.entity), as_tensor(own), as_tensor(local.far_relations[name]))
+        for name, own in local.relations.items()
+    }
+    if local.cells is None:
+        return relations, None
+    cells = local.cells
+    return relations, Cells(as_tensor(cells.offsets), as_tensor(cells.connectivity), as_tensor(cells.types))
+
+
+def as_tensor(values: AnyArray | torch.Tensor) -> torch.Tensor:
+    """Return an array that was read as a tensor; the loader may have copied it to a device already."""
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))

@@ -1,8 +1,8 @@
 """Reads a file of ``torch.save`` in a process of its own: ``python torch_worker.py PATH FOLDER``.
 
 Imports nothing of scidata. By ``weights_only``, so that nothing in the file is run: tensors, and PyTorch Geometric's
-containers of them where that is installed. The folder gets an array a file, and ``arrays.json``, which has their
-names; or ``error``, of a file that is not read, or ``damage``.
+containers of them where that is installed. The folder gets ``arrays.npy``, one array after the other, and
+``arrays.json``, which has their names; or ``error``, of a file that is not read, or ``damage``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import re
 import resource
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -61,21 +62,68 @@ def _geometric() -> ModuleType | None:
         return None
 
 
+def _batch_of(cls: Any, base: Any) -> Any:
+    """Return an empty ``Batch``, as its pickle asks for; of graphs of a subclass of ``Data``, of ``Data``."""
+    from torch_geometric.data import Batch, Data, HeteroData
+
+    return Batch(_base_cls=HeteroData if base is HeteroData else Data)
+
+
+class _BatchMaker:
+    """Stands for the object that a ``Batch`` pickles to be made by."""
+
+    def __new__(cls) -> Any:
+        return _batch_of
+
+
+def _never_called(self: object, *args: Any, **kwargs: Any) -> None:
+    """Begin an object of a class that pickle makes without it, from their state: a file may ask for any call."""
+    raise pickle.UnpicklingError(f"calls {type(self).__name__}")
+
+
 def _load(path: str) -> object:
-    """Load a file; one that holds PyTorch Geometric's containers fails at first, and again where that is missing."""
+    """Load a file; one that holds PyTorch Geometric's containers fails at first, and again where that is missing.
+
+    Subclasses of ``Data`` are read as ``Data``: none of their code is there to be run.
+    """
     load = partial(torch.load, path, map_location="cpu", weights_only=True)
-    try:
-        return load()
-    except pickle.UnpicklingError as e:
-        if "GLOBAL torch_geometric." not in str(e) or (data := _geometric()) is None:
-            raise
+    known: list[Any] = []
+    refused: Exception | None = None
+    while True:
+        try:
+            with torch.serialization.safe_globals(known):
+                found: object = load()
+        except pickle.UnpicklingError as e:
+            unknown = re.search(r"GLOBAL (\S+) was not an allowed global", str(e))
+            if unknown is None or (data := _geometric()) is None:
+                raise refused or e from None
+            name = unknown[1]
+            if not known:
+                known = _containers(data)
+            elif not name.startswith(("torch", "numpy", "builtins.")) and all(name != each[1] for each in known):
+                known.append((type(name.rpartition(".")[2], (data.Data,), {"__init__": _never_called}), name))
+            else:
+                raise
+            refused = e
+        else:
+            break
+    own = tuple(each for each, _ in known if getattr(each, "__init__", None) is _never_called)
+    several = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+    strange = any(isinstance(each, own) and "_store" not in vars(each) for each in several)
+    if refused and own and (strange or isinstance(found, Mapping)):
+        raise refused  # other objects than graphs
+    return found
+
+
+def _containers(data: ModuleType) -> list[tuple[Any, str]]:
     from torch_geometric.data import data as parts
     from torch_geometric.data import storage
 
-    known = [data.Data, data.HeteroData, parts.DataEdgeAttr, parts.DataTensorAttr]
+    batches = [type(data.Batch(_base_cls=base)) for base in (data.Data, data.HeteroData)]
+    known = [data.Data, data.HeteroData, data.Batch, parts.DataEdgeAttr, parts.DataTensorAttr, *batches]
     known += [storage.BaseStorage, storage.GlobalStorage, storage.NodeStorage, storage.EdgeStorage]
-    with torch.serialization.safe_globals(known):
-        return load()
+    stands = (_BatchMaker, "torch_geometric.data.batch.DynamicInheritanceGetter"), (_batch_of, "_batch_of")
+    return [*stands, *((each, f"{each.__module__}.{each.__qualname__}") for each in known)]
 
 
 class _Array(NamedTuple):
@@ -87,24 +135,97 @@ class _Array(NamedTuple):
     is_json: bool = False
 
 
-def _samples(found: object) -> Iterator[tuple[str, dict[str, _Array | str]]]:
+#: Arrays by name; for attributes that are left out, the reason.
+_Arrays: TypeAlias = dict[str, _Array | str]
+
+
+def _samples(found: object) -> Iterator[tuple[str, _Arrays]]:
     """Yield the samples of the file: one without a name, or several by number."""
-    if isinstance(found, tuple) and len(found) in (2, 3) and isinstance(found[1], Mapping) and (pyg := _geometric()):
-        from torch_geometric.data.separate import separate  # of InMemoryDataset.save, which joins all samples
-
-        whole = pyg.Data.from_dict(found[0]) if isinstance(found[0], Mapping) else found[0]
-        lengths = {len(bounds) - 1 for bounds in found[1].values()}
-        for i in range(max(lengths, default=0)):
-            yield str(i), _arrays(separate(type(whole), whole, i, found[1], decrement=False))
+    is_numbered = True
+    if isinstance(found, tuple) and len(found) in (2, 3, 4) and (found[1] is None or isinstance(found[1], Mapping)):
+        several, is_numbered = _separated(found[0], found[1]), found[1] is not None  # of InMemoryDataset and TUDataset
     elif isinstance(found, Sequence) and found and not isinstance(found[0], int | float | str):  # of a text, too
-        for i, each in enumerate(found):
-            yield str(i), _arrays(each)
+        several = [graph for each in found for graph in (_split(each) or [each])]
     else:
-        yield "", _arrays(found)
+        several = _split(found)
+        is_numbered = bool(several)
+    graphs = [_with_sets(each) for each in (several or [found])]
+    entities = _entities(graphs)
+    for i, graph in enumerate(graphs):
+        yield (str(i) if is_numbered else ""), _arrays(graph, entities)
 
 
-def _arrays(sample: Any) -> dict[str, _Array | str]:
-    """Return the tensors of one sample, a graph's by entity; for attributes left out, the reason."""
+def _separated(joined: Any, slices: Mapping[str, Any] | None) -> list[Any]:
+    """Return the graphs that ``InMemoryDataset`` has joined; a single one has no slices."""
+    pyg = _geometric()
+    whole = pyg.Data.from_dict(joined) if pyg is not None and isinstance(joined, Mapping) else joined
+    if isinstance(joined, Mapping) and pyg is not None and any(isinstance(name, tuple) for name in joined):
+        whole = pyg.HeteroData.from_dict(joined)
+    if slices is None:
+        return [whole]
+    from torch_geometric.data.separate import separate
+
+    bounds = slices.values()
+    if hasattr(whole, "edge_types"):  # by set and relation
+        bounds = [each for of in bounds for each in (of.values() if isinstance(of, Mapping) else [of])]
+    num = max((len(each) - 1 for each in bounds if each is not None), default=0)
+    return [separate(type(whole), whole, i, slices, decrement=False) for i in range(num)]
+
+
+def _split(found: Any) -> list[Any]:
+    """Return the graphs of a ``Batch``; none of anything else."""
+    return found.to_data_list() if hasattr(found, "to_data_list") and hasattr(found, "_slice_dict") else []
+
+
+def _with_sets(graph: Any) -> Any:
+    """Return a ``HeteroData`` where a ``Data`` holds several node sets: by ``_s`` and ``_t``, or in dicts as OGB's."""
+    if not hasattr(graph, "is_node_attr") or hasattr(graph, "edge_types"):
+        return graph
+    keys = set(graph.keys())
+    if not {"x_s", "x_t"} <= keys and "edge_index_dict" not in keys:
+        return graph
+    from torch_geometric.data import HeteroData
+
+    made, relation = HeteroData(), ("s", "to", "t")
+    for name, value in graph.to_dict().items():
+        base, _, end = name.rpartition("_")
+        if base and end in ("s", "t") and "x_s" in keys:
+            of = (end, "to", end) if name.startswith("edge_") else end
+            made[of][base] = value
+        elif end == "dict" and isinstance(value, Mapping):
+            for of, each in value.items():
+                made[of][base] = each
+        elif name == "edge_index" or (name.startswith("edge_") and graph.is_edge_attr(name)):
+            made[relation][name] = value
+        elif name != "num_nodes":
+            made[name] = value
+    return made
+
+
+def _entities(graphs: Sequence[Any]) -> dict[tuple[object, str], str | None]:
+    """Return the entity of each tensor of each store: PyG's rules, of which all graphs of the file allow it.
+
+    So ``y`` of one row a graph is the graph's, also of those of one node.
+    """
+    fitting: defaultdict[tuple[object, str], set[str]] = defaultdict(lambda: {"node", "edge"})
+    for graph in graphs:
+        for store in graph.stores if hasattr(graph, "stores") else ():
+            sizes = {}
+            if hasattr(store, "can_infer_num_nodes") and not isinstance(store._key, tuple):
+                sizes["node"] = store.num_nodes
+            if hasattr(store, "num_edges"):
+                sizes["edge"] = store.num_edges
+            for name, value in store.items():
+                if isinstance(value, torch.Tensor):
+                    dim = graph.__cat_dim__(name, value, store) if value.ndim else None
+                    rows = value.shape[dim] if isinstance(dim, int) else None
+                    fitting[store._key, name] &= {entity for entity, size in sizes.items() if size == rows}
+    order = lambda name: ("edge", "node") if "edge" in name else ("node", "edge")  # noqa: E731
+    return {key: next((each for each in order(key[1]) if each in found), None) for key, found in fitting.items()}
+
+
+def _arrays(sample: Any, entities: Mapping[tuple[object, str], str | None]) -> _Arrays:
+    """Return the tensors of one sample, a graph's by entity."""
     if isinstance(sample, torch.Tensor):
         return {"data": _Array(sample)}
     if isinstance(sample, Mapping):
@@ -113,25 +234,29 @@ def _arrays(sample: Any) -> dict[str, _Array | str]:
             found["num_nodes"] = _Array(torch.tensor(number))
         return {**found}
     if hasattr(sample, "edge_types"):
-        return _arrays_of_sets(sample)
+        return _arrays_of_sets(sample, entities)
     if not hasattr(sample, "is_node_attr"):
         raise TypeError(f"holds {type(sample).__name__}, not tensors, dicts of tensors or PyTorch Geometric's Data")
     keys = set(sample.keys())
-    if {"x_s", "x_t"} <= keys and "num_nodes" not in keys:
-        raise ValueError("x_s and x_t make it a graph between two node sets, which is kept as a HeteroData")
-    own: dict[str, _Array | str] = {}
-    own |= _of_store(sample, sample, ("node/", "edge/", "graph/"), given=("face", "edge_index", "pos"))
+    if keys & {"adj", "adj_t"} and "edge_index" not in keys:
+        raise ValueError("its edges are in adj_t, a sparse matrix; save edge_index, of torch_geometric.utils")
+    own: _Arrays = {}
+    given = ("face", "edge_index", "pos")
+    own |= _of_store(sample.stores[0], sample, ("node/", "edge/", "graph/"), given, entities)
     if "face" in keys:
         own["cells"] = _Array(sample.face.T)
     own |= {name: _Array(sample[name]) for name in ("edge_index", "pos") if name in keys}
     if sample.num_nodes is not None:
         own["num_nodes"] = _Array(torch.tensor(sample.num_nodes))
+        if not keys & set(given):  # a graph all the same
+            own["edge_index"] = _Array(torch.zeros((2, 0), dtype=torch.int64))
     return own
 
 
 def _of_store(
-    store: BaseStorage, whole: BaseData, groups: tuple[str, str, str], given: Sequence[str]
-) -> Iterator[tuple[str, _Array | str]]:
+    store: BaseStorage, whole: BaseData, groups: tuple[str, str, str], given: Sequence[str],
+    entities: Mapping[tuple[object, str], str | None],
+) -> Iterator[tuple[str, _Array | str]]:  # fmt: skip
     """Yield the attributes of a ``Data``, a set or a relation, in three groups: nodes, edges, neither in PyG's eyes."""
     for name in store.keys():  # noqa: SIM118 - it is no mapping
         value = store[name]
@@ -141,10 +266,9 @@ def _of_store(
             yield f"{groups[2]}{name}", _as_json(value)
         elif ("index" in name or name == "face") and not value.is_floating_point():
             yield f"{groups[2]}{name}", "numbers nodes by its name (PyG), which have other numbers in a store"
-        elif store.is_node_attr(name) or store.is_edge_attr(name):
-            entity = int(store.is_edge_attr(name))
+        elif (entity := entities[store._key, name]) is not None:
             dim = whole.__cat_dim__(name, value, store) % value.ndim
-            yield f"{groups[entity]}{name}", _Array(value, ("node", "edge")[entity], dim)
+            yield f"{groups[entity == 'edge']}{name}", _Array(value, entity, dim)
         else:
             yield f"{groups[2]}{name}", _Array(value)
 
@@ -157,19 +281,20 @@ def _as_json(value: object) -> _Array | str:
     return _Array(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), is_json=True)
 
 
-def _arrays_of_sets(sample: HeteroData) -> dict[str, _Array | str]:
+def _arrays_of_sets(sample: HeteroData, entities: Mapping[tuple[object, str], str | None]) -> _Arrays:
     """Return the tensors of a graph between node sets, in groups as ``scidata/meshes/formats/hetero.py`` has them."""
-    found: dict[str, _Array | str] = {}
+    found: _Arrays = {}
     for name in sample.node_types:
         store = sample[name]
-        found |= _of_store(store, sample, (f"nodes/{name}/", "", f"graph/{name}/"), given=("pos",))
+        found |= _of_store(store, sample, (f"nodes/{name}/", "", f"graph/{name}/"), ("pos",), entities)
         if isinstance(store.get("pos"), torch.Tensor):
             found[f"nodes/{name}/pos"] = _Array(store.pos)
         if store.num_nodes is not None:
             found[f"nodes/{name}/num_nodes"] = _Array(torch.tensor([store.num_nodes]))
     for parts in sample.edge_types:
         group = "__".join(parts)
-        found |= _of_store(sample[parts], sample, ("", f"edges/{group}/", f"graph/{group}/"), given=("edge_index",))
+        names = "", f"edges/{group}/", f"graph/{group}/"
+        found |= _of_store(sample[parts], sample, names, ("edge_index",), entities)
         found[f"edges/{group}/edge_index"] = _Array(sample[parts].edge_index)
     for name, value in sample.stores[0].items():  # of the whole
         found[f"graph/{name}"] = _Array(value) if isinstance(value, torch.Tensor) else _as_json(value)
@@ -190,27 +315,27 @@ def _reason(error: Exception) -> str:
 
 
 def write_arrays(path: str, folder: str, most: int) -> None:
-    """Write the arrays of a file, of at most so many bytes together, and ``arrays.json``."""
+    """Write the arrays of a file, of at most so many bytes together, one after the other, and ``arrays.json``."""
     made: dict[str, dict[str, object]] = {}
     left_out: dict[str, str] = {}
-    for sample, arrays in _samples(_load(path)):
-        for name, array in arrays.items():
-            full = f"{sample}/{name}" if sample else name
-            if isinstance(array, str):
-                left_out[full] = array
-                continue
-            tensor = array.tensor
-            most -= tensor.numel() * tensor.element_size()
-            if most < 0:
-                raise ValueError(
-                    f"tensor {full!r} of shape {tuple(tensor.shape)} stands for far more values than the file has "
-                    "(it is sparse, or expanded): save less of it"
-                )
-            values = tensor.detach()
-            values = values.float() if values.dtype is torch.bfloat16 else values.resolve_conj().resolve_neg()
-            file = f"{len(made)}.npy"
-            np.save(os.path.join(folder, file), values.to_dense().numpy(), allow_pickle=False)
-            made[full] = {"file": file, "entity": array.entity, "dim": array.dim, "is_json": array.is_json}
+    with open(os.path.join(folder, "arrays.npy"), "wb") as file:
+        for sample, arrays in _samples(_load(path)):
+            for name, array in arrays.items():
+                full = f"{sample}/{name}" if sample else name
+                if isinstance(array, str):
+                    left_out[full] = array
+                    continue
+                tensor = array.tensor
+                most -= tensor.numel() * tensor.element_size()
+                if most < 0:
+                    raise ValueError(
+                        f"tensor {full!r} of shape {tuple(tensor.shape)} stands for far more values than the file has "
+                        "(it is sparse, or expanded): save less of it"
+                    )
+                values = tensor.detach()
+                values = values.float() if values.dtype is torch.bfloat16 else values.resolve_conj().resolve_neg()
+                np.save(file, values.to_dense().numpy(), allow_pickle=False)
+                made[full] = {"entity": array.entity, "dim": array.dim, "is_json": array.is_json}
     _write(folder, "arrays.json", json.dumps({"arrays": made, "left_out": left_out}))
 
 

@@ -389,7 +389,9 @@ class DataLoader(BaseLoader[BatchT]):
         True
         """
         position = self._position or self._next_position()
-        return {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": position.state_dict()}
+        state = {"version": _VERSION, "fingerprint": self._fingerprint, "sampler": position.state_dict()}
+        costs = getattr(self._source.dataset, "costs", None)
+        return state if costs is None else state | {"costs": costs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was saved: the next iteration has exactly the samples that its loop had not received.
@@ -419,6 +421,8 @@ class DataLoader(BaseLoader[BatchT]):
                 f"the loader's state is of another data set: its fingerprint was {state['fingerprint']!r} and is "
                 f"{self._fingerprint!r}; open the same data set, or start an epoch afresh"
             )
+        if (costs := state.get("costs")) is not None:
+            self._source.dataset.load_costs(costs)
         self._position = position_of(self.sampler, self._index_sampler)
         self._position.load_state_dict(state["sampler"])
         self._epoch = state["sampler"]["epoch"]

@@ -36,9 +36,10 @@ class ReadPaths:
         self._source = source
         self.memory = ArrayPool()
         self._pool: WorkerPool | None = None
+        self._cut: object = None  # the reader that the processes have copies of
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_pool": None}
+        return self.__dict__ | {"_pool": None, "_cut": None}
 
     def prefetcher(
         self, loader: BaseLoader[Any], items: Iterator[list[int]], prefetch: int, device: torch.device | None, *,
@@ -67,12 +68,14 @@ class ReadPaths:
     def _worker_reader(self, loader: BaseLoader[Any]) -> WorkerReader | None:
         if loader.workers == "thread" or not loader.num_workers:
             return None
-        pool = self._pool
+        pool, reader = self._pool, getattr(self._source.dataset, "reader", None)
+        if pool is not None and reader is not self._cut:  # cut by other costs
+            pool.end()
         if pool is None or pool.closed:
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
             context = loader.multiprocessing_context
             pool = WorkerPool(self._source.dataset, loader.num_workers, context, loader.worker_init_fn, seed)
             if loader.persistent_workers:
-                self._pool = pool
+                self._pool, self._cut = pool, reader
                 weakref.finalize(loader, pool.end)
         return WorkerReader(pool, self._source.epoch, keep=loader.persistent_workers)

@@ -5,14 +5,17 @@ Of HDF5 and NetCDF-4, and samples of ``torch.save``.
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import glob
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from scidata.core.cache import Cache
 from scidata.core.types import Array, ArrayLayout, ChunkRefs, Files, IntArray, Source
@@ -20,6 +23,8 @@ from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import files, version_at
 from scidata.sources.single_files import open_file
 
+_NO_SAMPLES = ("pre_transform.pt", "pre_filter.pt")  # of PyTorch Geometric, beside those that have some
+_names: WeakKeyDictionary[Source, dict[int, list[tuple[str, int]]]] = WeakKeyDictionary()
 _whole: Cache[Source] = Cache(8, "lru")  # of a file with a thousand groups, metadata are read once
 
 
@@ -37,16 +42,35 @@ def expand_groups(pattern: str) -> tuple[str, ...]:
     parts = pattern.rstrip("/").split("/")
     for i in range(len(parts) - 1, 0, -1):
         if found := [path for path in sorted(glob.glob("/".join(parts[:i]))) if os.path.isfile(path)]:
-            return tuple(f"{path}/{group}" for path in found for group in _groups_of(path, parts[i:]))
+            return tuple(group for path in found for group in _groups_of(path, parts[i:]))
     return ()
 
 
 def _groups_of(path: str, patterns: Sequence[str]) -> list[str]:
-    depth = len(patterns)
-    names = (tuple(name.split("/")) for name in _open_whole(path, allow_external=False).arrays)
+    depth, source = len(patterns), _open_whole(path, allow_external=False)
+    names = [tuple(name.split("/")) for name in source.arrays]
+    if source.format == "torch" and not all(name[0].isdecimal() for name in names):
+        return [path]  # one sample
     groups = {name[:depth] for name in names if len(name) > depth}
     fitting = [group for group in groups if all(map(fnmatch.fnmatchcase, group, patterns))]
-    return sorted(map("/".join, fitting), key=_by_number)
+    return [f"{path}/{group}" for group in sorted(map("/".join, fitting), key=_by_number)]
+
+
+def samples_of_folder(folder: str) -> tuple[str, ...]:
+    """Return the samples of a data set of PyTorch Geometric or OGB, in ``folder/processed``; none of other folders.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        It has several files that are not numbered, such as splits.
+    """
+    inner = folder if os.path.basename(folder.rstrip("/")) == "processed" else os.path.join(folder, "processed")
+    found = set(glob.glob(os.path.join(glob.escape(inner), "*.pt")))
+    files_ = sorted((path for path in found if os.path.basename(path) not in _NO_SAMPLES), key=_by_number)
+    if len({re.sub(r"\d+", "", path) for path in files_}) > 1:
+        shown = ", ".join(map(os.path.basename, files_[:6]))
+        raise UnsupportedFormatError(f"{inner}: has several files, {shown}: name one, {files_[0]}, or a glob of some")
+    return tuple(sample for path in files_ for sample in _groups_of(path, ["*"]))
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -60,6 +84,14 @@ def _open_whole(path: str, *, allow_external: bool) -> Source:
         return found
     files().forget(path)  # of a file that was there before
     return _whole.put(key, open_file(path, allow_external=allow_external))
+
+
+def _sorted_names(file: Source, found: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the names of a file's arrays, each with its place in the file: kept, for the groups of a file are many."""
+    kept = _names.setdefault(file, {})
+    if (names := kept.get(id(found))) is None or len(names) != len(found):
+        names = kept[id(found)] = sorted(zip(found, itertools.count(), strict=False))
+    return names
 
 
 class GroupSource:
@@ -103,7 +135,10 @@ class GroupSource:
 
     def _below(self, found: Mapping[str, Any]) -> dict[str, Any]:
         start = f"{self.group}/"
-        return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
+        names = _sorted_names(self.file, found)
+        first, stop = (bisect.bisect_left(names, (each,)) for each in (start, f"{self.group}0"))  # 0 comes after /
+        own = [name for name, _ in sorted(names[first:stop], key=lambda pair: pair[1])]
+        return {name.removeprefix(start): found[name] for name in own}
 
     def _whole(self, layout: ArrayLayout) -> ArrayLayout:
         return self.file.arrays[f"{self.group}/{layout.name}"]

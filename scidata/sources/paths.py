@@ -10,7 +10,7 @@ from typing import Any
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ConfigError
 from scidata.sources.access.files import files
-from scidata.sources.groups import expand_groups, split_group
+from scidata.sources.groups import expand_groups, samples_of_folder, split_group
 
 
 def check_paths(path: object) -> None:
@@ -60,7 +60,7 @@ def expand_paths(
             return (url_of(name, options),)
         name = os.path.expanduser(url_of(name, options))
         if not glob.has_magic(name) or os.path.exists(name):
-            return (name,)
+            return samples_of_folder(name) or (name,)
         matches = tuple(sorted(glob.glob(name, recursive=True))) or expand_groups(name)
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")

@@ -15,6 +15,7 @@ from scidata.sources.pointers import check_pointer
 from scidata.sources.torch_files import OLD_TORCH, TorchSource
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_DGL = bytes.fromhex("3fa1b446f04f2edd")  # what save_graphs begins with
 _CLASSIC_MAGICS = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 ZARR_NAMES = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 STORE_MARK = "manifest.json"  # as scidata.store.format.store calls it
@@ -80,6 +81,11 @@ def open_file(path: str, *, allow_external: bool) -> Source:
     is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
     if is_json and posixpath.basename(path) not in (*ZARR_NAMES, STORE_MARK):
         return reference_source(path, "kerchunk", allow_external)
+    if head == _DGL:
+        raise UnsupportedFormatError(
+            f"{path}: graphs of DGL, which it alone reads; where it is installed, torch.save them as dicts of tensors, "
+            "{'edge_index': torch.stack(g.edges()), 'num_nodes': g.num_nodes(), **g.ndata}, or a list of them"
+        )
     if head == b"version ":
         check_pointer(bytes(files().read(path, 0, min(64, size))), path)
     begins = f"begins with {head!r}" if head else "is empty"

@@ -94,7 +94,8 @@ def _load(path: str) -> _Contents:
             raise CorruptDataError(f"{path}: the process that reads it ended: {why}")
         with open(os.path.join(folder, "arrays.json"), encoding="utf-8") as file:
             made = json.load(file)
-        values = {name: np.load(os.path.join(folder, each["file"])) for name, each in made["arrays"].items()}
+        with open(os.path.join(folder, "arrays.npy"), "rb") as arrays:
+            values = {name: np.load(arrays) for name in made["arrays"]}
     layouts = {}
     for name, each in made["arrays"].items():
         dims = [f"dim_{i}" for i in range(values[name].ndim)]

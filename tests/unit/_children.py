@@ -74,6 +74,11 @@ class Forked:
 @pytest.fixture
 def forked_torch_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read files of ``torch.save`` in processes that have torch loaded, which takes seconds else."""
+    fork_torch_worker(monkeypatch)
+
+
+def fork_torch_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do so for as long as a patch holds."""
 
     def run(path: str, folder: str) -> subprocess.CompletedProcess[str]:
         Forked(torch_worker.main, path, folder).result()

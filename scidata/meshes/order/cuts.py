@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -62,3 +64,40 @@ def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | N
         return weighted_bounds(costs, num_parts)
     targets = sums[0] + (sums[-1] - sums[0]) * np.arange(1, num_parts) / num_parts
     return at_least_one_each(np.rint(np.interp(targets, sums, places)).astype(np.int64), num_global)
+
+
+def balanced_bounds(bounds: Sequence[int], seconds: Sequence[float], num_parts: int | None = None) -> IntArray:
+    """Return the bounds of parts of equal cost, from what the parts of an earlier cut took.
+
+    Between two bounds each row counts as much as the others. So it is exact where the cost of rows is even in each
+    part, and comes nearer with each cut otherwise, also where one rank is slower than the others. Pure arithmetic: the
+    same on every rank of which the arguments are.
+
+    Parameters
+    ----------
+    bounds : Sequence[int]
+        The cut, ``[0, …, N]``: of rows along a dimension of a grid, of points, nodes or cells.
+    seconds : Sequence[float]
+        What each part took, without waiting for others: one fewer than bounds.
+    num_parts : int or None, optional
+        Parts of the new cut; default as many.
+
+    Returns
+    -------
+    ndarray
+        ``(num_parts + 1,)`` int64, for ``open_dataset(bounds=)``. At least one row for each part, as far as there are.
+
+    Raises
+    ------
+    ConfigError
+        Seconds that are negative, not finite or not one for each part; bounds that decrease.
+
+    Examples
+    --------
+    >>> scidata.balanced_bounds([0, 40, 80, 120], [2.0, 1.0, 1.0]).tolist()
+    [0, 27, 67, 120]
+    """
+    rows, costs = np.asarray(bounds, np.int64), np.asarray(seconds, np.float64)
+    if rows.ndim != 1 or costs.shape != (len(rows) - 1,):
+        raise ConfigError(f"balanced_bounds: {costs.shape} seconds for bounds of shape {rows.shape}; one for each part")
+    return cut_bounds(prefix_of(np.where(np.diff(rows) > 0, costs, 0)), num_parts or len(costs), rows=rows)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import check_bytes, check_int
+from scidata.core.checks import check_bytes, check_int, refuse
 from scidata.core.keywords import checked_keywords
 from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
-from scidata.core.urls import is_url, url_of
+from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
@@ -31,6 +32,7 @@ from scidata.store.partitioning.inputs import difference
 from scidata.store.partitioning.output import Part
 from scidata.store.partitioning.remote import RemoteSamples, check_folders, wait_until_seen
 from scidata.store.partitioning.sample import PlannedSample, Task, plan_sample, process_sample
+from scidata.store.partitioning.upload import RemoteFolder
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -90,6 +92,7 @@ def partition(
     resume: bool = False,
     allow_missing: bool = False,
     allow_external: bool = False,
+    storage_options: Mapping[str, object] | None = None,
     max_field_bytes: int = MAX_FIELD_BYTES,
     memory: int | str | None = None,
     tick: Callable[[float], None] | None = None,
@@ -101,7 +104,8 @@ def partition(
     inputs : str or PathLike, or a list of them
         Files, globs or URLs; with ``mesh``, the file of the topology, all of them hold fields of one sample.
     out : str or PathLike
-        A new folder.
+        A new folder; or a URL, ``s3://bucket/out.store``, to which the store is sent once it is whole: until then it
+        lies in the folder for temporary files (``TMPDIR``), which needs room for it.
     kind : str or None, optional
         ``"mesh"``, ``"points"`` (also the nodes, or cells, of a mesh of any format, with their fields), ``"graph"`` or
         ``"hetero"`` (a graph between several node sets); default detected.
@@ -156,6 +160,8 @@ def partition(
         Keep its samples that are whole, by their digests, and write the others. The inputs of those that are kept
         must be the same in name and content (not in time or folder): they are read again, as the samples are. All
         options must be, too, but that ``repair`` and ``keep`` may allow more.
+    storage_options : Mapping[str, object] or None, optional
+        Arguments of the file system that ``out`` lies in, where it is a URL.
     max_field_bytes : int, default MAX_FIELD_BYTES
         Largest field that is held in memory; a larger one goes through a scratch file in ``out``.
     memory : int or str or None, optional
@@ -242,7 +248,9 @@ def partition(
         raise ConfigError(f"out={out!r}: expected the path of a new folder, not {type(out).__name__}")
     target = os.path.expanduser(os.fspath(out))
     if is_url(target):
-        raise ConfigError(f"{url_of(target)}: stores are written to a local folder; copy it to the URL afterwards")
+        why = f"means nothing for {url_of(target)}, to which a store is sent once it is whole; write to a folder for it"
+        refuse({"resume": resume, "part": part is not None, "client": client is not None}, why)
+        target = url_of(target, storage_options)
     first, step = (0, 1) if chosen is None else (chosen.index, chosen.num_parts)
     indices = range(first, len(task.samples), step)
     check_apart(
@@ -254,16 +262,17 @@ def partition(
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
     if not os.path.isdir(target):
         _find_inputs(task, indices)
-    return _run(
-        task,
-        target,
-        indices,
-        part=chosen,
-        executor=executor,
-        overwrite=overwrite,
-        resume=resume,
-        tick=tick or (lambda share: None),
+    run = functools.partial(
+        _run, task, indices=indices, part=chosen, executor=executor, tick=tick or (lambda share: None)
     )
+    if not isinstance(target, Url):
+        return run(target, overwrite=overwrite, resume=resume)
+    remote = RemoteFolder(target)
+    remote.check_free(overwrite=overwrite)
+    with tempfile.TemporaryDirectory(prefix="scidata-store-") as scratch:
+        report = run(os.path.join(scratch, "store"), overwrite=False, resume=False)
+        remote.upload(report.out)
+    return replace(report, out=str(target))
 
 
 def _absolute(paths: Paths) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,16 @@ from scidata.store.format.store import Store
 from scidata.store.format.write import BLOCK_ROWS
 from scidata.store.reading.rows import RowAccess
 
+#: Weights that are no field: costs of parts that ranks have measured.
+MEASURED = "measured"
+
+
+class PartCosts(NamedTuple):
+    """Seconds that each part of a sample took, and the bounds that it was cut by."""
+
+    bounds: tuple[int, ...]
+    seconds: tuple[float, ...]
+
 
 def checked_weights(store: Store, weights: Weights) -> str | FloatArray | dict[str, float] | None:
     """Check weights as far as the manifest alone can tell.
@@ -26,8 +36,8 @@ def checked_weights(store: Store, weights: Weights) -> str | FloatArray | dict[s
     Raises UnknownNameError, ConfigError: no such field, not one number per row, or edges that the store does not have.
     """
     manifest = store.manifest
-    if weights is None:
-        return None
+    if weights is None or (isinstance(weights, str) and weights == MEASURED):
+        return weights
     if manifest.kind == "hetero":
         return _checked_costs(store, weights)
     if isinstance(weights, Mapping):

@@ -17,6 +17,7 @@ from scidata.core.passes import PASS_BYTES, FieldPass, merged_blocks
 from scidata.core.types import Array, BoolArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import is_relation
+from scidata.meshes.order.cuts import balanced_bounds, equal_bounds
 from scidata.meshes.order.shuffle import leaf_rows_of
 from scidata.plan.array import ArrayPlan
 from scidata.read.context import ReadStats
@@ -27,7 +28,14 @@ from scidata.store.format.places import join
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
 from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
-from scidata.store.reading.cuts import bounds_of_sample, check_cut, checked_weights, cut_sample
+from scidata.store.reading.cuts import (
+    MEASURED,
+    PartCosts,
+    bounds_of_sample,
+    check_cut,
+    checked_weights,
+    cut_sample,
+)
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess
@@ -108,6 +116,7 @@ class StoreReader(PartReader):
     relations the layers of a model follow: :func:`~scidata.store.reading.choices.checked_layers`. ``bounds`` by stored
     sample: ``{stored sample: [0, …, N]}``.
     ``num_parts``: ranks of the domain.
+    ``costs``: of stored samples that were measured, with ``weights="measured"``: their cut follows them, others' is even.
     Raises SciDataError: whatever the manifest alone shows to be wrong; the same on every rank.
     """
 
@@ -120,6 +129,7 @@ class StoreReader(PartReader):
         *,
         num_parts: int = 1,
         store: Store | None = None,
+        costs: Mapping[int, PartCosts] | None = None,
     ) -> None:
         _check(options, str(path))
         disk = None if options.cache_dir is None else make_cache(options.cache_dir, options.cache_disk_bytes)
@@ -151,6 +161,8 @@ class StoreReader(PartReader):
         self.fields = self._chosen(options.fields)
         chosen = [self._infos[name] for name in self.fields]
         self._weights = checked_weights(self.store, options.weights)
+        self.is_measured = isinstance(self._weights, str) and self._weights == MEASURED
+        self.costs = dict(costs or {})
         check_cut(options.bounds, options.weights, what="irregular data is")
         order = str(manifest.samples.firsts()[0].settings.get("order"))
         if self.subsample is not None and leaf_rows_of(order) is not None:
@@ -163,7 +175,20 @@ class StoreReader(PartReader):
 
     def view(self, **changed: Any) -> StoreReader:
         """Return a reader of the same open store with other ``fields`` or ``steps``."""
-        return StoreReader(self.path, replace(self.options, **changed), num_parts=self.num_parts, store=self.store)
+        options = replace(self.options, **changed)
+        return StoreReader(self.path, options, num_parts=self.num_parts, store=self.store, costs=self.costs)
+
+    def recut(self, costs: Mapping[int, PartCosts]) -> StoreReader:
+        """Return a reader of the same open store that cuts by other costs."""
+        made = StoreReader(self.path, self.options, num_parts=self.num_parts, store=self.store, costs=costs)
+        made._threads = self._threads
+        return made
+
+    def measured_bounds(self, stored: int) -> IntArray:
+        """Return how the rows of a stored sample are cut, with ``weights="measured"``."""
+        if stored in self.costs:
+            return balanced_bounds(*self.costs[stored], self.num_parts)
+        return equal_bounds(self.store.sample(stored).counts[self.entity], self.num_parts)
 
     def statistics(self, name: str) -> StoredMoments | None:
         """Return figures of a field over all samples, one for each component that samples have; None without any."""
@@ -201,8 +226,10 @@ class StoreReader(PartReader):
         access = RowAccess(self.store, stored, self._threads.executor())
         rows = bounds_of_sample(self.options.bounds, stored)
         info = self.store.sample(stored)
-        explicit = None if isinstance(rows, str) else rows
-        bounds = cut_sample(access, info, self.num_parts, explicit=explicit, weights=self._weights)
+        explicit, weights = None if isinstance(rows, str) else rows, self._weights
+        if self.is_measured:
+            explicit, weights = self.measured_bounds(stored), None
+        bounds = cut_sample(access, info, self.num_parts, explicit=explicit, weights=weights)
         return SamplePart(index=stored, entity=self.entity, bounds=bounds), access.plans
 
     @sound

@@ -1,0 +1,78 @@
+"""What ranks' parts of stored samples took, from which the parts of the next epoch, or run, are cut.
+
+Of each stored sample there are the bounds that it was cut by and the seconds of each part. Between two bounds the cost
+counts as even, so that any number of ranks cuts the same prefix sum of it, and so does a run that goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from scidata.errors import ConfigError
+from scidata.store.reading.cuts import PartCosts
+
+_VERSION = 1
+
+
+def check_seconds(seconds: object) -> float:
+    """Return seconds as a number; raise ConfigError where they are none, negative or not finite."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number) or not 0 <= seconds < math.inf:
+        raise ConfigError(f"measure: seconds={seconds!r}: expected a number from 0 on, what this rank's own work took")
+    return float(seconds)
+
+
+def gathered(
+    measured: Mapping[int, float], mesh: DeviceMesh | None, rank: int, num_parts: int
+) -> dict[int, list[float]]:
+    """Return the seconds of all parts of each stored sample of which all were measured. Collective over the mesh.
+
+    Where several data-parallel ranks measured a part, its mean.
+    """
+    records: list[tuple[int, dict[int, float]]] = [(rank, dict(measured))]
+    for axis in () if mesh is None else range(mesh.ndim):
+        group = mesh.get_group(axis)
+        found: list[Any] = [None] * mesh.size(axis)
+        dist.all_gather_object(found, records, group=group)
+        records = [record for each in found for record in each]
+    by_part: defaultdict[int, list[list[float]]] = defaultdict(lambda: [[] for _ in range(num_parts)])
+    for part, seconds in records:
+        for stored, value in seconds.items():
+            by_part[stored][part].append(value)
+    means = {
+        stored: [sum(each) / len(each) for each in parts] for stored, parts in sorted(by_part.items()) if all(parts)
+    }
+    return {stored: parts for stored, parts in means.items() if sum(parts) > 0}
+
+
+def costs_to_json(costs: Mapping[int, PartCosts]) -> dict[str, Any]:
+    """Return costs as plain values, as JSON has them."""
+    samples = {str(n): {"bounds": list(each.bounds), "seconds": list(each.seconds)} for n, each in costs.items()}
+    return {"version": _VERSION, "samples": samples}
+
+
+def costs_from_json(found: Any, sizes: Sequence[int]) -> dict[int, PartCosts]:
+    """Return costs that were saved, of a store whose samples have so many rows.
+
+    Raises
+    ------
+    ConfigError
+        They are of another version, or another store.
+    """
+    if not isinstance(found, Mapping) or found.get("version") != _VERSION or "samples" not in found:
+        raise ConfigError(f"load_costs: expected costs as ds.costs has them, of version {_VERSION}, not {found!r:.200}")
+    costs = {}
+    for name, each in found["samples"].items():
+        made = PartCosts(tuple(map(int, each["bounds"])), tuple(map(float, each["seconds"])))
+        stored, num = int(name), made.bounds[-1]
+        if not 0 <= stored < len(sizes) or sizes[stored] != num:
+            there = f"{sizes[stored]} rows" if 0 <= stored < len(sizes) else f"no such sample, of {len(sizes)}"
+            raise ConfigError(f"load_costs: sample {stored} had {num} rows, and the store has {there}; it is another")
+        costs[stored] = made
+    return costs

@@ -18,7 +18,7 @@ from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_fields import apply_locally
-from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered
+from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered, shares
 from scidata.data.topology import Cells, Place, Relation, Topology, as_tensor, edges_and_cells, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named
@@ -55,6 +55,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     ...     file["speed"] = ids.astype("f4")
     >>> _ = scidata.partition("ring.h5", "ring.store", order="rows")
     >>> ds = scidata.open_dataset("ring.store")
+    >>> measured = scidata.open_dataset("ring.store", weights="measured")
     >>> type(ds).__name__, ds.fields, ds.entities, ds.counts("node").tolist()
     ('IrregularDataset', ('pos', 'speed'), ('edge', 'node'), [6])
     """
@@ -184,8 +185,6 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             raise ConfigError(f"epoch must not be negative, but is {epoch}")
         self._epoch.fill_(int(epoch))
 
-    # -- measured costs ------------------------------------------------------------------------------------------
-
     @property
     def costs(self) -> dict[str, Any] | None:
         """The measured costs that samples are cut by, as JSON has them; None without ``weights="measured"``.
@@ -210,7 +209,6 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         Examples
         --------
-        >>> measured = scidata.open_dataset("ring.store", weights="measured")
         >>> measured.load_costs(measured.costs)
         """
         reader = self._measured_reader("load_costs")
@@ -231,14 +229,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         --------
         >>> measured.measure(measured[0], 0.25)
         """
-        reader, seconds = self._measured_reader("measure"), check_seconds(seconds)
-        index = sample if isinstance(sample, int) else sample.index
-        if index is None:
-            raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")
-        stored = [reader.numbering.locate(i)[0] for i in (index if isinstance(index, list) else [index])]
-        rows = [int(np.diff(reader.measured_bounds(each))[self._rank]) for each in stored]
-        for each, own in zip(stored, rows, strict=True):
-            self._seconds[each] += seconds * own / sum(rows) if sum(rows) else seconds / len(rows)
+        reader, index = self._measured_reader("measure"), sample if isinstance(sample, int) else sample.index
+        for stored, each in shares(reader, self._rank, index, check_seconds(seconds)).items():
+            self._seconds[stored] += each
 
     def rebalance(self) -> None:
         """Cut each sample that was measured by what its parts took, from the next epoch on. Collective over the mesh.
@@ -252,6 +245,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         Examples
         --------
+        >>> measured.measure(0, 0.25)
         >>> measured.rebalance()
         >>> measured.costs["samples"]
         {'0': {'bounds': [0, 6], 'seconds': [0.25]}}

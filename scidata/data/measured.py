@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.errors import ConfigError
 from scidata.store.reading.cuts import PartCosts
+
+if TYPE_CHECKING:
+    from scidata.store.reading.reader import StoreReader
 
 _VERSION = 1
 
@@ -26,6 +29,18 @@ def check_seconds(seconds: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number) or not 0 <= seconds < math.inf:
         raise ConfigError(f"measure: seconds={seconds!r}: expected a number from 0 on, what this rank's own work took")
     return float(seconds)
+
+
+def shares(reader: StoreReader, rank: int, index: int | list[int] | None, seconds: float) -> dict[int, float]:
+    """Return the seconds of each stored sample of a batch, by the rows that a rank owns of it."""
+    if index is None:
+        raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")
+    stored = [reader.numbering.locate(each)[0] for each in (index if isinstance(index, list) else [index])]
+    rows = [int(np.diff(reader.measured_bounds(each))[rank]) for each in stored]
+    found: defaultdict[int, float] = defaultdict(float)
+    for each, own in zip(stored, rows, strict=True):
+        found[each] += seconds * own / sum(rows) if sum(rows) else seconds / len(rows)
+    return found
 
 
 def gathered(

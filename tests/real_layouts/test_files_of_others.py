@@ -139,6 +139,18 @@ def test_graphs_of_pytorch_geometric(tmp_path, function, request):
         assert again.name == "benzene"
 
 
+def test_folders_with_splits_and_files_of_dgl_say_what_to_do(tmp_path):
+    (tmp_path / "zinc/processed").mkdir(parents=True)
+    for name in ("train.pt", "test.pt", "pre_filter.pt"):
+        (tmp_path / "zinc/processed" / name).touch()
+    for folder in (tmp_path / "zinc", tmp_path / "zinc/processed"):
+        with pytest.raises(UnsupportedFormatError, match=r"several files, test\.pt, train\.pt: name one"):
+            scidata.partition(folder, tmp_path / "out")
+    (tmp_path / "graphs.bin").write_bytes(bytes.fromhex("3fa1b446f04f2edd") + bytes(100))
+    with pytest.raises(UnsupportedFormatError, match=r"graphs of DGL.*torch\.save them as dicts of tensors"):
+        inspect_store(tmp_path / "graphs.bin")
+
+
 @forked
 def test_tensors_and_what_is_no_tensor(tmp_path):
     torch.save({"pos": torch.rand(50, 3), "u": torch.rand(50).bfloat16(), "note": "text"}, tmp_path / "cloud.pt")

@@ -15,18 +15,7 @@ _THREADS = 8  # objects that are sent at once
 
 
 class RemoteFolder:
-    """A folder of an object store, through fsspec.
-
-    Parameters
-    ----------
-    url
-        Where the store is to lie.
-
-    Raises
-    ------
-    MissingDependencyError
-        A package is missing that writes such URLs.
-    """
+    """A folder of an object store, through fsspec; raises MissingDependencyError where a package for it is missing."""
 
     def __init__(self, url: Url) -> None:
         self._url = url

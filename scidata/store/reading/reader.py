@@ -28,14 +28,7 @@ from scidata.store.format.places import join
 from scidata.store.format.store import Store, open_store
 from scidata.store.reading.base import PartReader, sound
 from scidata.store.reading.choices import check_subsample, checked_ghosts, checked_halo, checked_layers, named_fields
-from scidata.store.reading.cuts import (
-    MEASURED,
-    PartCosts,
-    bounds_of_sample,
-    check_cut,
-    checked_weights,
-    cut_sample,
-)
+from scidata.store.reading.cuts import MEASURED, PartCosts, bounds_of_sample, check_cut, checked_weights, cut_sample
 from scidata.store.reading.numbering import number_samples
 from scidata.store.reading.part import SamplePart
 from scidata.store.reading.rows import RowAccess

@@ -234,25 +234,26 @@ def test_wrong_patience(wrong):
     assert retry.RETRY is before
 
 
-def test_a_store_is_sent_once_it_is_whole(stores, tmp_path, server):
+def test_a_store_is_sent_once_it_is_whole(tmp_path):
     """The same as a local one; the manifest last; another is replaced whole, other objects never."""
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["edge_index"], file["pos"] = np.array([[0, 1], [1, 0]]), np.random.default_rng(number).random((9, 2))
-    url, options = f"s3://{BUCKET}/sent/two.store", {"storage_options": server.options}
-    report = scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], url, **options)
-    assert (report.out, report.finished) == (url, True)
-    scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], tmp_path / "two.store")
-    sent = scidata.open_dataset(url, **options)
-    assert sent.fingerprint == scidata.open_dataset(tmp_path / "two.store").fingerprint
-    every = lambda: server.client().list_objects_v2(Bucket=BUCKET, Prefix="sent/")["Contents"]  # noqa: E731
-    assert max(every(), key=lambda each: each["LastModified"])["Key"] == "sent/two.store/manifest.json"
-    with pytest.raises(OutputError, match="a store is there"):
-        scidata.partition(tmp_path / "1.h5", url, **options)
-    with pytest.raises(ConfigError, match="resume: means nothing for s3://"):
-        scidata.partition(tmp_path / "1.h5", url, resume=True, **options)
-    scidata.partition(tmp_path / "1.h5", url, overwrite=True, **options)
-    assert len(scidata.open_dataset(url, **options)) == 1
-    assert not [each for each in every() if "sample-000001" in each["Key"]]
-    with pytest.raises(OutputError, match="holds 'two.store/manifest.json', which is no part of a scidata store"):
-        scidata.partition(tmp_path / "1.h5", f"s3://{BUCKET}/sent", overwrite=True, **options)
+    with serve() as server:
+        url, options = f"s3://{BUCKET}/sent/two.store", {"storage_options": server.options}
+        report = scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], url, **options)
+        assert (report.out, report.finished) == (url, True)
+        scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], tmp_path / "two.store")
+        sent = scidata.open_dataset(url, **options)
+        assert sent.fingerprint == scidata.open_dataset(tmp_path / "two.store").fingerprint
+        every = lambda: server.client().list_objects_v2(Bucket=BUCKET, Prefix="sent/")["Contents"]  # noqa: E731
+        assert max(every(), key=lambda each: each["LastModified"])["Key"] == "sent/two.store/manifest.json"
+        with pytest.raises(OutputError, match="a store is there"):
+            scidata.partition(tmp_path / "1.h5", url, **options)
+        with pytest.raises(ConfigError, match="resume: means nothing for s3"):
+            scidata.partition(tmp_path / "1.h5", url, resume=True, **options)
+        scidata.partition(tmp_path / "1.h5", url, overwrite=True, **options)
+        assert len(scidata.open_dataset(url, **options)) == 1
+        assert not [each for each in every() if "sample-000001" in each["Key"]]
+        with pytest.raises(OutputError, match="which is no part of a scidata store"):
+            scidata.partition(tmp_path / "1.h5", f"s3://{BUCKET}/sent", overwrite=True, **options)

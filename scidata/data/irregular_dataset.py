@@ -245,7 +245,6 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
         Examples
         --------
-        >>> measured.measure(0, 0.25)
         >>> measured.rebalance()
         >>> measured.costs["samples"]
         {'0': {'bounds': [0, 6], 'seconds': [0.25]}}

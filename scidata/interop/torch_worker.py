@@ -165,7 +165,7 @@ def _separated(joined: Any, slices: Mapping[str, Any] | None) -> list[Any]:
         return [whole]
     from torch_geometric.data.separate import separate
 
-    bounds = slices.values()
+    bounds = list(slices.values())
     if hasattr(whole, "edge_types"):  # by set and relation
         bounds = [each for of in bounds for each in (of.values() if isinstance(of, Mapping) else [of])]
     num = max((len(each) - 1 for each in bounds if each is not None), default=0)
@@ -220,8 +220,9 @@ def _entities(graphs: Sequence[Any]) -> dict[tuple[object, str], str | None]:
                     dim = graph.__cat_dim__(name, value, store) if value.ndim else None
                     rows = value.shape[dim] if isinstance(dim, int) else None
                     fitting[store._key, name] &= {entity for entity, size in sizes.items() if size == rows}
-    order = lambda name: ("edge", "node") if "edge" in name else ("node", "edge")  # noqa: E731
-    return {key: next((each for each in order(key[1]) if each in found), None) for key, found in fitting.items()}
+    return {
+        key: next(iter(sorted(found, reverse="edge" not in key[1])), None) for key, found in fitting.items()
+    }  # "edge" is before "node"
 
 
 def _arrays(sample: Any, entities: Mapping[tuple[object, str], str | None]) -> _Arrays:

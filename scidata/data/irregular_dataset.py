@@ -261,7 +261,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             raise ConfigError(
                 f"{what}: open the store with weights='measured'; other cuts do not follow measured costs"
             )
-        return reader  # type: ignore[no-any-return]
+        return reader
 
     @cached_property
     def reads_alone(self) -> bool:

@@ -51,10 +51,10 @@ def gathered(
     Where several data-parallel ranks measured a part, its mean.
     """
     records: list[tuple[int, dict[int, float]]] = [(rank, dict(measured))]
-    for axis in () if mesh is None else range(mesh.ndim):
-        group = mesh.get_group(axis)
+    for axis in range(0 if mesh is None else mesh.ndim):
+        assert mesh is not None
         found: list[Any] = [None] * mesh.size(axis)
-        dist.all_gather_object(found, records, group=group)
+        dist.all_gather_object(found, records, group=mesh.get_group(axis))
         records = [record for each in found for record in each]
     by_part: defaultdict[int, list[list[float]]] = defaultdict(lambda: [[] for _ in range(num_parts)])
     for part, seconds in records:

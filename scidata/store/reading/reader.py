@@ -109,7 +109,7 @@ class StoreReader(PartReader):
     relations the layers of a model follow: :func:`~scidata.store.reading.choices.checked_layers`. ``bounds`` by stored
     sample: ``{stored sample: [0, …, N]}``.
     ``num_parts``: ranks of the domain.
-    ``costs``: of stored samples that were measured, with ``weights="measured"``: their cut follows them, others' is even.
+    ``costs``: of stored samples that were measured, with ``weights="measured"``, whose cut follows them.
     Raises SciDataError: whatever the manifest alone shows to be wrong; the same on every rank.
     """
 

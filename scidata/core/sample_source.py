@@ -23,6 +23,9 @@ class SampleSource:
         Of a window, the first row and the one after the last; else None.
     trajectory : Mapping[str, int]
         Rows along the other sample dimensions in the file, such as ``{"member": 2}``.
+    inputs : tuple[str, ...]
+        Of a partitioned store, the files that the sample was made of, as long as they lie where they did as seen from
+        the store; first that of the topology.
 
     Examples
     --------
@@ -38,6 +41,7 @@ class SampleSource:
     time: object | None = None
     rows: tuple[int, int] | None = None
     trajectory: Mapping[str, int] = field(default_factory=dict, hash=False)
+    inputs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         at = ", ".join([*(f"{dim}={row}" for dim, row in self.trajectory.items()), str(self.index)])

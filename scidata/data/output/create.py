@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -23,9 +23,11 @@ from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.like import GridLike, RowsLike
 from scidata.data.output.owner import Owner, living, refusal
 from scidata.data.output.packed_file import PackedFileOutput
+from scidata.data.output.part_writer import Output
 from scidata.data.output.places import Begun, LocalPlace, Place, begun_at, place_of, say_begun, written_steps
 from scidata.data.output.ranks import Ranks
 from scidata.data.output.routes import RowsBack
+from scidata.data.output.sample_files import FilesLike, FilesOutput, FilesWriter
 from scidata.data.output.tile_writer import TileWriter, tiles_of
 from scidata.data.output.vtkhdf_output import VtkhdfOutput
 from scidata.data.output.writer import Writer
@@ -34,11 +36,13 @@ from scidata.device_mesh import axes_of
 from scidata.errors import ConfigError, FieldMismatchError, OutputError, near_matches
 
 _FORMATS = ("zarr", "zarr2", "netcdf", "hdf5", "vtkhdf")
+_OF_SAMPLES = ("vtp", "vtu", "vtkhdf")  # that a file a sample may have
 _ZARR = _FORMATS[:2]
 _SUFFIXES = {
     ".zarr": "zarr", ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".h5": "hdf5", ".hdf5": "hdf5",
     ".hdf": "hdf5", ".vtkhdf": "vtkhdf",
 }  # fmt: skip
+_EACH = ("files", *(f"{name} files" for name in _OF_SAMPLES))  # a file a sample: of its source's format, or new
 _ORDERS = ("source", "store")
 _ENCODINGS = ("source", "plain")
 
@@ -51,14 +55,14 @@ def create(
     mesh: DeviceMesh | None = None,
     fields: Sequence[str] | Mapping[str, Mapping[str, Any] | None] | None = None,
     times: Any = None,
-    format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"] | None = None,
+    format: Literal["zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu"] | None = None,
     chunks: Mapping[str, int] | None = None,
     shards: Mapping[str, int] | None = None,
     codec: Literal["blosc", "lz4", "zstd", "zlib", "none"] | None = None,
     encoding: Literal["source", "plain"] = "source",
     attributes: Mapping[str, Any] | None = None,
     order: Literal["source", "store"] = "source",
-    sample: int = 0,
+    sample: int | Sequence[int] | None = None,
     topology: str | os.PathLike[str] | None = None,
     tiles: Literal["crop", "blend"] | None = None,
     in_flight: int = 2,
@@ -81,7 +85,9 @@ def create(
     Parameters
     ----------
     path : str or PathLike
-        A file or folder, or a URL. All ranks must see it.
+        A file or folder, or a URL. All ranks must see it. Of meshes, points and graphs a path without a suffix is a
+        folder that gets a file for each sample: the sample's source, by its name, with the fields added. Fields of the
+        source's names are replaced, all others stay. ``writer[i]`` takes sample ``i`` of ``like``.
     like : ShardedDataset or IrregularDataset
         The data set whose dims, coordinates, attributes and encoding the output has. Of meshes, points and graphs the
         tensors are split as they were read; ``fields`` of it take ``like``, the packing and ``attributes``.
@@ -90,15 +96,18 @@ def create(
     fields : Sequence[str] or Mapping[str, Mapping[str, Any] or None] or None, optional
         Names of its fields, default all; or options by name: ``{"u": None, "precip": {"like": "u", "attributes":
         {"units": "mm"}}}``, or ``{"mask": {"dims": ("latitude", "longitude"), "dtype": "int8"}}``. Also
-        ``scale_factor``, ``add_offset`` and ``_FillValue``; ``sizes`` of dims that the data set has not.
+        ``scale_factor``, ``add_offset`` and ``_FillValue``; ``sizes`` of dims that the data set has not. Of meshes,
+        points and graphs: ``{"force": {"entity": "node", "components": 3, "dtype": "float32"}}``.
     times : Any, optional
         What the steps are labelled with: dates, numbers in the units of the source, or a number of steps. Several dims
         of steps as a mapping: ``{"time": starts, "lead": hours}``; then step ``i * len(hours) + k`` is hour ``k`` of
         start ``i``. Default: a step for each sample of ``like``.
-    format : {"zarr", "zarr2", "netcdf", "hdf5", "vtkhdf"} or None, optional
+    format : {"zarr", "zarr2", "netcdf", "hdf5", "vtkhdf", "vtp", "vtu"} or None, optional
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
         ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
-        writes its rows where they belong, unless ``codec`` compresses them.
+        writes its rows where they belong, unless ``codec`` compresses them. Of a file for each sample: None is the
+        source's, if that is VTP, VTU, VTKHDF or HDF5; ``"vtp"``, ``"vtu"`` and ``"vtkhdf"`` are new files
+        of the source's points and cells and the fields alone.
     chunks : Mapping[str, int] or None, optional
         Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a
         chunk are to be given one after another, by one domain.
@@ -116,11 +125,13 @@ def create(
     order : {"source", "store"}, default "source"
         Of the rows of meshes, points and graphs: ``"source"`` puts them back where they were in the files that were
         partitioned; ``"store"`` leaves them as they are, so that nothing changes hands but strips along bounds.
-    sample : int, default 0
-        Of a store of several meshes: the one whose rows are written.
+    sample : int or Sequence[int] or None, optional
+        Of a store of several meshes: the one whose rows are written, by default the first. Of a file for each sample:
+        the samples that are written, by default all.
     topology : str or PathLike or None, optional
         The file that has the mesh (UGRID, MPAS, …): its arrays without times are written, too, so that the output
-        shows the fields on it. The first rank reads it once.
+        shows the fields on it. The first rank reads it once. Of a file for each sample: the folder that has the
+        sources, where they are not where they were, as seen from the store.
     tiles : {"crop", "blend"} or None, optional
         Where ``like`` has tiles (``patch=Patches(…, order="regular")``): ``writer[i]`` takes tile ``i``, from any rank,
         and steps are put together of their tiles. ``"crop"``, the default, takes each up to the middle of its overlaps,
@@ -166,13 +177,23 @@ def create(
     check_int("in_flight", in_flight, least=1)
     check_mapping("attributes", attributes, "{'title': 'a forecast'}")
     place = place_of(url_of(os.fspath(path), storage_options))
-    kind = _format_of(str(place.path), format)
+    of_rows, is_folder = isinstance(like, IrregularDataset), os.fspath(path).endswith("/")
+    kind = _format_of(str(place.path), format, of_rows=of_rows, is_folder=is_folder)
     made: GridLike | RowsLike
     if isinstance(like, ShardedDataset):
         made = GridLike(like.reader, fields, encoding)
         refuse({"topology": topology is not None, "order": order != "source"}, "grids have no order of their own")
+    elif isinstance(like, IrregularDataset) and kind in _EACH:
+        refuse(
+            {"chunks": chunks is not None, "shards": shards is not None, "attributes": attributes is not None,
+             "order": order != "source"}, "a file for each sample has none",
+        )  # fmt: skip
+        moved = None if topology is None else os.path.expanduser(os.fspath(topology))
+        made = FilesLike(like, fields, sample, moved, None if kind == "files" else kind.removesuffix(" files"))
     elif isinstance(like, IrregularDataset):
-        made = RowsLike(like, fields, order, sample, None if topology is None else os.fspath(topology))
+        if not isinstance(sample, int | None):
+            raise ConfigError("create: sample: one file has one sample's rows; for several name a folder")
+        made = RowsLike(like, fields, order, sample or 0, None if topology is None else os.fspath(topology))
     else:
         raise ConfigError(f"create: like= takes a data set of open_dataset, not a {type(like).__name__}")
     for each in place.written:
@@ -205,8 +226,13 @@ def create(
         written = None if is_finished else written_steps(place)
         back = RowsBack(ranks, ids) if isinstance(made, RowsLike) and (ids := made.rows()) is not None else None
         routes = {} if back is None else {name: back.route(field) for name, field in layout.fields.items()}
-        make = Writer if cut is None else partial(TileWriter, tiles=cut)
-        return make(place, layout, output, ranks, owner, written=written, in_flight=in_flight, copy=copy, routes=routes)
+        make: Callable[..., Writer] = Writer if cut is None else partial(TileWriter, tiles=cut)
+        if isinstance(made, FilesLike):
+            make = FilesWriter
+        return make(
+            place, layout, output=output, ranks=ranks, owner=owner, written=written, in_flight=in_flight, copy=copy,
+            routes=routes,
+        )  # fmt: skip
     except BaseException as e:
         ranks.tell(e)
         output.close()
@@ -217,7 +243,8 @@ def create(
 
 
 def _check_choices(**given: str | None) -> None:
-    for name, known in (("encoding", _ENCODINGS), ("format", _FORMATS), ("order", _ORDERS)):
+    formats = (*_FORMATS, *(each for each in _OF_SAMPLES if each not in _FORMATS))
+    for name, known in (("encoding", _ENCODINGS), ("format", formats), ("order", _ORDERS)):
         if given[name] is not None and given[name] not in known:
             near = near_matches(str(given[name]), known, listed=False)
             raise ConfigError(f"create: {name}={given[name]!r} is none of {', '.join(known)}{near}")
@@ -259,8 +286,12 @@ def _layout(
     )
 
 
-def _format_of(path: str, given: str | None) -> str:
+def _format_of(path: str, given: str | None, *, of_rows: bool, is_folder: bool) -> str:
     suffix = os.path.splitext(path)[1].lower()
+    if of_rows and (not suffix or (is_folder and suffix not in _SUFFIXES)) and given in (None, *_OF_SAMPLES):
+        return "files" if given is None else f"{given} files"
+    if given in _OF_SAMPLES and given not in _FORMATS:
+        raise ConfigError(f"{path}: format={given!r} is of a file for each sample of meshes; name a folder")
     kind = given or _SUFFIXES.get(suffix)
     if kind is None:
         kinds = ", ".join(map(repr, _FORMATS))
@@ -270,7 +301,7 @@ def _format_of(path: str, given: str | None) -> str:
 
 def _output(
     place: Place, layout: OutputLayout, kind: str, codec: str, chunks: object, shards: object, like: GridLike | RowsLike
-) -> ZarrOutput | FlatOutput:
+) -> Output | FilesOutput:
     if kind in _ZARR:
         if kind == "zarr2" and shards:
             raise ConfigError("create: Zarr v2 has no shards; write format='zarr'")
@@ -284,7 +315,10 @@ def _output(
         also = "" if kind == "vtkhdf" else ", or compress them with codec='zlib'"
         raise ConfigError(f"create: chunks: arrays of {kind} files lie contiguously; leave it out{also}")
     if not isinstance(place, LocalPlace):
-        raise ConfigError(f"{place.path}: a {kind} file is written to a file system; write Zarr to an object store")
+        what = "a folder of files" if kind in _EACH else f"a {kind} file"
+        raise ConfigError(f"{place.path}: {what} is written to a file system; write Zarr to an object store")
+    if isinstance(like, FilesLike):
+        return FilesOutput(place, like, layout, is_packed=codec == "zlib")
     if codec == "zlib":
         return PackedFileOutput(place, layout, kind=kind)
     if kind != "vtkhdf":
@@ -295,7 +329,7 @@ def _output(
 
 
 def _begin(
-    place: Place, output: ZarrOutput | FlatOutput, layout: str, owner: Owner, *, resume: bool, overwrite: bool,
+    place: Place, output: Output | FilesOutput, layout: str, owner: Owner, *, resume: bool, overwrite: bool,
     takeover: bool,
 ) -> bool:  # fmt: skip
     """Make the output, or make sure that it is the one that was begun. Returns whether it is finished."""

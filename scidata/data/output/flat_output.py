@@ -52,7 +52,7 @@ class FlatOutput:
                 file.createDimension(dim, size)
             for each in layout.variables:
                 made = file.createVariable(each.name, each.dtype, each.dims, contiguous=bool(each.dims))
-                made.setncatts(_attributes(each.attributes, "_FillValue"))
+                made.setncatts(attributes_held(each.attributes, "_FillValue"))
                 made[...] = each.read()
             for field in layout.fields.values():
                 dims, packing = (*layout.step_dims, *field.dims), field.packing
@@ -63,10 +63,10 @@ class FlatOutput:
                     field.name, packing.dtype, dims, fill_value=packing.fill, **how
                 )  # a step that is missing at the end is an error, so nothing is filled
                 made.set_auto_maskandscale(False)
-                made.setncatts(_attributes({**field.attributes, **packing.attributes()}, "_FillValue"))
+                made.setncatts(attributes_held({**field.attributes, **packing.attributes()}, "_FillValue"))
                 if made.size and self._zlib_level is None:
                     made[(0,) * len(dims)] = np.zeros((), packing.dtype)  # now it gets its place in the file
-            file.setncatts(_attributes(layout.attributes, "_FillValue"))
+            file.setncatts(attributes_held(layout.attributes, "_FillValue"))
 
     def _create_hdf5(self) -> None:
         import h5py
@@ -75,7 +75,7 @@ class FlatOutput:
         with h5py.File(self._place.target, "w") as file:
             scales = {v.name for v in layout.variables if v.dims == (v.name,)}
             for each in layout.variables:
-                file.create_dataset(each.name, data=each.read()).attrs.update(_attributes(each.attributes))
+                file.create_dataset(each.name, data=each.read()).attrs.update(attributes_held(each.attributes))
             for dim, size in self._sizes().items():
                 if dim not in scales and dim not in file:  # a scale without values says the name
                     file.create_dataset(dim, shape=(size,), dtype="f4")
@@ -90,7 +90,7 @@ class FlatOutput:
                 for i, dim in enumerate(dims):
                     if dim in file and dim != name:
                         file[name].dims[i].attach_scale(file[dim])
-            file.attrs.update(_attributes(layout.attributes))
+            file.attrs.update(attributes_held(layout.attributes))
 
     def _make_array(self, file: Any, field: OutputField) -> None:
         """Make room for a field in an HDF5 file: contiguous, at once, and without filling it; or compressed."""
@@ -109,7 +109,7 @@ class FlatOutput:
         group = file.require_group(name.rpartition("/")[0]) if "/" in name else file
         space, kind = h5py.h5s.create_simple(self._shape_of(field)), h5py.h5t.py_create(packing.dtype)
         h5py.h5d.create(group.id, name.rpartition("/")[2].encode(), kind, space, created)
-        file[name].attrs.update(_attributes({**field.attributes, **packing.attributes()}))
+        file[name].attrs.update(attributes_held({**field.attributes, **packing.attributes()}))
 
     def _name_of(self, field: OutputField) -> str:
         return field.name
@@ -173,7 +173,7 @@ def _write_box(file: int, offset: int, shape: tuple[int, ...], starts: list[int]
             run, at = run[written:], at + written
 
 
-def _attributes(attributes: Mapping[str, object], *left_out: str) -> dict[str, object]:
+def attributes_held(attributes: Mapping[str, object], *left_out: str) -> dict[str, object]:
     """Return the attributes that a file can hold, without those that its format makes, and some others."""
     kept = stored_attributes(attributes).items()
     return {k: v for k, v in kept if k not in (*left_out, UNFINISHED) and not isinstance(v, dict) and v is not None}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scidata.core.bounds import rows_of
-from scidata.core.checks import names_of
+from scidata.core.checks import check_int, names_of
 from scidata.core.types import Array, ArrayLayout, IntArray, Source
 from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.output.fields import (
@@ -33,6 +33,7 @@ from scidata.meshes.geometry import Geometry
 from scidata.meshes.samples import read_samples
 from scidata.read.arrays import read_array
 from scidata.sources import open_source
+from scidata.store.format.manifest import FieldInfo
 
 
 class Like(ABC):
@@ -193,7 +194,9 @@ class GridLike(Like):
 
 
 _NUMBERED = re.compile(r"dim_\d+")  # dims of files that do not name them
-_ROW_OPTIONS = ("like", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes")
+_ROW_OPTIONS = (
+    "like", "entity", "components", "dtype", "scale_factor", "add_offset", "_FillValue", "attributes",
+)  # fmt: skip
 _LOCATIONS = {"node": "node", "cell": "face", "edge": "edge"}  # as the UGRID conventions call them
 
 
@@ -224,18 +227,12 @@ class RowsLike(Like):
     # -- fields --------------------------------------------------------------------------------------------------
 
     def _field(self, name: str, options: dict[str, Any]) -> tuple[OutputField, None]:
-        what, ds, reader = f"create: field {name!r}", self._ds, self._reader
-        like = options.get("like", name)
-        if like not in ds.fields:
-            raise UnknownNameError(
-                f"{what}: {like!r} is none of the data set's{near_matches(str(like), ds.fields)}; say which field a "
-                f"new one is like: {{{name!r}: {{'like': {ds.fields[-1]!r}}}}}"
-            )
-        info, dim = reader.info(like), reader.entity_dim(like)
-        given = tuple(ds.global_shape(like, self._sample))
+        what = f"create: field {name!r}"
+        info, own, dim = self._described(name)
+        given = self.tensor_shape(name, self._sample)
         num_rows = self._counts()[info.entity]
         shape = (*given[:dim], num_rows, *given[dim + 1 :])
-        dims = list(reader.dims(like))
+        dims = list(own)
         dims[dim] = self._dim_of(info.entity, dims[dim], num_rows)
         attributes = kept_attributes(info.attributes)
         if info.units is not None:
@@ -247,6 +244,33 @@ class RowsLike(Like):
             entity_dim=dim, given_shape=given,
         )  # fmt: skip
         return made, None
+
+    def _described(self, name: str) -> tuple[FieldInfo, tuple[str, ...], int]:
+        """Return what a field is, its dims in a sample, and which of these is its entity's."""
+        options, ds, reader = self._given[name], self._ds, self._reader
+        what, like, entity = f"create: field {name!r}", options.get("like", name), options.get("entity")
+        if entity is not None and "like" not in options:
+            check_known(f"{what}: no entity", [entity], reader.entities)
+            components = check_int(f"{what}: components", options.get("components", 1), least=1)
+            dims = (entity,) if components == 1 else (entity, f"{name}_component")
+            dtype = np.dtype(options.get("dtype", np.float32)).str
+            return FieldInfo(name=name, entity=entity, dtype=dtype, dims=dims, entity_dim=0), dims, 0
+        if like not in ds.fields:
+            raise UnknownNameError(
+                f"{what}: {like!r} is none of the data set's{near_matches(str(like), ds.fields)}; say which field a "
+                f"new one is like, or what it lives on: {{{name!r}: {{'like': {ds.fields[-1]!r}}}}}, "
+                f"{{{name!r}: {{'entity': {reader.entity!r}}}}}"
+            )
+        return reader.info(like), reader.dims(like), reader.entity_dim(like)
+
+    def tensor_shape(self, name: str, index: int) -> tuple[int, ...]:
+        """Return the shape of the tensors that are given for a field of a sample."""
+        info, dims, _ = self._described(name)
+        options = self._given[name]
+        if info.name == name and "entity" in options and "like" not in options:
+            rows = self._reader.sample_info(index).counts[info.entity]
+            return (rows, *(options["components"] for _ in dims[1:]))
+        return tuple(self._ds.global_shape(options.get("like", name), index))
 
     def _counts(self) -> Mapping[str, int]:
         """Return the number of rows of each entity in the output."""
@@ -283,7 +307,7 @@ class RowsLike(Like):
         """Return the source's row of each row that this rank owns, by entity; None where the store's order is kept."""
         if not self._in_source:
             return None
-        entities = {self._reader.info(options.get("like", name)).entity for name, options in self._given.items()}
+        entities = {self._described(name)[0].entity for name in self._given}
         return {entity: self._reader.original_id(self._sample, self._ds.rank, entity) for entity in sorted(entities)}
 
     # -- arrays that describe them --------------------------------------------------------------------------------
@@ -313,7 +337,7 @@ class RowsLike(Like):
 
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
         """Return the sizes of the steps' dims, and their coordinates."""
-        known = [d for name in self._given for d in self._reader.dims(self._given[name].get("like", name))]
+        known = [dim for name in self._given for dim in self._described(name)[1]]
         return given_steps(len(self._ds) if times is None else times, self.step_dims[-1], known, {})
 
 

@@ -98,6 +98,7 @@ class TileWriter(Writer):
         self._folder = self._place
         self._journal = f"steps-{self._ranks.run}-{self._ranks.group}_{self._ranks.part}-0-of-1.json"
         steps, self.num_steps = self._before, self._layout.num_steps * tiles.num
+        self._wanted = range(self.num_steps)
         there = {step * tiles.num + tile for step, tile, _ in self._whole_tiles()}
         self._before = there | {step * tiles.num + k for step in steps for k in range(tiles.num)}
 
@@ -221,7 +222,7 @@ class TileWriter(Writer):
             for step, whole in waiting.items():
                 if len(whole) == self._tiles.num:
                     self._put_together(step, whole)
-        self.num_steps = self._layout.num_steps
+        self._wanted = range(self._layout.num_steps)
         super()._finish()
 
 

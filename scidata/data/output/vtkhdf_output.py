@@ -16,11 +16,12 @@ from scidata.data.output.fields import OutputField, OutputLayout
 from scidata.data.output.flat_output import FlatOutput
 from scidata.data.output.places import LocalPlace
 from scidata.errors import ConfigError
-from scidata.meshes.geometry import Geometry
+from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.positions import unit_sphere
 
-_ROOT = "VTKHDF"
-_GROUPS = {"node": "PointData", "point": "PointData", "cell": "CellData"}
+ROOT = "VTKHDF"  # the group that holds all
+#: The group of the fields of an entity.
+GROUPS = {"node": "PointData", "point": "PointData", "cell": "CellData"}
 _VERSION = (2, 0)
 
 
@@ -34,7 +35,7 @@ class VtkhdfOutput(FlatOutput):
         super().__init__(place, layout, kind="vtkhdf")
         self._geometry = geometry
         for field in layout.fields.values():
-            if field.entity not in _GROUPS or field.entity_dim != 0 or len(field.shape) > 2:
+            if field.entity not in GROUPS or field.entity_dim != 0 or len(field.shape) > 2:
                 raise ConfigError(
                     f"create: field {field.name!r} of {field.entity!r} has dims {', '.join(field.dims)}; VTKHDF holds "
                     "fields of nodes and cells, with their rows first and at most one dimension of components"
@@ -48,16 +49,8 @@ class VtkhdfOutput(FlatOutput):
         if mesh.cells is None or mesh.points is None:
             raise ConfigError(f"{self._place.path}: the topology has no cells; VTKHDF is written of meshes")
         with h5py.File(self._place.target, "w") as file:
-            root = file.create_group(_ROOT)
-            root.attrs["Version"] = _VERSION
-            root.attrs.create("Type", b"UnstructuredGrid", dtype=h5py.string_dtype("ascii", 16))
-            cells = mesh.cells
-            counts = {"Points": len(mesh.points), "Cells": cells.num_cells, "ConnectivityIds": len(cells.connectivity)}
-            for name, count in counts.items():
-                root[f"NumberOf{name}"] = np.array([count], np.int64)
-            root["Points"] = _in_space(mesh.points, on_sphere=getattr(mesh, "on_sphere", False))
-            root["Connectivity"], root["Offsets"] = cells.connectivity.astype(np.int64), cells.offsets.astype(np.int64)
-            root["Types"] = cells.cell_type.astype(np.uint8)
+            root = file.create_group(ROOT)
+            write_mesh(root, in_space(mesh.points, on_sphere=getattr(mesh, "on_sphere", False)), mesh.cells)
             self._make_steps(root)
             for field in layout.fields.values():
                 self._make_array(file, field)
@@ -73,16 +66,31 @@ class VtkhdfOutput(FlatOutput):
         steps["NumberOfParts"] = zeros + 1
         steps["CellOffsets"], steps["ConnectivityIdOffsets"] = zeros[:, None], zeros[:, None]
         for field in layout.fields.values():
-            steps[f"{_GROUPS[field.entity]}Offsets/{field.name}"] = np.arange(num, dtype=np.int64) * field.shape[0]
+            steps[f"{GROUPS[field.entity]}Offsets/{field.name}"] = np.arange(num, dtype=np.int64) * field.shape[0]
 
     def _name_of(self, field: OutputField) -> str:
-        return f"{_ROOT}/{_GROUPS[field.entity]}/{field.name}"
+        return f"{ROOT}/{GROUPS[field.entity]}/{field.name}"
 
     def _shape_of(self, field: OutputField) -> tuple[int, ...]:
         return (self._layout.num_steps * field.shape[0], *field.shape[1:])
 
 
-def _in_space(points: Array, *, on_sphere: bool) -> FloatArray:
+def write_mesh(root: Any, points: FloatArray, cells: RawCells | None) -> None:
+    """Write points, ``(num_points, 3)``, and cells; where there are none, a vertex for each point."""
+    import h5py
+
+    cells = RawCells.of_kind(np.arange(len(points))[:, None], 1) if cells is None else cells
+    root.attrs["Version"] = _VERSION
+    root.attrs.create("Type", b"UnstructuredGrid", dtype=h5py.string_dtype("ascii", 16))
+    counts = {"Points": len(points), "Cells": cells.num_cells, "ConnectivityIds": len(cells.connectivity)}
+    for name, count in counts.items():
+        root[f"NumberOf{name}"] = np.array([count], np.int64)
+    root["Points"] = points
+    root["Connectivity"], root["Offsets"] = cells.connectivity.astype(np.int64), cells.offsets.astype(np.int64)
+    root["Types"] = cells.cell_type.astype(np.uint8)
+
+
+def in_space(points: Array, *, on_sphere: bool) -> FloatArray:
     """Return points ``(N, 3)``: longitude and latitude on the unit sphere, a plane at z = 0."""
     if on_sphere:
         return unit_sphere(points[:, :2])

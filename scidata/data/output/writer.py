@@ -88,6 +88,7 @@ class Writer:
         self._place, self._layout, self._output, self._ranks, self._owner = place, layout, output, ranks, owner
         self._is_whole = written is None
         self._before = set(range(layout.num_steps) if written is None else written)
+        self._wanted: Sequence[int] = range(layout.num_steps)
         self._taken: set[int] = set()
         self._open: dict[int, int] = {}  # number of steps taken, by block
         self._routes: Cache[Route] = Cache(_MAX_ROUTES)
@@ -116,7 +117,7 @@ class Writer:
     @property
     def missing(self) -> list[int]:
         """Steps missing when the writer was opened and not yet submitted by this rank, in order."""
-        return [step for step in range(self.num_steps) if step not in self._before and step not in self._taken]
+        return [step for step in self._wanted if step not in self._before and step not in self._taken]
 
     def __len__(self) -> int:
         return self.num_steps
@@ -175,7 +176,7 @@ class Writer:
         """
         self._check_open()
         try:
-            self._background.wait()
+            self._wait()
             self._say()
         except (RuntimeError, OSError) as e:
             raise self._reason(e) from None
@@ -201,7 +202,7 @@ class Writer:
         self._is_closed = True
         error: BaseException | None = None
         try:
-            self._background.wait()
+            self._wait()
             self._say()
             self._place.sync()
         except BaseException as e:
@@ -211,7 +212,7 @@ class Writer:
             self._ranks.agree(error)
             self._ranks.run_on_first(self._finish)
         finally:
-            self._background.stop()
+            self._stop()
             self._let_go()
 
     def abort(self, error: BaseException) -> None:
@@ -231,7 +232,7 @@ class Writer:
             return
         self._is_closed = True
         self._ranks.fail(error)
-        self._background.stop(error)
+        self._stop(error)
         self._let_go()
 
     def __enter__(self) -> Self:
@@ -244,6 +245,12 @@ class Writer:
             self.abort(error)
         else:
             self.close()
+
+    def _wait(self) -> None:
+        self._background.wait()
+
+    def _stop(self, error: BaseException | None = None) -> None:
+        self._background.stop(error)
 
     def _let_go(self) -> None:
         _open.discard(self)
@@ -379,6 +386,9 @@ class Writer:
             self._owner.look()
         with named("write"):
             self._written |= self._parts.write(*step)
+        self._say_sometimes()
+
+    def _say_sometimes(self) -> None:
         if time.monotonic() - self._said_at > _JOURNAL_SECONDS:
             self._say()
 
@@ -395,12 +405,12 @@ class Writer:
             return
         self._owner.check()
         written = written_steps(self._place)
-        missing = [step for step in range(self.num_steps) if step not in written]
+        missing = [step for step in self._wanted if step not in written]
         if missing:
             shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
             _log.warning(
                 "%s is unfinished: %d of %d steps were not written (%s); create(..., resume=True) goes on",
-                self.path, len(missing), self.num_steps, shown,
+                self.path, len(missing), len(self._wanted), shown,
             )  # fmt: skip
             return
         try:

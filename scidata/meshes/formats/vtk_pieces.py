@@ -107,7 +107,7 @@ def read_vtk(path: str, data: bytes) -> MeshData:
 
 def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
     """Say whether there are polygons or strips; False: vertices or points alone."""
-    counts = {name: sum(_count(path, piece, f"NumberOf{name}", 0) for piece in pieces) for name in _LISTS}
+    counts = {name: sum(count_of(path, piece, f"NumberOf{name}", 0) for piece in pieces) for name in _LISTS}
     surface = counts["Polys"] + counts["Strips"]
     if counts["Lines"] or (counts["Verts"] and surface):
         has = " and ".join(f"{n} {_LISTS[name]}" for name, n in counts.items() if n)
@@ -124,7 +124,8 @@ def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
     return surface > 0
 
 
-def _count(path: str, piece: ElementTree.Element, name: str, default: int | None) -> int:
+def count_of(path: str, piece: ElementTree.Element, name: str, default: int | None) -> int:
+    """Return a number that a piece says, such as ``NumberOfPoints``; of None as default it must."""
     text = piece.get(name, "" if default is None else str(default)).strip()
     if not text.isdecimal() or len(text) > 18:
         raise CorruptDataError(f"{path}: a Piece says {name}={text!r}, but a number was expected; {AGAIN}")
@@ -136,8 +137,8 @@ class _Piece:
 
     def __init__(self, file: VTKFile, element: ElementTree.Element) -> None:
         self._file, self._element = file, element
-        num_points = _count(file.path, element, "NumberOfPoints", None)
-        self._counts = {name: _count(file.path, element, f"NumberOf{name}", 0) for name in (*_LISTS, "Cells")}
+        num_points = count_of(file.path, element, "NumberOfPoints", None)
+        self._counts = {name: count_of(file.path, element, f"NumberOf{name}", 0) for name in (*_LISTS, "Cells")}
         self.num_cells = sum(self._counts.values())
         array = element.find("Points/DataArray")
         if array is None and num_points:

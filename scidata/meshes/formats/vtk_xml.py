@@ -16,7 +16,7 @@ import struct
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,7 +30,8 @@ from scidata.read import inflate
 _APPENDED = re.compile(rb"<AppendedData\b[^>]*>\s*_")
 _COMPRESSORS = ("vtkZLibDataCompressor", "vtkLZ4DataCompressor", "vtkLZMADataCompressor")
 _MAX_LZ4_RATIO = 255  # a block cannot say more: one byte adds at most 255 to a length
-_TYPES = {
+#: NumPy's codes, without byte order, by names of types of arrays.
+TYPES = {
     **{f"Float{8 * n}": f"f{n}" for n in (4, 8)},
     **{f"Int{8 * n}": f"i{n}" for n in (1, 2, 4, 8)},
     **{f"UInt{8 * n}": f"u{n}" for n in (1, 2, 4, 8)},
@@ -85,11 +86,11 @@ class VTKFile:
             It is damaged, or lies outside the file.
         """
         name, kind = array.get("Name", ""), array.get("type", "")
-        if kind not in _TYPES:
+        if kind not in TYPES:
             raise UnsupportedFormatError(
-                f"{self.path}: array {name!r} is of type {kind!r}; read are {', '.join(_TYPES)}"
+                f"{self.path}: array {name!r} is of type {kind!r}; read are {', '.join(TYPES)}"
             )
-        dtype = np.dtype(self._order + _TYPES[kind])
+        dtype = np.dtype(self.order + TYPES[kind])
         try:
             if array.get("format") == "ascii":
                 values = values_of_text(array.text or "", dtype)
@@ -111,16 +112,18 @@ class VTKFile:
             raise CorruptDataError(f"{self.path}: array {name!r} cannot be decoded ({e}); {AGAIN}") from e
 
     @property
-    def _order(self) -> str:
+    def order(self) -> Literal["<", ">"]:
+        """NumPy's character for the byte order."""
         return ">" if self.root.get("byte_order") == "BigEndian" else "<"
 
     @property
-    def _word(self) -> struct.Struct:
-        return struct.Struct(self._order + ("Q" if self.root.get("header_type") == "UInt64" else "I"))
+    def word(self) -> struct.Struct:
+        """The numbers of bytes and blocks."""
+        return struct.Struct(self.order + ("Q" if self.root.get("header_type") == "UInt64" else "I"))
 
     def _bytes(self, array: ElementTree.Element, num_rows: int | None) -> bytes | ByteArray:
         if not self.compressor:
-            return self._stream(array).counted(self._word)
+            return self._stream(array).counted(self.word)
         total, blocks = self._blocks(array, num_rows)
         out, at = allocate(f"{self.path}: array {array.get('Name', '')!r}", (total,), np.uint8), 0
         for block in blocks:
@@ -141,18 +144,18 @@ class VTKFile:
 
         It begins with the number of blocks, their size, that of the last, and their packed sizes.
         """
-        stream, word = self._stream(array), self._word
+        stream, word = self._stream(array), self.word
         num = word.unpack(stream.peek(word.size))[0]
         header = stream.take((3 + num if num else 1) * word.size)
         _, size, last, *packed = (
-            struct.unpack(f"{self._order}{len(header) // word.size}{word.format[-1]}", header) if num else (0, 0, 0)
+            struct.unpack(f"{self.order}{len(header) // word.size}{word.format[-1]}", header) if num else (0, 0, 0)
         )
         sizes = [last if last and number == num - 1 else size for number in range(num)]
         components = int(array.get("NumberOfComponents", "").strip() or 1)
         expected = (
             None
             if num_rows is None
-            else num_rows * max(components, 1) * np.dtype(_TYPES[array.get("type", "")]).itemsize
+            else num_rows * max(components, 1) * np.dtype(TYPES[array.get("type", "")]).itemsize
         )
         if expected is not None and sum(sizes) != expected:
             raise ValueError(f"it claims {sum(sizes)} bytes, but {num_rows} rows take {expected}")

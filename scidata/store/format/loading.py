@@ -135,13 +135,16 @@ def _size(entry: Entry, key: str) -> int | None:
     return None if entry.data[key] is None else entry.count(key)
 
 
-_INPUT: Readers = {"name": Entry.text, "size": _size, "digest": Entry.optional_text}
+_INPUT: Readers = {
+    "name": Entry.text, "size": _size, "digest": Entry.optional_text, "relative_folder": Entry.optional_text,
+}  # fmt: skip
 
 
 def _inputs(entry: Entry, key: str) -> tuple[InputInfo, ...]:
     if not isinstance(entry.data[key], list):
         entry.wrong(key, "a list")
-    each = (Entry(data, entry.where, f"{key!r}[{i}]", _INPUT) for i, data in enumerate(entry.data[key]))
+    where = entry.where
+    each = (Entry(data, where, f"{key!r}[{i}]", _INPUT, ("relative_folder",)) for i, data in enumerate(entry.data[key]))
     return tuple(InputInfo(**one.values(_INPUT)) for one in each)
 
 

@@ -83,12 +83,14 @@ class ArrayInfo:
 class InputInfo:
     """A file or folder that a sample was made of: its name without folders, its bytes, and the digest of them.
 
-    ``size`` and ``digest`` are None behind a URL.
+    ``size`` and ``digest`` are None behind a URL. ``relative_folder`` is where it lay, as seen from the folder that the
+    store lies in; None behind a URL, and in stores that do not say.
     """
 
     name: str
     size: int | None
     digest: str | None
+    relative_folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +250,8 @@ def _text(value: object) -> str:
 def described(info: SampleInfo) -> dict[str, Any]:
     """Return a sample's description as plain data, without keys that came later, where they say nothing."""
     data: dict[str, Any] = plain(info)
-    for each in (data, *data["arrays"].values()):
-        for key in each.keys() & {"values", "documents", "chunks", "shards"}:
+    for each in (data, *data["arrays"].values(), *data["inputs"]):
+        for key in each.keys() & {"values", "documents", "chunks", "shards", "relative_folder"}:
             if each[key] in (None, {}):
                 del each[key]
     return data

@@ -1,6 +1,7 @@
 """Files that a sample was made of: their sizes and digests, by which a resumed run finds that one has changed.
 
-Times are not recorded: copying a file gives it another, and a store would differ from the one made from the copy.
+Times are not recorded: copying a file gives it another, and a store would differ from the one made from the copy. The
+folder is, as seen from that of the store: outputs go back to the files (:mod:`scidata.data.output.sample_files`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from scidata.sources.groups import split_group
 from scidata.store.format.manifest import InputInfo
 
 
-def describe_input(path: str) -> InputInfo:
-    """Read a file, or all files below a folder, and describe the content.
+def describe_input(path: str, store: str) -> InputInfo:
+    """Read a file, or all files below a folder, and describe the content, and the place as seen from a store's.
 
     It costs one read in sequence, and 2 s of CPU for each GB. Of a URL only the name is described.
     """
     if is_url(path):
         return InputInfo(name=_name(path), size=None, digest=None)
+    folder = os.path.relpath(os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.abspath(store)))
     found = split_group(path)
-    if found is not None:
-        return replace(_describe_file(found[0], version_at(found[0])), name=_name(path))
-    return _describe(path)
+    content = _describe(path) if found is None else _describe_file(found[0], version_at(found[0]))
+    return replace(content, name=_name(path), relative_folder=folder)
 
 
 @functools.lru_cache(maxsize=4)
@@ -55,7 +56,7 @@ def difference(path: str, recorded: InputInfo) -> str | None:
     file, _ = split_group(path) or (path, "")
     if (size := _size(file)) != recorded.size:
         return f"it has {size} bytes, and had {recorded.size}"
-    found = describe_input(path)
+    found = describe_input(path, path)
     return None if found.digest == recorded.digest else f"its content differs, in as many bytes ({size})"
 
 

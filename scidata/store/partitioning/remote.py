@@ -62,7 +62,7 @@ class RemoteSamples:
         own = os.path.join(self.out, f".tmp-{folder}.try-{uuid.uuid4().hex[:16]}")
         try:
             os.mkdir(own)
-            process_sample(self.task, own, index, watched)
+            process_sample(self.task, own, index, watched, store=self.out)
             watched.raise_if_over()
             try:
                 os.rename(os.path.join(own, folder), final)

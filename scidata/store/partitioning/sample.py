@@ -106,10 +106,12 @@ class Task:
         return hashlib.blake2b(json.dumps(data).encode(), digest_size=8).hexdigest()
 
 
-def process_sample(task: Task, out: str, index: int, tick: Callable[[float], None]) -> None:
-    """Read, check, order and write one sample."""
+def process_sample(
+    task: Task, out: str, index: int, tick: Callable[[float], None], *, store: str | None = None
+) -> None:
+    """Read, check, order and write one sample into a folder, which becomes that of the store, or goes into it."""
     header = task.samples.header(index)  # a folder that is no sample is refused before all files below it are read
-    sample, largest_field = _ordered(task, out, index, header, tick), task.max_field_bytes
+    sample, largest_field = _ordered(task, out, index, header, tick, store or out), task.max_field_bytes
     if task.memory is not None:
         largest_field = max(min(largest_field, room_of(task.memory) // 4), 1)
     free = shutil.disk_usage(out).free
@@ -128,10 +130,10 @@ class _NeedsRepairError(Exception):
 
 
 def _ordered(
-    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, tick: Callable[[float], None]
+    task: Task, out: str, index: int, header: SampleHeader | HeteroHeader, tick: Callable[[float], None], store: str
 ) -> OrderedSample:
     """Read, check and order one sample; its cells and edges as they were read are let go before it is written."""
-    inputs = tuple(map(describe_input, task.samples.inputs(index)))
+    inputs = tuple([describe_input(path, store) for path in task.samples.inputs(index)])
     needed, done = bytes_in_memory(header, task.order), 0.0
     too_large = task.memory is not None and needed > room_of(task.memory)
     reason = why_not(header, task.order)

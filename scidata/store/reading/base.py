@@ -179,7 +179,12 @@ class PartReader:
         """Return the stored sample, or file, of a sample, and the row of each of its steps, or of one."""
         path, rows = self._path_of(self.numbering.locate(index)[0]), self.numbering.rows(index) or [0]
         kept = rows if step is None else [rows[self.numbering.steps.index(step)]]
-        return tuple([SampleSource(path, row) for row in kept])
+        inputs = self.inputs_of(self.numbering.locate(index)[0])
+        return tuple([SampleSource(path, row, inputs=inputs) for row in kept])
+
+    def inputs_of(self, stored: int) -> tuple[str, ...]:
+        """Return the files that a stored sample was made of, where it is no file itself and they are known."""
+        return ()
 
     def _path_of(self, stored: int) -> str:
         """Return where a stored sample lies."""

@@ -15,6 +15,7 @@ from scidata.core.checks import names_of, refuse
 from scidata.core.options import DEFAULTS, ONLY_GRIDS, ReadOptions
 from scidata.core.passes import PASS_BYTES, FieldPass, merged_blocks
 from scidata.core.types import Array, BoolArray, IntArray
+from scidata.core.urls import local_path
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import is_relation
 from scidata.meshes.order.cuts import balanced_bounds, equal_bounds
@@ -191,6 +192,14 @@ class StoreReader(PartReader):
 
     def _path_of(self, stored: int) -> str:
         return join(self.path, self.store.sample(stored).folder)
+
+    def inputs_of(self, stored: int) -> tuple[str, ...]:
+        """Return where the files that a sample was made of lie, as seen from the store; ``()`` if it does not say."""
+        inputs, here = self.store.sample(stored).inputs, local_path(self.path)
+        if here is None or any(each.relative_folder is None for each in inputs):
+            return ()
+        beside = os.path.dirname(os.path.abspath(here))
+        return tuple([os.path.normpath(os.path.join(beside, each.relative_folder or "", each.name)) for each in inputs])
 
     def fingerprint(self) -> str:
         """Return a digest of the samples: of their values and the choice of fields and rows; not of their cut."""

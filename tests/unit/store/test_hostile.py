@@ -400,9 +400,9 @@ def test_consolidated_metadata(store: Path) -> None:
     assert verify(store) is not None
 
 
-def test_damaged_metadata_are_written_again(pristine: Path, tmp_path: Path) -> None:
+def test_damaged_metadata_are_written_again(pristine: Path) -> None:
     """A run that resumes finds what ``verify`` finds, and ends byte for byte where a whole one does."""
-    store = shutil.copytree(pristine, tmp_path / "s")
+    store = shutil.copytree(pristine, pristine.parent / "copy")  # from where the inputs are seen as they were
     document = store / "sample-000001.zarr" / "node" / "u" / "zarr.json"
     document.write_text(document.read_text() + " ")
     (store / MANIFEST).unlink()

@@ -1,0 +1,150 @@
+"""Files of one sample: a source's file with more arrays, or a new one of its points, cells and those arrays.
+
+A format is a function that writes one file, by name in :data:`ONTO` (by the source's suffix) or :data:`NEW`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+
+from scidata.core.types import AnyArray, Array, FloatArray
+from scidata.data.output.fields import OutputField
+from scidata.data.output.flat_output import attributes_held
+from scidata.data.output.vtkhdf_output import GROUPS, ROOT, in_space, write_mesh
+from scidata.errors import ConfigError, RefusedError, UnsupportedFormatError
+from scidata.meshes.formats.base import base_name
+from scidata.meshes.formats.vtk_write import add_to_vtk, write_vtk
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import POLYHEDRON
+from scidata.meshes.samples import read_samples
+from scidata.sources.groups import split_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """The file that has the points, and cells, of a sample; ``reading``: arguments of :func:`read_samples` for it."""
+
+    path: str
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def geometry(self) -> tuple[FloatArray, RawCells | None]:
+        """Read points, ``(num_points, 3)``, and cells, in the file's order."""
+        topology = read_samples(self.path, **self.reading).header(0).topology  # type: ignore[union-attr]
+        found = topology.load()
+        if found.points is None:
+            raise ConfigError(f"{self.path}: has no positions, and a mesh of it cannot be written")
+        if found.cells is not None and (found.cells.cell_type == POLYHEDRON).any():
+            raise UnsupportedFormatError(f"{self.path}: has polyhedra, of which no new file is written")
+        return in_space(found.points, on_sphere=topology.on_sphere), found.cells
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewArray:
+    """A field of a sample, in the order of the source: as stored, of the dims that the sample has."""
+
+    field: OutputField
+    values: Array
+
+    @property
+    def name(self) -> str:
+        """Its name without that of the entity."""
+        return base_name(self.field.name)
+
+    @property
+    def rows(self) -> AnyArray:
+        """Values ``(num_rows,)`` or ``(num_rows, num_components)``."""
+        first = np.moveaxis(self.values, self.field.entity_dim, 0)
+        return first if first.ndim == 1 else first.reshape(len(first), math.prod(first.shape[1:]))
+
+
+#: Writes a file: source, path to write, arrays, whether they are compressed.
+WriteFile: TypeAlias = Callable[[SourceFile, str, Sequence[NewArray], bool], None]
+
+
+def _split(arrays: Sequence[NewArray]) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
+    """Return the arrays of points and of cells."""
+    found = {
+        group: {each.name: each.rows for each in arrays if GROUPS[each.field.entity] == group}
+        for group in ("PointData", "CellData")
+    }
+    return found["PointData"], found["CellData"]
+
+
+def _onto_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    with open(source.path, "rb") as file:
+        add_to_vtk(source.path, file.read(), target, *_split(arrays))
+
+
+def _onto_hdf5(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    with h5py.File(source.path, "r") as file:
+        is_vtk, moves = ROOT in file, f"{ROOT}/Steps" in file
+    if moves:  # old arrays have all steps, and this file is one of them
+        _new_vtkhdf(source, target, arrays, is_packed)
+        return
+    shutil.copyfile(source.path, target)
+    with h5py.File(target, "r+") as file:
+        for each in arrays:
+            entity, base = each.field.entity, each.name
+            known = [f"{ROOT}/{GROUPS[entity]}/{base}"] if is_vtk else [each.field.name, f"{entity}s/{base}"]
+            place = next((path for path in known if path in file), known[0] if is_vtk else f"{entity}/{base}")
+            _replace(file, place, each.rows if is_vtk else each.values, is_packed=is_packed)
+            said = {} if is_vtk else {**each.field.attributes, **each.field.packing.attributes()}
+            file[place].attrs.update(attributes_held(said))
+
+
+def _replace(file: h5py.File, path: str, values: AnyArray, *, is_packed: bool) -> None:
+    """Write an array in the place of one of its name; through no link to another file."""
+    parts = path.split("/")
+    for end in range(1, len(parts) + 1):
+        if isinstance(file.get("/".join(parts[:end]), getlink=True), h5py.ExternalLink | h5py.SoftLink):
+            raise RefusedError(f"{file.filename}: {'/'.join(parts[:end])!r} is a link, and is not written through")
+    if path in file:
+        del file[path]
+    how = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if is_packed and values.size else {}
+    file.create_dataset(path, data=values, **how)
+
+
+def _new_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool, *, kind: str) -> None:
+    write_vtk(target, kind, *source.geometry(), *_split(arrays), is_packed=is_packed)
+
+
+def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    points, cells = source.geometry()
+    with h5py.File(target, "w") as file:
+        write_mesh(file.create_group(ROOT), points, cells)
+        for each in arrays:
+            _replace(file, f"{ROOT}/{GROUPS[each.field.entity]}/{each.name}", each.rows, is_packed=is_packed)
+
+
+#: Formats of new files, by name, with their suffix.
+NEW: Mapping[str, tuple[str, WriteFile]] = {
+    "vtp": (".vtp", partial(_new_vtk, kind="PolyData")),
+    "vtu": (".vtu", partial(_new_vtk, kind="UnstructuredGrid")),
+    "vtkhdf": (".vtkhdf", _new_vtkhdf),
+}
+#: Formats of sources that arrays are added to, by suffix.
+ONTO: Mapping[str, WriteFile] = {
+    ".vtp": _onto_vtk, ".vtu": _onto_vtk, **dict.fromkeys((".vtkhdf", ".h5", ".hdf5", ".hdf", ".he5"), _onto_hdf5),
+}  # fmt: skip
+
+
+def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
+    """Return the suffix of a sample's file, and what writes it; raises where nothing is added to files like it."""
+    if chosen is not None:
+        return NEW[chosen]
+    suffix = os.path.splitext(path)[1]
+    if suffix.lower() not in ONTO or split_group(path) is not None:
+        raise ConfigError(
+            f"{path}: fields are added to files of {', '.join(ONTO)} alone; write new ones of its mesh with "
+            f"create(format=...): {', '.join(map(repr, NEW))}"
+        )
+    return suffix, ONTO[suffix.lower()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,8 @@ class FilesLike(RowsLike):
         reading = {key: settings[key] for key in _READING if settings.get(key) is not None}
         if not records:
             reading = {"kind": "points", "points": self._reader.options.positions}
+        if settings.get("entity") == "cell":  # points, too, are the source's cells then
+            arrays = [replace(each, field=replace(each.field, entity="cell")) for each in arrays]
         made = os.path.join(folder, _TEMPORARY + name)
         format_of(path, self._kind)[1](SourceFile(path=path, reading=reading), made, arrays, is_packed)
         sync(made)

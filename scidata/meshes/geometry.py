@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scidata.core.types import ByteArray, FloatArray, IntArray
+from scidata.core.types import AnyArray, ByteArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ class RawCells:
     """
 
     offsets: IntArray
-    connectivity: IntArray
+    connectivity: AnyArray
     cell_type: ByteArray
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of, owners_of
-from scidata.core.types import IntArray
+from scidata.core.types import AnyArray, IntArray
 from scidata.errors import ConfigError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.ids import Keys, NodeIds, both_directions, ranges, undirected_keys
@@ -95,7 +95,7 @@ def cell_owner(offsets: npt.ArrayLike, connectivity: npt.ArrayLike) -> IntArray:
     return lowest
 
 
-def take_cells(offsets: IntArray, connectivity: NodeIds, rows: IntArray) -> tuple[IntArray, NodeIds]:
+def take_cells(offsets: IntArray, connectivity: AnyArray, rows: IntArray) -> tuple[IntArray, AnyArray]:
     """Return the offsets and the nodes of some cells, in the order of ``rows``."""
     num, size = len(offsets) - 1, (len(connectivity) // max(len(offsets) - 1, 1))
     if num * size == len(connectivity) and (np.diff(offsets) == size).all():  # faster, in half the memory

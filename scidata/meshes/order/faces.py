@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scidata.core.types import ByteArray, FloatArray, IntArray
+from scidata.core.types import AnyArray, ByteArray, FloatArray, IntArray
 from scidata.errors import FieldMismatchError, UnsupportedFormatError
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
@@ -200,22 +200,21 @@ def faces_of_cells(cells: RawCells, dtype: np.dtype[Any]) -> tuple[NodeIds, Node
     return found, owners
 
 
-def pairs_across(faces: NodeIds, owners: NodeIds, num_nodes: int) -> tuple[NodeIds, NodeIds]:
-    """Return each pair of cells that share a face, ``(2, num)``, some more than once; and the cells of crowded faces.
+def pairs_across(faces: NodeIds, owners: NodeIds, num_nodes: int) -> tuple[AnyArray, int, AnyArray]:
+    """Return each pair of cells that share a face, ``(2, num)``, some more than once; and what is crowded.
 
-    The latter are face by face, in runs: ``(2, num)`` of the number of the face and the cell.
+    That is the number of faces with more than two cells, and these cells, some more than once.
     """
     in_order, order = stable_sort(_words(faces, num_nodes), 64, overwrite=True)
     cells, begins = owners[order], np.flatnonzero(run_starts(in_order))
     del in_order, order
     counts = np.diff(np.append(begins, len(cells)))
-    pairs = [np.empty((2, 0), owners.dtype)]
+    pairs: list[AnyArray] = [np.empty((2, 0), owners.dtype)]
     for step in range(1, int(counts.max(initial=0))):  # once, where no face has more than two cells
         first = ranges(begins, np.maximum(begins + counts - step, begins))
         pairs.append(np.stack([cells[first], cells[first + step]]))
     crowded = counts > 2
-    numbers = np.repeat(np.arange(int(crowded.sum())), counts[crowded])
-    return np.concatenate(pairs, axis=1), np.stack([numbers, cells[np.repeat(crowded, counts)]])
+    return np.concatenate(pairs, axis=1), int(crowded.sum()), cells[np.repeat(crowded, counts)]
 
 
 def _edges_of_flat(cells: RawCells) -> tuple[NodeIds, NodeIds, IntArray, IntArray]:

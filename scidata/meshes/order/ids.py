@@ -116,8 +116,8 @@ def ranges(starts: IntArray, stops: IntArray) -> IntArray:
     return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
 
 
-def contains(sorted_ids: IntArray, wanted: NodeIds) -> BoolArray:
-    """Say which of ``wanted`` are among sorted ids."""
+def contains(sorted_ids: AnyArray, wanted: AnyArray) -> BoolArray:
+    """Say which of ``wanted`` are among sorted ids, or other numbers."""
     if not len(sorted_ids):
         return np.zeros(len(wanted), np.bool_)
     at = np.minimum(np.searchsorted(sorted_ids, wanted), len(sorted_ids) - 1)

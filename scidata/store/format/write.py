@@ -113,7 +113,7 @@ class _Indexed(NamedTuple):
     dims: tuple[str, ...]
     rows: IntArray | None = None
     is_list: bool = False
-    dtype: npt.DTypeLike = None
+    dtype: npt.DTypeLike | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,7 +186,7 @@ def order_in_passes(
     made: Buckets | None = None
     if entity == "cell" and cells is not None and points is not None:
         points, made = _cells_as_rows(cells, points, raw)
-    order, notes = np.arange(num_rows), []
+    order, notes = np.arange(num_rows), list[str]()
     if not any(faults.found.values()):  # else all that is wrong is looked for, and named
         order, notes = order_of(raw, {entity: RawSet(num_nodes=num_rows, points=points)}, {}, by)
     new_ids: NodeIds = np.empty(num_rows, id_dtype(num_rows))
@@ -369,11 +369,11 @@ def _cells_as_rows(cells: _Cells, points: FloatArray, raw: RawSample) -> tuple[F
         rows, cuts = faces.split(corners[0])
         faces.put(cuts, *(each[rows] for each in (*corners, owners)))
     edges: Buckets | None = None
-    for *corners, owners in () if faces is None else faces.taken():
-        pairs, crowded = pairs_across(np.stack(corners), owners, num_nodes)
-        faults.num_crowded += int(crowded[0].max(initial=-1)) + 1
-        faults.add(crowded_faces=crowded[1])
-        edges = _add_edges(edges, undirected_keys(*pairs, cells.num), cells.num, len(faces or ()), room)
+    for *lowest, cell in () if faces is None else faces.taken():
+        pairs, num_crowded, crowded = pairs_across(np.stack(lowest), cell, num_nodes)
+        faults.num_crowded += num_crowded
+        faults.add(crowded_faces=crowded)
+        edges = _add_edges(edges, undirected_keys(pairs[0], pairs[1], cells.num), cells.num, len(faces or ()), room)
     return centres, edges or room.buckets(1, 0, [np.uint64])
 
 

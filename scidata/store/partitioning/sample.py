@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from scidata.errors import ConfigError, CorruptDataError, near_matches
 from scidata.meshes.checks import findings_of
@@ -156,7 +157,7 @@ def _ordered(
         if folder is not None:
             remove(folder)
             os.mkdir(folder, 0o700)
-        how = {"by": task.order, "weights": task.weights, "keep": task.keep, "memory": task.memory}
+        how: dict[str, Any] = {"by": task.order, "weights": task.weights, "keep": task.keep, "memory": task.memory}
         try:
             with no_room_named(out, index, header.name):
                 sample = order_in_passes(header, head_of, folder=folder, tick=advance, **how)

@@ -103,15 +103,12 @@ class _Part:
         said = dict(re.findall(r"(nCells|nInternalFaces):\s*(\d+)", owner.header.get("note", "")))
         if len(said) == 2:
             return int(said["nCells"]), int(said["nInternalFaces"])
-        return int(owner.labels()[0].max(initial=-1)) + 1, int((self._neighbours() >= 0).sum())
-
-    def _neighbours(self) -> IntArray:
-        return self.file("neighbour").labels()[0]
+        return int(owner.labels()[0].max(initial=-1)) + 1, int((self.file("neighbour").labels()[0] >= 0).sum())
 
     def faces(self, num_cells: int) -> Faces:
         """Read and check the faces."""
         offsets, nodes = self.file("faces").faces()
-        owner, inner = self.file("owner").labels()[0], self._neighbours()
+        owner, inner = self.file("owner").labels()[0], self.file("neighbour").labels()[0]
         if len(owner) != len(offsets) - 1 or len(inner) > len(owner):
             raise CorruptDataError(
                 f"{self.mesh}: has {len(offsets) - 1} faces, {len(owner)} owners and {len(inner)} neighbours, but each "

@@ -1,4 +1,4 @@
-"""Other mesh formats (Gmsh, SU2, CGNS, Abaqus, …) through the package meshio, an extra; VTP and VTU without it.
+"""Other mesh formats (Gmsh, SU2, CGNS, …) through meshio, legacy VTK through vtk, both extras; VTP and VTU without.
 
 A file is read whole; fields are then views of its arrays.
 """
@@ -6,9 +6,11 @@ A file is read whole; fields are then views of its arrays.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import pickle
+import re
 import signal
 import stat
 import subprocess
@@ -80,6 +82,7 @@ _COUNTED = (
     ".post",
     ".dato",
 )
+_HEAD = 1 << 16  # bytes of a file that say how it is written
 _LEAST_SECONDS, _BYTES_A_SECOND = 6, 100_000  # of processor time: the imports, and a tenth of meshio's slowest reader
 
 
@@ -201,11 +204,15 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
         check_outside(path, allow_external=allow_external)
         with open(path, "rb") as file:
             return read_vtk(path, file.read())
+    if _is_binary_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
+        check_outside(path, allow_external=allow_external)
+        return _read_by_vtk(path)
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
     meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
     if path.lower().endswith(".cgns"):
         _check_cgns(path)
+    _check_zones(path)
     apart = os.path.splitext(path)[1].lower() in _COUNTED
     try:
         printed = io.StringIO()  # its reasons, before it ends the program
@@ -217,7 +224,11 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
         only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
         why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else e
-        remedy = "save it as .vtp (PolyData), which is read" if "POLYDATA" in str(why) else "convert it"
+        remedy = (
+            "save it as .vtp (PolyData), or as binary with vtk installed (extra [vtk]), which are read"
+            if "POLYDATA" in str(why)
+            else "convert it"
+        )
         raise UnsupportedFormatError(
             f"{path}: meshio cannot read it: {why}{only}; {remedy}, or write the plain layout"
         ) from e
@@ -235,13 +246,46 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     )
 
 
-def _read_apart(path: str) -> Any:
+def _is_binary_vtk(path: str) -> bool:
+    """Whether a file is legacy VTK with binary arrays; of text that is cut off VTK makes up the rest."""
+    if not path.lower().endswith(".vtk"):
+        return False
+    with open(path, "rb") as file:
+        lines = file.read(_HEAD).split(b"\n", 3)
+    return len(lines) > 3 and lines[2].strip().upper() == b"BINARY"
+
+
+def _read_by_vtk(path: str) -> MeshData:
+    """Read a file by VTK; it comes here as VTP or VTU."""
+    try:
+        mesh: MeshData = _read_apart(path, "vtk")
+    except (ValueError, OSError) as e:
+        if isinstance(e, UnsupportedFormatError | CorruptDataError):
+            raise
+        raise UnsupportedFormatError(f"{path}: VTK cannot read it: {e}; convert it, or write the plain layout") from e
+    if mesh.cells is None:
+        raise UnsupportedFormatError(f"{path}: has points without cells, which are read of .vtp; save it as that")
+    return mesh
+
+
+def _check_zones(path: str) -> None:
+    """Refuse several zones of SU2: meshio keeps the cells of all, and the points of the last."""
+    if path.lower().endswith(".su2"):
+        with open(path, "rb") as file:
+            found = re.search(rb"^\s*NZONE\s*=\s*(\d+)", file.read(_HEAD), re.MULTILINE)
+        if found and int(found[1]) > 1:
+            raise UnsupportedFormatError(
+                f"{path}: has {int(found[1])} zones, of which meshio mixes up the points; write a file for each zone"
+            )
+
+
+def _read_apart(path: str, package: str = "meshio") -> Any:
     """Read a file in a process of its own, which a damaged count cannot hold for longer than its size explains."""
     seconds = _LEAST_SECONDS + os.path.getsize(path) // _BYTES_A_SECOND
     with tempfile.TemporaryDirectory(prefix="scidata-meshio-") as folder:
         worker = os.path.join(os.path.dirname(__file__), "meshio_worker.py")
         # -P: the worker's folder, which has a meshio.py too, is not searched for modules
-        command = [sys.executable, "-P", worker, os.path.abspath(path), folder, str(seconds)]
+        command = [sys.executable, "-P", worker, os.path.abspath(path), folder, str(seconds), package]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if os.path.exists(error := os.path.join(folder, "error")):
             with open(error, encoding="utf-8") as file:
@@ -250,6 +294,10 @@ def _read_apart(path: str) -> Any:
             raise TimeoutError(f"it was not through after {seconds} s of processor time: a count in it is damaged")
         if done.returncode:
             raise ChildProcessError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+        for suffix in VTK_SUFFIXES if package == "vtk" else ():
+            if os.path.exists(written := f"{folder}/mesh{suffix}"):
+                with open(written, "rb") as file:
+                    return read_vtk(path, file.read(), suffix)
         with open(os.path.join(folder, "mesh"), "rb") as file:  # which the worker wrote, not whoever made the mesh
             return pickle.load(file)
 

@@ -1,6 +1,7 @@
-"""Reads a mesh by meshio in a process of its own: ``python meshio_worker.py PATH FOLDER SECONDS``.
+"""Reads a mesh by meshio or VTK in a process of its own: ``python meshio_worker.py PATH FOLDER SECONDS PACKAGE``.
 
-Imports nothing of scidata. The folder gets ``mesh``, a pickle of meshio's mesh; or ``error``, a text.
+Imports nothing of scidata. The folder gets ``mesh``, a pickle of meshio's mesh, or ``mesh.vtp`` or ``mesh.vtu``, which
+VTK writes; or ``error``, a text.
 """
 
 import contextlib
@@ -9,8 +10,6 @@ import os
 import pickle
 import resource
 import sys
-
-import meshio
 
 _MEMORY, _RATIO = 4 << 30, 100  # bytes beside a mesh, and for each byte of its file
 
@@ -21,7 +20,43 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def main(path: str, folder: str, seconds: int) -> None:
+def _by_meshio(path: str, folder: str) -> None:
+    import meshio
+
+    mesh = meshio.read(path)
+    with open(os.path.join(folder, "mesh"), "wb") as file:
+        pickle.dump(mesh, file, protocol=5)
+
+
+def _by_vtk(path: str, folder: str) -> None:
+    from vtkmodules import vtkCommonCore, vtkFiltersCore, vtkIOLegacy, vtkIOXML
+
+    window = vtkCommonCore.vtkStringOutputWindow()  # readers inside the reader tell it alone of errors
+    vtkCommonCore.vtkOutputWindow.SetInstance(window)
+    reader = vtkIOLegacy.vtkGenericDataObjectReader()
+    reader.SetFileName(path)
+    for kind in ("Scalars", "Vectors", "Tensors", "Normals", "TCoords", "ColorScalars", "Fields"):
+        getattr(reader, f"ReadAll{kind}On")()
+    reader.Update()
+    found = reader.GetOutputDataObject(0)
+    if window.GetOutput() or found is None or not found.IsA("vtkDataSet"):
+        raise ValueError(" ".join(window.GetOutput().split()) or "it has no mesh")
+    writer = vtkIOXML.vtkXMLPolyDataWriter() if found.IsA("vtkPolyData") else vtkIOXML.vtkXMLUnstructuredGridWriter()
+    if not found.IsA("vtkPolyData"):  # a structured grid becomes one of cells
+        append = vtkFiltersCore.vtkAppendFilter()
+        append.AddInputDataObject(found)
+        append.Update()
+        found = append.GetOutput()
+    writer.SetFileName(os.path.join(folder, f"mesh.{writer.GetDefaultFileExtension()}"))
+    writer.SetInputDataObject(found)
+    writer.SetDataModeToAppended()
+    writer.EncodeAppendedDataOff()
+    writer.SetCompressorTypeToNone()
+    writer.SetHeaderTypeToUInt64()
+    writer.Write()
+
+
+def main(path: str, folder: str, seconds: int, package: str) -> None:
     """Read one file, within so many seconds of processor time, and memory that its size explains."""
     _limit(resource.RLIMIT_CPU, seconds)
     most = _MEMORY + _RATIO * os.path.getsize(path)
@@ -29,9 +64,7 @@ def main(path: str, folder: str, seconds: int) -> None:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            mesh = meshio.read(path)
-        with open(os.path.join(folder, "mesh"), "wb") as file:
-            pickle.dump(mesh, file, protocol=5)
+            (_by_vtk if package == "vtk" else _by_meshio)(path, folder)
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
         why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else str(e)
         with open(os.path.join(folder, "error"), "w", encoding="utf-8", errors="backslashreplace") as text:
@@ -39,4 +72,4 @@ def main(path: str, folder: str, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

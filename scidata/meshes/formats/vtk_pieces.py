@@ -52,7 +52,7 @@ class MeshData:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_vtk(path: str, data: bytes) -> MeshData:
+def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     """Return the surface, cloud or grid of a file.
 
     Raises
@@ -62,7 +62,7 @@ def read_vtk(path: str, data: bytes) -> MeshData:
     CorruptDataError
         An array is damaged, missing, or too short or long.
     """
-    file, suffix = parse(path, data), path[-4:].lower()
+    file, suffix = parse(path, data), suffix or path[-4:].lower()
     if file.kind != _KINDS[suffix]:
         raise UnsupportedFormatError(
             f"{path}: is a VTK XML file of type {file.kind!r}, but the suffix {suffix} is that of {_KINDS[suffix]}; "

@@ -110,7 +110,7 @@ def test_faces_of_a_plane(tmp_path, meshio):
 def test_what_meshio_cannot_read(tmp_path, meshio):
     path = tmp_path / "m.vtk"
     path.write_text("# vtk DataFile Version 4.2\nhello")
-    with pytest.raises(UnsupportedFormatError, match=r"m\.vtk: meshio cannot read it"):
+    with pytest.raises(UnsupportedFormatError, match=r"m\.vtk: (meshio|VTK) cannot read it"):
         read_samples(str(path))[0]
 
 
@@ -407,4 +407,35 @@ def test_ghosts_of_vtk_are_no_rows(tmp_path, suffix, where, bits, said):
         assert not sample.fields
         return
     with pytest.raises(UnsupportedFormatError, match=said):
+        read_samples(path)[0]
+
+
+def test_binary_legacy_polydata_by_vtk(tmp_path):
+    pytest.importorskip("vtkmodules")
+    points, values = np.random.default_rng(0).random((4, 3)), np.array([0.1, 0.7])
+
+    def array(of, dtype):
+        return np.asarray(of, dtype).tobytes()
+
+    path = tmp_path / "m.vtk"
+    parts = (
+        b"# vtk DataFile Version 3.0\nx\nBINARY\nDATASET POLYDATA",
+        b"POINTS 4 double", array(points, ">f8"), b"POLYGONS 2 8", array([3, 0, 1, 2, 3, 0, 2, 3], ">i4"),
+        b"CELL_DATA 2\nSCALARS p double 1\nLOOKUP_TABLE default", array(values, ">f8"),
+    )  # fmt: skip
+    path.write_bytes(b"\n".join(parts) + b"\n")
+    raw = read_samples(path)[0]
+    np.testing.assert_array_equal(raw.points, points)
+    np.testing.assert_array_equal(raw.cells.connectivity, [0, 1, 2, 0, 2, 3])
+    np.testing.assert_array_equal(raw.fields["p"].read(), values)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises((UnsupportedFormatError, CorruptDataError), match=r"m\.vtk"):
+        read_samples(path)[0].fields["p"].read()
+
+
+def test_zones_of_su2_are_not_mixed_up(tmp_path):
+    zone = "NDIME= 2\nNELEM= 1\n5 0 1 2 0\nNPOIN= 3\n0 0 0\n1 0 1\n0 1 2\nNMARK= 0\n"
+    path = tmp_path / "m.su2"
+    path.write_text(f"NZONE= 2\nIZONE= 1\n{zone}IZONE= 2\n{zone}")
+    with pytest.raises(UnsupportedFormatError, match="2 zones"):
         read_samples(path)[0]

@@ -294,6 +294,12 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path) -> None:
         assert np.array_equal(file["cp"], -surface(0, 9)[2]["cp"])
     vertices = read_vtk("cloud.vtp", (tmp_path / "of_cloudvtp/cloud.vtp").read_bytes())
     assert np.array_equal(vertices.point_data["cp"], -surface(0, 9)[2]["cp"])
+    scidata.partition(moved / "one.vtp", tmp_path / "centres.store", kind="points", entity="cell")
+    centres: Any = scidata.open_dataset(tmp_path / "centres.store")
+    with scidata.create(tmp_path / "of_centres", like=centres, fields={"two_q": {"like": "q"}}) as writer:
+        writer[0] = {"two_q": 2 * centres[0]["q"]}
+    found = read_vtk("one.vtp", (tmp_path / "of_centres/one.vtp").read_bytes())
+    assert np.array_equal(found.cell_data["two_q"], 2 * surface(0, 9)[2]["q"])
     text = (moved / "one.vtp").read_bytes()
     (moved / "one.vtp").write_bytes(text.replace(b"0.", b"1.", 1))  # of the same size
     writer = scidata.create(tmp_path / "changed", like=one, topology=moved, fields=["cp"])

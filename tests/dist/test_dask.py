@@ -85,11 +85,11 @@ def temporaries(out: Path) -> list[str]:
 
 
 class TestPartition:
-    def test_the_same_store(self, whole: Path, tmp_path: Path, client: Any) -> None:
+    def test_the_same_store(self, whole: Path, client: Any) -> None:
         shares: list[float] = []
-        report = partition(str(whole / "*.h5"), tmp_path / "s", client=client, tick=shares.append)
+        report = partition(str(whole / "*.h5"), whole / "by_workers", client=client, tick=shares.append)
         assert (report.finished, len(report.written)) == (True, NUM_SAMPLES)
-        assert_same_tree(tmp_path / "s", whole / "whole.store")
+        assert_same_tree(whole / "by_workers", whole / "whole.store")
         assert sum(shares) == pytest.approx(NUM_SAMPLES)
 
     def test_paths_of_this_folder(
@@ -191,8 +191,8 @@ class TestStatistics:
 
 
 class TestCommands:
-    def test_partition(self, whole: Path, tmp_path: Path, cluster: Any) -> None:
-        out = tmp_path / "s"
+    def test_partition(self, whole: Path, cluster: Any) -> None:
+        out = whole / "of_command"
         done = CliRunner().invoke(app, ["partition", f"{whole}/*.h5", str(out), "--dask", cluster.scheduler_address])
         assert done.exit_code == 0, done.output
         assert_same_tree(out, whole / "whole.store")

@@ -204,11 +204,13 @@ def pairs_by_blocks(source: Source, name: str, options: Options, num_nodes: int 
 def at_once(layout: ArrayLayout, num: int, *, dim: int = 0, num_rows: int | None = None) -> int:
     """Return how many rows, about ``num``, are read at once, so that chunks which must be decoded are once or twice.
 
-    ``num_rows``: of the things that the array has several entries of each, as many on average.
+    ``num_rows``: of the things that the array has several entries of each, as many on average. All of them, or more,
+    stay in one block.
     """
-    if not layout.codecs or not layout.shape[dim]:
+    num_rows = layout.shape[dim] if num_rows is None else num_rows
+    if not layout.codecs or not layout.shape[dim] or num >= num_rows:
         return max(num, 1)
-    chunk = max(layout.chunks[dim] * (layout.shape[dim] if num_rows is None else num_rows) // layout.shape[dim], 1)
+    chunk = max(layout.chunks[dim] * num_rows // layout.shape[dim], 1)
     return max(num // chunk, 1) * chunk
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -166,3 +167,20 @@ def test_scratch_files_of_a_run_that_was_killed_go(tmp_path: Path) -> None:
     partition(raw, out, memory=TINY, resume=True)
     assert not scratch.exists()
     assert len(open_dataset(str(out))) == 1
+
+
+@pytest.mark.parametrize("arrays", [mesh_arrays(), solids(), graph()], ids=["padded", "ragged", "edges"])
+def test_compressed_chunks_that_do_not_divide_the_rows_are_read_whole(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    plain = write(tmp_path / "plain.h5", arrays)
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        for name, values in arrays.items():
+            chunks = tuple(min(num, num * 2 // 3 + 1) for num in values.shape)  # the last has fewer rows
+            file.create_dataset(name, data=values, chunks=chunks, compression="gzip")
+    whole, packed = (read_samples([str(path)])[0] for path in (plain, tmp_path / "packed.h5"))
+    assert whole.sizes == packed.sizes
+    if whole.cells is not None:
+        assert packed.cells is not None
+        assert np.array_equal(packed.cells.offsets, whole.cells.offsets)
+        assert np.array_equal(packed.cells.connectivity, whole.cells.connectivity)
+    if whole.edge_index is not None:
+        assert np.array_equal(packed.edge_index, whole.edge_index)

@@ -106,7 +106,7 @@ def create(
         ``"zarr"`` (v3), ``"zarr2"``, ``"netcdf"`` (NetCDF-4), ``"hdf5"``, or ``"vtkhdf"`` for ParaView (of meshes, with
         ``topology``); default by the suffix of ``path``. The arrays of a single file lie contiguously, and each rank
         writes its rows where they belong, unless ``codec`` compresses them. Of a file for each sample: None is the
-        source's, if that is VTP, VTU, VTKHDF or HDF5; ``"vtp"``, ``"vtu"`` and ``"vtkhdf"`` are new files
+        source's, if that is VTP, VTU, VTKHDF, HDF5 or OpenFOAM; ``"vtp"``, ``"vtu"`` and ``"vtkhdf"`` are new files
         of the source's points and cells and the fields alone.
     chunks : Mapping[str, int] or None, optional
         Sizes by dimension. Default: one step, and the source's chunks, in parts of at most 4 MiB. Steps that share a

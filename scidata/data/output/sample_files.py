@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,6 @@ from torch.distributed.tensor import Shard
 
 from scidata.core.apart import check_apart
 from scidata.core.checks import check_int
-from scidata.core.own_files import sync
 from scidata.data.irregular_dataset import IrregularDataset
 from scidata.data.output.background import Background
 from scidata.data.output.fields import OutputField, OutputLayout, OutputVariable
@@ -22,17 +22,22 @@ from scidata.data.output.like import RowsLike
 from scidata.data.output.part_writer import Part
 from scidata.data.output.places import LocalPlace
 from scidata.data.output.routes import Route
-from scidata.data.output.sample_formats import NewArray, SourceFile, format_of
+from scidata.data.output.sample_formats import NewArray, SourceFile, format_of, settle
 from scidata.data.output.vtkhdf_output import GROUPS
 from scidata.data.output.writer import Writer
 from scidata.errors import ConfigError, RefusedError, SourceChangedError
+from scidata.meshes.formats.base import base_name
+from scidata.meshes.formats.foam import FoamSource, is_case
+from scidata.meshes.formats.foam_files import COMPONENTS
 from scidata.shard import ShardTensor
+from scidata.store.format.durable import remove
 from scidata.store.partitioning.inputs import difference
 from scidata.store.raw_points.windows_reader import WindowsReader
 
 _READING = ("kind", "points", "topology")  # settings of a store that say how its sources are read
 _TEMPORARY = ".tmp-"
 _MAX_WRITING = 2  # samples whose rows wait to be written on the rank that has them: memory is bounded by them
+_WORD = re.compile(r"\w[\w.:+-]*")  # names in OpenFOAM
 _ELSEWHERE = "name the folder that has it: create(topology=...)"
 
 
@@ -52,7 +57,8 @@ class FilesLike(RowsLike):
         super().__init__(ds, fields, "source", 0, None)
         locate = reader.numbering.locate
         self._records = {stored: reader.store.sample(stored).inputs for stored, _ in map(locate, self.chosen)}
-        self._paths = self._found(moved)
+        self._paths, self._same = self._found(moved), set[int]()
+        self._cases: dict[int, tuple[str, list[str]]] = {}  # of stored samples that are one: its folder, and its times
         self.names = self._named()
 
     def _found(self, moved: str | None) -> dict[int, tuple[str, ...]]:
@@ -77,16 +83,43 @@ class FilesLike(RowsLike):
     def _named(self) -> dict[int, str]:
         numbering = self._reader.numbering
         names = {stored: self._reader.store.sample(stored).name for stored in self._paths}
-        is_unique, found = len(set(map(str.lower, names.values()))) == len(names), {}
+        is_unique, found = len(set(map(str.lower, names.values()))) == len(names), dict[int, str]()
+        folders: dict[str, str] = {}  # of cases, by the names of theirs in the output
         for index in self.chosen:
             stored, step = numbering.locate(index)
             name, num = names[stored], numbering.firsts[stored + 1] - numbering.firsts[stored]
             if os.path.basename(name) != name or name.startswith("."):
                 raise RefusedError(f"{self._reader.path}: sample {stored} is named {name!r}, which is no file's name")
             name = name if is_unique else f"{stored:06d}_{name}"  # of stores that were put together
+            if (case := self._case(stored, num)) is not None:
+                time, own = case[1][step], os.path.basename(case[0])
+                if os.path.basename(os.path.abspath(self._paths[stored][0])) == time:  # the sample is named after it
+                    name = name.removesuffix(os.path.splitext(time)[0]).rstrip("_")
+                    name = own if not name or name.isdigit() else name
+                if folders.setdefault(name.lower(), case[0]) != case[0] or f"{name}/{time}" in found.values():
+                    name = f"{stored:06d}_{name}"
+                found[index] = f"{name}/{time}"
+                continue
             name += "" if num == 1 else f"_{step:0{max(4, len(str(num - 1)))}d}"
             found[index] = name + format_of(self._paths[stored][0], self._kind)[0]
         return found
+
+    def _case(self, stored: int, num: int) -> tuple[str, list[str]] | None:
+        """Return the folder and the ``num`` times of the case that a stored sample is, where fields are added to it."""
+        path = self._paths[stored][0]
+        if self._kind is None and not os.path.lexists(path):
+            raise _gone(path, stored)
+        if self._kind is None and stored not in self._cases and is_case(path):
+            case = FoamSource(path, self._reader.store.sample(stored).settings.get("topology"))
+            if len(case.times) != num:
+                raise _changed(path, f"it has {len(case.times)} times, and had {num}")
+            self._cases[stored] = case.case, case.times
+        return self._cases.get(stored)
+
+    @property
+    def has_cases(self) -> bool:
+        """Whether fields are added to cases of OpenFOAM."""
+        return bool(self._cases)
 
     def steps(self, times: object) -> tuple[dict[str, int], list[OutputVariable]]:
         """Return the number of samples, and their files."""
@@ -102,35 +135,39 @@ class FilesLike(RowsLike):
         for stored, paths in self._paths.items():
             for path, recorded in zip(paths, self._records[stored] or (None,) * len(paths), strict=True):
                 if not os.path.lexists(path):
-                    raise FileNotFoundError(
-                        f"{path}: the file of sample {stored} is gone, whose mesh is written onto: put it back, "
-                        f"or {_ELSEWHERE}"
-                    )
-                size = None if os.path.isdir(path) or recorded is None else recorded.size
+                    raise _gone(path, stored)
+                size = None if is_case(path) or os.path.isdir(path) or recorded is None else recorded.size
                 if size is not None and size != os.path.getsize(path):
                     raise _changed(path, f"it has {os.path.getsize(path)} bytes, and had {size}")
         for written in place.written:
             check_apart(written, [path for paths in self._paths.values() for path in paths], "the output")
+            check_apart(written, [folder for folder, _ in self._cases.values()], "the output")
 
     def write(self, folder: str, index: int, arrays: Sequence[NewArray], *, is_packed: bool) -> None:
         """Write the file of a sample, whole or not at all; raises SourceChangedError where its source is another."""
-        stored, name = self._reader.numbering.locate(index)[0], self.names[index]
+        (stored, step), name = self._reader.numbering.locate(index), self.names[index]
         path, records, settings = (
             self._paths[stored][0],
             self._records[stored],
             self._reader.sample_info(index).settings,
         )
-        if records and (how := difference(path, records[0])) is not None:
+        if records and stored not in self._same and (how := difference(path, records[0])) is not None:
             raise _changed(path, how)
+        self._same.add(stored)  # a source of many steps is compared once
         reading = {key: settings[key] for key in _READING if settings.get(key) is not None}
         if not records:
             reading = {"kind": "points", "points": self._reader.options.positions}
         if settings.get("entity") == "cell":  # points, too, are the source's cells then
             arrays = [replace(each, field=replace(each.field, entity="cell")) for each in arrays]
-        made = os.path.join(folder, _TEMPORARY + name)
-        format_of(path, self._kind)[1](SourceFile(path=path, reading=reading), made, arrays, is_packed)
-        sync(made)
-        os.replace(made, os.path.join(folder, name))
+        made = os.path.join(folder, _TEMPORARY + name.replace("/", "_"))
+        format_of(path, self._kind)[1](SourceFile(path=path, reading=reading, step=step), made, arrays, is_packed)
+        settle(made, os.path.join(folder, os.path.dirname(name) or name))
+
+
+def _gone(path: str, stored: int) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{path}: the file of sample {stored} is gone, whose mesh is written onto: put it back, or {_ELSEWHERE}"
+    )
 
 
 def _changed(path: str, how: str) -> SourceChangedError:
@@ -150,6 +187,12 @@ class FilesOutput:
                     f"create: field {field.name!r} lives on {field.entity!r}; files of samples have fields of nodes, "
                     "points and cells: write those of others to one file, such as 'out.zarr', or leave it out"
                 )
+            num = math.prod(field.shape) // max(1, field.shape[field.entity_dim])
+            if files.has_cases and (num not in COMPONENTS.values() or not _WORD.fullmatch(base_name(field.name))):
+                raise ConfigError(
+                    f"create: field {field.name!r} of {num} components: OpenFOAM's fields have 1, 3, 6 or 9, and names "
+                    "of letters, digits and _ . : + -; write others in parts, or to new files with format='vtu'"
+                )
 
     def create(self) -> None:
         """Make the folder, or remove what a killed run has left half-written in it. For one process."""
@@ -157,7 +200,7 @@ class FilesOutput:
         os.makedirs(self._place.target, exist_ok=True)
         for name in os.listdir(self._place.target):
             if name.startswith(_TEMPORARY):
-                os.unlink(os.path.join(self._place.target, name))
+                remove(os.path.join(self._place.target, name))
 
     resume = create
 

@@ -1,6 +1,7 @@
 """Files of one sample: a source's file with more arrays, or a new one of its points, cells and those arrays.
 
-A format is a function that writes one file, by name in :data:`ONTO` (by the source's suffix) or :data:`NEW`.
+A format is a function that writes one file, by name in :data:`ONTO` (by the source's suffix) or :data:`NEW`. Of a case
+of OpenFOAM it writes a folder: a case of one time, with links to all that is the source's.
 """
 
 from __future__ import annotations
@@ -16,25 +17,32 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
+from scidata.core.own_files import sync
 from scidata.core.types import AnyArray, Array, FloatArray
 from scidata.data.output.fields import OutputField
 from scidata.data.output.flat_output import attributes_held
 from scidata.data.output.vtkhdf_output import GROUPS, ROOT, in_space, write_mesh
 from scidata.errors import ConfigError, RefusedError, UnsupportedFormatError
 from scidata.meshes.formats.base import base_name
+from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.vtk_write import add_to_vtk, write_vtk
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.samples import read_samples
 from scidata.sources.groups import split_group
+from scidata.store.format.durable import remove
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
-    """The file that has the points, and cells, of a sample; ``reading``: arguments of :func:`read_samples` for it."""
+    """The file that has the points, and cells, of a sample.
+
+    ``reading``: arguments of :func:`read_samples` for it; ``step``: which of its samples it is.
+    """
 
     path: str
     reading: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
 
     def geometry(self) -> tuple[FloatArray, RawCells | None]:
         """Read points, ``(num_points, 3)``, and cells, in the file's order."""
@@ -125,6 +133,65 @@ def _new_vtkhdf(source: SourceFile, target: str, arrays: Sequence[NewArray], is_
             _replace(file, f"{ROOT}/{GROUPS[each.field.entity]}/{each.name}", each.rows, is_packed=is_packed)
 
 
+def _onto_case(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
+    case = FoamSource(source.path, source.reading.get("topology"))
+    time = case.times[source.step]
+    for each in arrays:
+        units = str(each.field.attributes.get("units", ""))
+        case.write_field(time, each.name, each.rows, like=case.like(each.name), into=target, units=units)
+    parts = {part.case for part in case.parts}
+    for folder in {case.case, *parts}:
+        own = os.path.join(target, os.path.relpath(folder, case.case))
+        for name in ("constant", "system", *([time] if folder in parts else [])):
+            _fill(os.path.join(folder, name), os.path.join(own, name))
+    with open(os.path.join(target, f"{os.path.basename(case.case)}.foam"), "wb"):
+        pass  # ParaView opens the case by it
+
+
+def _fill(source: str, target: str) -> None:
+    """Link to a file or folder, relative to where the link lies; in a folder that is there, to all that it lacks."""
+    if os.path.isdir(target):
+        there = {name.removesuffix(".gz") for name in os.listdir(target)}
+        for name in os.listdir(source):
+            if name.removesuffix(".gz") not in there or os.path.isdir(os.path.join(target, name)):
+                _fill(os.path.join(source, name), os.path.join(target, name))
+    elif os.path.exists(source):
+        try:
+            os.symlink(os.path.relpath(os.path.realpath(source), os.path.realpath(os.path.dirname(target))), target)
+        except (OSError, NotImplementedError):  # a file system that has no links
+            (shutil.copytree if os.path.isdir(source) else shutil.copyfile)(source, target)
+
+
+def settle(made: str, place: str) -> None:
+    """Give a file, or the time of a case, its name, once it is on disk; what a case has of other times stays.
+
+    A time's folder comes after all else, and that of ``processor0``, by which readers list times, after the others.
+    """
+    if not os.path.isdir(made):
+        sync(made)
+        os.replace(made, place)
+        return
+    os.makedirs(place, exist_ok=True)
+    for name in sorted(os.listdir(made), reverse=True):  # digits are before letters
+        old, new = os.path.join(made, name), os.path.join(place, name)
+        if name.startswith("processor"):
+            settle(old, new)
+        elif name[0].isdigit():
+            for root, _, files in os.walk(old):
+                for path in (os.path.join(root, each) for each in files):
+                    if not os.path.islink(path):
+                        sync(path)
+            remove(new)  # of a run that was killed before it could say that it had finished
+            os.rename(old, new)
+        elif not os.path.lexists(new):
+            try:
+                os.rename(old, new)
+            except OSError:  # another rank's copy was faster
+                if not os.path.lexists(new):
+                    raise
+    remove(made)
+
+
 #: Formats of new files, by name, with their suffix.
 NEW: Mapping[str, tuple[str, WriteFile]] = {
     "vtp": (".vtp", partial(_new_vtk, kind="PolyData")),
@@ -141,10 +208,12 @@ def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
     """Return the suffix of a sample's file, and what writes it; raises where nothing is added to files like it."""
     if chosen is not None:
         return NEW[chosen]
+    if is_case(path):
+        return "", _onto_case
     suffix = os.path.splitext(path)[1]
     if suffix.lower() not in ONTO or split_group(path) is not None:
         raise ConfigError(
-            f"{path}: fields are added to files of {', '.join(ONTO)} alone; write new ones of its mesh with "
-            f"create(format=...): {', '.join(map(repr, NEW))}"
+            f"{path}: fields are added to files of {', '.join(ONTO)} and OpenFOAM's cases alone; write new ones of its "
+            f"mesh with create(format=...): {', '.join(map(repr, NEW))}"
         )
     return suffix, ONTO[suffix.lower()]

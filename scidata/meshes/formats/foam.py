@@ -17,16 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, FloatArray, IntArray
-from scidata.errors import (
-    ConfigError,
-    CorruptDataError,
-    FieldMismatchError,
-    UnsupportedFormatError,
-    near_matches,
-)
+from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
-from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, existing
+from scidata.meshes.formats.foam_files import AGAIN, COMPONENTS, FoamFile, dimensions_of, existing
 from scidata.meshes.geometry import Geometry
 from scidata.meshes.order.polyhedra import Faces
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
@@ -162,8 +156,8 @@ class FoamSource(WholeFileSource[_Cells]):
             raise UnsupportedFormatError(
                 f"{path}: no case of OpenFOAM: neither constant/polyMesh nor processor0 is there"
             )
-        self._case, time = found
-        regions = _regions(self._case)
+        self.case, time = found
+        regions = _regions(self.case)
         if region is None and regions and "" not in regions and len(regions) > 1:
             raise UnsupportedFormatError(
                 f"{path}: has the regions {', '.join(regions)}, each a mesh; name one with topology= (--topology)"
@@ -180,7 +174,7 @@ class FoamSource(WholeFileSource[_Cells]):
         self._fields = self._find_fields()
 
     def _find_parts(self, regions: Mapping[str, str]) -> list[_Part]:
-        case = self._case
+        case = self.case
         names = [name for name in os.listdir(case) if re.fullmatch(r"processor\d+", name)]
         own = self.region in regions
         if own and (
@@ -227,7 +221,7 @@ class FoamSource(WholeFileSource[_Cells]):
                 self.skipped[name] = (
                     f"is of several classes ({', '.join(sorted(kinds))})" if lacking is None else
                     f"has no values at time {lacking} of {len(self.times)}; a time's folder is a sample, too: "
-                    f"{os.path.join(self._case, next(iter(files)))}"
+                    f"{os.path.join(self.case, next(iter(files)))}"
                 )  # fmt: skip
         return {name: self._layout(name, file) for name, file in fields.items()}
 
@@ -325,7 +319,7 @@ class FoamSource(WholeFileSource[_Cells]):
             there = halves.get((other, one, place))
             if there is None or len(there) != len(cells):
                 raise CorruptDataError(
-                    f"{self._case}: processor{one} has {len(cells)} faces beside processor{other}, which has "
+                    f"{self.case}: processor{one} has {len(cells)} faces beside processor{other}, which has "
                     f"{0 if there is None else len(there)}; {AGAIN}"
                 )
             pairs.append(np.stack([there, cells]))
@@ -347,27 +341,33 @@ class FoamSource(WholeFileSource[_Cells]):
             np.sort(np.concatenate(rows)), np.arange(self.num_cells)
         ):
             raise CorruptDataError(
-                f"{self._case}: cellProcAddressing of the processors does not number all {self.num_cells} cells once; "
+                f"{self.case}: cellProcAddressing of the processors does not number all {self.num_cells} cells once; "
                 f"{AGAIN}"
             )
         return list(rows)
 
-    def write_field(self, time: str, name: str, values: AnyArray, *, like: str | None = None) -> None:
-        """Write a field of cells of one time into the case; see :func:`write_field`."""
+    def like(self, name: str) -> str | None:
+        """Return the field whose format one of that name gets: its own, if there is such, else the first."""
+        return name if name in self._fields else next(iter(self._fields), None)
+
+    def write_field(
+        self, time: str, name: str, values: AnyArray, *, like: str | None, into: str = "", units: str = ""
+    ) -> None:
+        """Write a field as :func:`write_field`; ``into``: another folder, and the field's dimensions are ``units``."""
         if values.shape[:1] != (self.num_cells,):
             raise FieldMismatchError(
-                f"{self._case}: {name!r} has shape {values.shape}, but there are {self.num_cells} cells"
+                f"{self.case}: {name!r} has shape {values.shape}, but there are {self.num_cells} cells"
             )
-        rows = self._read().rows if len(self.parts) > 1 else (slice(None),)
-        for part, own in zip(self.parts, rows, strict=True):
+        for part, own in zip(self.parts, self._rows(), strict=True):
             folder = os.path.join(part.case, time, self.region)
-            os.makedirs(folder, exist_ok=True)
             file = FoamFile.read(os.path.join(folder, like), head=True) if like else part.file("owner")
+            folder = os.path.join(into or self.case, os.path.relpath(folder, self.case))
+            os.makedirs(folder, exist_ok=True)
             powers = re.search(rb"^[ \t]*dimensions\s+\[([^\]]*)\]", file.data, re.MULTILINE)
             types = {patch: entries.get("type", "patch") for patch, entries in part.patches().items()}
             conditions = {p: kind if kind in _CONSTRAINTS else "zeroGradient" for p, kind in types.items()}
-            dimensions = powers[1].decode().strip() if powers else None
-            foam_files.write_field(folder, name, values[own], like=file, patches=conditions, dimensions=dimensions)
+            said = powers[1].decode().strip() if powers and not into else dimensions_of(units)
+            foam_files.write_field(folder, name, values[own], like=file, patches=conditions, dimensions=said)
 
 
 def _of_processors(part: _Part, faces: Faces, number: int) -> Iterator[tuple[tuple[int, int], int, IntArray]]:

@@ -255,6 +255,17 @@ class FoamFile:
             raise CorruptDataError(f"{self.path}: has something else than numbers in a list ({e}); {AGAIN}") from e
 
 
+def dimensions_of(units: str) -> str | None:
+    """Return the dimensions that :attr:`FoamFile.units` says; None where these are other units."""
+    powers = dict.fromkeys(_UNITS, "0")
+    for each in units.split():
+        found = re.fullmatch(r"([A-Za-z]+)(-?[\d.]+)?", each)
+        if found is None or found[1] not in powers:
+            return None
+        powers[found[1]] = found[2] or "1"
+    return " ".join(powers.values())
+
+
 def write_field(
     path: str, name: str, values: AnyArray, *, like: FoamFile, patches: Mapping[str, str], dimensions: str | None = None
 ) -> None:

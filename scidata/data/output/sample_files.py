@@ -110,7 +110,8 @@ class FilesLike(RowsLike):
         if self._kind is None and not os.path.lexists(path):
             raise _gone(path, stored)
         if self._kind is None and stored not in self._cases and is_case(path):
-            case = FoamSource(path, self._reader.store.sample(stored).settings.get("topology"))
+            region: Any = self._reader.store.sample(stored).settings.get("topology")
+            case = FoamSource(path, region)
             if len(case.times) != num:
                 raise _changed(path, f"it has {len(case.times)} times, and had {num}")
             self._cases[stored] = case.case, case.times

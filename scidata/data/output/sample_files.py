@@ -30,6 +30,7 @@ from scidata.meshes.formats.base import base_name
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.foam_files import COMPONENTS
 from scidata.shard import ShardTensor
+from scidata.sources.groups import split_group
 from scidata.store.format.durable import remove
 from scidata.store.partitioning.inputs import difference
 from scidata.store.raw_points.windows_reader import WindowsReader
@@ -107,7 +108,7 @@ class FilesLike(RowsLike):
     def _case(self, stored: int, num: int) -> tuple[str, list[str]] | None:
         """Return the folder and the ``num`` times of the case that a stored sample is, where fields are added to it."""
         path = self._paths[stored][0]
-        if self._kind is None and not os.path.lexists(path):
+        if self._kind is None and not os.path.lexists(path) and split_group(path) is None:
             raise _gone(path, stored)
         if self._kind is None and stored not in self._cases and is_case(path):
             region: Any = self._reader.store.sample(stored).settings.get("topology")

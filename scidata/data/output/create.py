@@ -188,6 +188,8 @@ def create(
             {"chunks": chunks is not None, "shards": shards is not None, "attributes": attributes is not None,
              "order": order != "source"}, "a file for each sample has none",
         )  # fmt: skip
+        if not isinstance(topology, str | os.PathLike | None):
+            raise ConfigError(f"create: topology= names the folder that has the sources, and is {topology!r}")
         moved = None if topology is None else os.path.expanduser(os.fspath(topology))
         made = FilesLike(like, fields, sample, moved, None if kind == "files" else kind.removesuffix(" files"))
     elif isinstance(like, IrregularDataset):

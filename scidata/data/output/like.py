@@ -119,7 +119,7 @@ class GridLike(Like):
                     f"{what} has dim {dim!r}, which is none of the data set's{near_matches(str(dim), sizes)}; "
                     f"give its size: 'sizes': {{{dim!r}: N}}"
                 )
-        default = Packing(dtype=np.dtype(options.get("dtype", np.float32)))
+        default = Packing(dtype=np.dtype(np.float32))
         if layout is not None and like is not None:
             decoded = reader.buffer_specs(dict.fromkeys(reader.partition.axis_sizes, 0))[like].dtype
             as_stored = packing_of(layout, is_packed=not reader.options.decodes)
@@ -253,7 +253,7 @@ class RowsLike(Like):
             check_known(f"{what}: no entity", [entity], reader.entities)
             components = check_int(f"{what}: components", options.get("components", 1), least=1)
             dims = (entity,) if components == 1 else (entity, f"{name}_component")
-            dtype = np.dtype(options.get("dtype", np.float32)).str
+            dtype = packing_given(what, options, Packing(dtype=np.dtype(np.float32))).dtype.str
             return FieldInfo(name=name, entity=entity, dtype=dtype, dims=dims, entity_dim=0), dims, 0
         if like not in ds.fields:
             raise UnknownNameError(

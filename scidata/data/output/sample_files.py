@@ -54,7 +54,10 @@ class FilesLike(RowsLike):
             what = "its samples have no files of their own" if len(ds) else "it has no samples"
             raise ConfigError(f"create: {reader.path}: {what}; name one file, such as 'out.zarr'")
         given = range(len(ds)) if chosen is None else [chosen] if isinstance(chosen, int) else chosen
-        self.chosen = sorted({range(len(ds))[check_int("create: sample", each)] for each in given})
+        self.chosen = sorted({check_int("create: sample", each) for each in given})
+        for each in self.chosen:
+            if not 0 <= each < len(ds):
+                raise ConfigError(f"create: sample={each} is out of range: there are {len(ds)} samples, from 0 on")
         super().__init__(ds, fields, "source", 0, None)
         locate = reader.numbering.locate
         self._records = {stored: reader.store.sample(stored).inputs for stored, _ in map(locate, self.chosen)}

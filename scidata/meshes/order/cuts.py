@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import at_least_one_each, even_bounds, weighted_bounds
+from scidata.core.keywords import checked_keywords
 from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 
@@ -66,6 +67,7 @@ def cut_bounds(prefix: npt.ArrayLike, num_parts: int, *, rows: npt.ArrayLike | N
     return at_least_one_each(np.rint(np.interp(targets, sums, places)).astype(np.int64), num_global)
 
 
+@checked_keywords
 def balanced_bounds(bounds: Sequence[int], seconds: Sequence[float], num_parts: int | None = None) -> IntArray:
     """Return the bounds of parts of equal cost, from what the parts of an earlier cut took.
 

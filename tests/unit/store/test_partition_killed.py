@@ -95,7 +95,10 @@ def assert_same(left: Path, right: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw files, the store of an uninterrupted run, and the same with its manifest still to come."""
+    """Raw files, the store of an uninterrupted run, and the same with its manifest still to come.
+
+    The stores of all tests lie beside these: a manifest says where its inputs lie, as seen from the store.
+    """
     top = tmp_path_factory.mktemp("killed")
     (top / "run.py").write_text(RUN)
     for index in range(NUM_SAMPLES):
@@ -110,9 +113,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def calls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+def calls(folder: Path) -> int:
     """Return how many calls a whole run makes."""
-    out = tmp_path_factory.mktemp("counted") / "s"
+    out = folder / "counted"
     code, num = run(out, folder / "run.py", "partition", *sorted(folder.glob("*.h5")), out, forked=False)
     assert code == 0
     assert_same(folder / "whole", out)
@@ -133,7 +136,7 @@ def calls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
 def test_killed_runs_resume(
     folder: Path, calls: int, tmp_path: Path, trial: int, jobs: int, first: float, last: float
 ) -> None:
-    out, sources = tmp_path / "s", sorted(folder.glob("*.h5"))
+    out, sources = folder / tmp_path.name, sorted(folder.glob("*.h5"))
     die_at = 1 + random.Random(trial).randrange(int(first * calls), max(int(last * calls), int(first * calls) + 1))
     args = ("partition", *sources, out, "--jobs", jobs)
     code, _ = run(out, folder / "run.py", *args, die_at=die_at, forked=jobs == 1)
@@ -145,7 +148,7 @@ def test_killed_runs_resume(
 @pytest.mark.parametrize(("name", "num_whole"), [("sample-000001.zarr", 1), ("manifest.json", NUM_SAMPLES)])
 def test_killed_before_a_rename(folder: Path, tmp_path: Path, name: str, num_whole: int) -> None:
     """All of a sample is written, or all samples are there, and only the name is not."""
-    out, sources = tmp_path / "s", sorted(folder.glob("*.h5"))
+    out, sources = folder / tmp_path.name, sorted(folder.glob("*.h5"))
     assert run(out, folder / "run.py", "partition", *sources, out, die_at=name)[0] == -signal.SIGKILL
     assert [*out.glob(f".tmp-{name}*")]
     assert not is_store(out)
@@ -156,7 +159,7 @@ def test_killed_before_a_rename(folder: Path, tmp_path: Path, name: str, num_who
 
 @pytest.mark.parametrize("trial", range(2))
 def test_killed_while_finishing(folder: Path, tmp_path: Path, trial: int) -> None:
-    out = tmp_path / "s"
+    out = folder / tmp_path.name
     shutil.copytree(folder / "parts", out)
     code, num = run(out, folder / "run.py", "partition", "--finalize", out)
     assert code == 0

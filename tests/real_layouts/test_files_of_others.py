@@ -266,10 +266,15 @@ def test_vertices_alone_are_a_cloud(tmp_path, vertices, has_area):
     assert scidata.open_dataset(tmp_path / "graph").kind == "graph"
 
 
-def test_a_surface_is_no_cloud(tmp_path):
-    make.vtp(tmp_path / "a.vtp", "ascii")
-    with pytest.raises(FieldMismatchError, match="has cells, which make it a mesh, not 'points'"):
-        read_samples(tmp_path / "a.vtp", kind="points").header(0)
+def test_the_nodes_of_a_surface_as_a_cloud(tmp_path):
+    want = make.vtp(tmp_path / "a.vtp", "ascii")
+    header = read_samples(tmp_path / "a.vtp", kind="points").header(0)
+    assert "lives elsewhere than the points" in header.left_out["Area"]
+    scidata.partition(tmp_path / "a.vtp", tmp_path / "out", kind="points", order="rows")
+    ds = scidata.open_dataset(tmp_path / "out")
+    assert (ds.kind, ds.fields) == ("points", ("pos", "Temperature"))
+    assert np.array_equal(ds[0]["pos"], want["Points"])
+    assert np.array_equal(ds[0]["Temperature"], want["Temperature"])
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS[1:])

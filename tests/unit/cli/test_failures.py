@@ -75,7 +75,11 @@ def test_without_json_stdout_is_empty(folder):
         ("plan era5.zarr --domain 2 --align 5", "--align 5", "align="),
         ("partition mesh_0.h5 out --edges faces", "--edges faces and no --entity do not go together", "edges="),
         ("partition era5.zarr out", "--points", "points="),
-        ("partition mesh_0.h5 out --kind points --entity cell", "--entity cell", "entity="),
+        (
+            "partition mesh_0.h5 out --kind graph --entity cell",
+            "--entity cell: only a mesh has cells, not --kind graph",
+            "entity=",
+        ),
     ],
 )
 def test_errors_name_options(folder, monkeypatch, line, says, never):

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from scidata.core.checks import refuse
+from scidata.core.checks import is_int, refuse
 from scidata.core.types import Empty, IntArray
 from scidata.data.channels import TensorT
 from scidata.data.domain_dataset import DomainDataset
@@ -224,13 +224,19 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
             The sample, or a batch: then its samples share the seconds by their rows here.
         seconds : float
             Of this rank's own work, without waiting for other ranks: those of a whole step are the same on all.
+            Those of a sample that was read before the last :meth:`rebalance` do not count.
 
         Examples
         --------
         >>> measured.measure(measured[0], 0.25)
         """
-        reader, index = self._measured_reader("measure"), sample if isinstance(sample, int) else sample.index
-        for stored, each in shares(reader, self._rank, index, check_seconds(seconds)).items():
+        reader, index, bounds = self._measured_reader("measure"), sample, None
+        if isinstance(sample, IrregularSample):
+            index = sample.index
+            bounds = None if reader.subsample is not None else sample.index_map(reader.entity).bounds
+        elif not is_int(sample):
+            raise ConfigError(f"measure: {type(sample).__name__} is neither a sample of this data set nor its number")
+        for stored, each in shares(reader, self._rank, index, check_seconds(seconds), bounds).items():
             self._seconds[stored] += each
 
     def rebalance(self) -> None:

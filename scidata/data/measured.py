@@ -15,7 +15,9 @@ import numpy as np
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from scidata.core.types import IntArray
 from scidata.errors import ConfigError
+from scidata.meshes.order.cuts import balanced_bounds
 from scidata.store.reading.cuts import PartCosts
 
 if TYPE_CHECKING:
@@ -31,12 +33,20 @@ def check_seconds(seconds: object) -> float:
     return float(seconds)
 
 
-def shares(reader: StoreReader, rank: int, index: int | list[int] | None, seconds: float) -> dict[int, float]:
-    """Return the seconds of each stored sample of a batch, by the rows that a rank owns of it."""
+def shares(
+    reader: StoreReader, rank: int, index: int | list[int] | None, seconds: float, bounds: IntArray | None
+) -> dict[int, float]:
+    """Return the seconds of each stored sample of a batch, by the rows that a rank owns of it.
+
+    None where it has other ``bounds`` than the reader's: of what was read before a rebalance the costs would mislead.
+    """
     if index is None:
         raise ConfigError("measure: the sample has no index, so that nothing says which one it is; give its number")
     stored = [reader.numbering.locate(each)[0] for each in (index if isinstance(index, list) else [index])]
-    rows = [int(np.diff(reader.measured_bounds(each))[rank]) for each in stored]
+    cuts = [reader.measured_bounds(each) for each in stored]
+    if bounds is not None and not np.array_equal(np.sum(cuts, axis=0), bounds):
+        return {}
+    rows = [int(np.diff(cut)[rank]) for cut in cuts]
     found: defaultdict[int, float] = defaultdict(float)
     for each, own in zip(stored, rows, strict=True):
         found[each] += seconds * own / sum(rows) if sum(rows) else seconds / len(rows)
@@ -80,12 +90,20 @@ def costs_from_json(found: Any, sizes: Sequence[int]) -> dict[int, PartCosts]:
     ConfigError
         They are of another version, or another store.
     """
-    if not isinstance(found, Mapping) or found.get("version") != _VERSION or "samples" not in found:
+    if (
+        not isinstance(found, Mapping)
+        or found.get("version") != _VERSION
+        or not isinstance(found.get("samples"), Mapping)
+    ):
         raise ConfigError(f"load_costs: expected costs as ds.costs has them, of version {_VERSION}, not {found!r:.200}")
     costs = {}
     for name, each in found["samples"].items():
-        made = PartCosts(tuple(map(int, each["bounds"])), tuple(map(float, each["seconds"])))
-        stored, num = int(name), made.bounds[-1]
+        try:
+            made = PartCosts(tuple(map(int, each["bounds"])), tuple(map(float, each["seconds"])))
+            stored, num = int(name), made.bounds[-1]
+            balanced_bounds(made.bounds, made.seconds)
+        except (ConfigError, IndexError, KeyError, TypeError, ValueError) as e:
+            raise ConfigError(f"load_costs: sample {name}: these are no costs: {each!r:.200}") from e
         if not 0 <= stored < len(sizes) or sizes[stored] != num:
             there = f"{sizes[stored]} rows" if 0 <= stored < len(sizes) else f"no such sample, of {len(sizes)}"
             raise ConfigError(f"load_costs: sample {stored} had {num} rows, and the store has {there}; it is another")

@@ -97,6 +97,10 @@ def choose_split(
 
 def row_weights(source: Source, name: str, split: Mapping[str, str], crop: Mapping[str, Any]) -> dict[str, FloatArray]:
     """Sum a field over every dimension but the sharded one: the cost of each row."""
+    if name == "measured":
+        raise ConfigError(
+            f"{source.path}: weights='measured' is for stores; cut grids by bounds=scidata.balanced_bounds(…)"
+        )
     layout = array_of(source, name)
     if len(split) != 1:
         raise ConfigError("weights named by a field need a 1-D domain; give {dim: costs} instead")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scidata.core.bounds import at_least_one_each, even_bounds, weighted_bounds
+from scidata.core.checks import is_int
 from scidata.core.keywords import checked_keywords
 from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
@@ -99,7 +100,14 @@ def balanced_bounds(bounds: Sequence[int], seconds: Sequence[float], num_parts: 
     >>> scidata.balanced_bounds([0, 40, 80, 120], [2.0, 1.0, 1.0]).tolist()
     [0, 27, 67, 120]
     """
-    rows, costs = np.asarray(bounds, np.int64), np.asarray(seconds, np.float64)
+    if num_parts is not None and (not is_int(num_parts) or num_parts < 1):
+        raise ConfigError(f"balanced_bounds: num_parts={num_parts!r}: expected a number from 1 on")
+    try:
+        rows, costs = np.asarray(bounds), np.asarray(seconds, np.float64)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"balanced_bounds: bounds={bounds!r}, seconds={seconds!r}: expected numbers") from e
+    if rows.dtype.kind not in "iu":
+        raise ConfigError(f"balanced_bounds: bounds={bounds!r}: expected integers")
     if rows.ndim != 1 or costs.shape != (len(rows) - 1,):
         raise ConfigError(f"balanced_bounds: {costs.shape} seconds for bounds of shape {rows.shape}; one for each part")
     return cut_bounds(prefix_of(np.where(np.diff(rows) > 0, costs, 0)), num_parts or len(costs), rows=rows)

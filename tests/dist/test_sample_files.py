@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import signal
 import zlib
 from pathlib import Path
@@ -314,3 +315,29 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path) -> None:
     (moved / "one.vtp").write_bytes(text + b"\n")
     with pytest.raises(SourceChangedError, match=r"bytes, and had"):
         scidata.create(tmp_path / "longer", like=one, topology=moved)
+
+
+def give_others(rank: int, num_ranks: int, folder: str, case: str) -> str:
+    """Give other samples than the other ranks do: of as many rows, in another order, or one fewer at the end."""
+    mesh = scidata.init_mesh(domain=num_ranks, device="cpu")
+    ds: Any = scidata.open_dataset(f"{folder}/alike.store", mesh)
+    order = {"left out": [0, 2, 3], "turned": [1, 0, 2, 3], "fewer": [0, 1, 2]}[case] if rank == 1 else range(4)
+    try:
+        with scidata.create(f"{folder}/{case}", like=ds, fields=["cp"]) as writer:
+            for index in order:
+                writer[index] = {"cp": ds[index]["cp"]}
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "nothing"
+
+
+@pytest.mark.parametrize("case", ["left out", "turned", "fewer"])
+def test_ranks_that_give_other_samples_are_named(tmp_path: Path, case: str) -> None:
+    for number in range(4):
+        write_xml(tmp_path / f"{number}.vtp", surface(number, 40), "raw")
+    scidata.partition([tmp_path / f"{number}.vtp" for number in range(4)], tmp_path / "alike.store", kind="mesh")
+    said = run_ranks(give_others, 2, str(tmp_path), case)
+    wanted = "no more" if case == "fewer" else "the same samples, in the same order"
+    assert any(re.search(wanted, text) for text in said), said
+    assert "nothing" not in said, said
+    assert not (tmp_path / case).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -39,6 +40,7 @@ _READING = ("kind", "points", "topology")  # settings of a store that say how it
 _TEMPORARY = ".tmp-"
 _MAX_WRITING = 2  # samples whose rows wait to be written on the rank that has them: memory is bounded by them
 _WORD = re.compile(r"\w[\w.:+-]*")  # names in OpenFOAM
+_END = -1  # in place of a sample's number
 _ELSEWHERE = "name the folder that has it: create(topology=...)"
 
 
@@ -276,6 +278,9 @@ class FilesWriter(Writer):
         if self._ranks.is_first:
             self._owner.look()
         at, self._turn = self._turn % math.prod(self._ranks.parts), self._turn + 1
+        self._agree(index, at)
+        if index == _END:
+            return
         arrays = [array for part in parts if (array := self._gathered(index, part, at)) is not None]
         if self._ranks.part == at:
             self._last.put((index, arrays))
@@ -306,6 +311,25 @@ class FilesWriter(Writer):
         part.staged.release()
         return NewArray(field=field, values=out)
 
+    def _agree(self, index: int, at: int) -> None:
+        """Tell the rank that writes which sample comes next; there, raise ConfigError where a part's is another."""
+        ranks = self._ranks
+        if ranks.part != at:
+            going = ranks.send(np.array([index]), at)
+            ranks.wait(going[0])
+            return
+        others = [part for part in range(math.prod(ranks.parts)) if part != at]
+        said = [np.empty(1, np.int64) for _ in others]
+        works = [ranks.receive(each, part) for each, part in zip(said, others, strict=True)]
+        for work, each, part in zip(works, said, others, strict=True):
+            ranks.wait(work)
+            if each[0] != index:
+                own, other = ("no more" if i == _END else f"sample {i}" for i in (index, each[0]))
+                raise ConfigError(
+                    f"{self.path}: part {at} of the domain gives {own} where part {part} gives {other}: all ranks of a "
+                    "domain give the same samples, in the same order"
+                )
+
     def _write_file(self, job: tuple[int, list[NewArray]]) -> None:  # in the second thread
         self._folder.write_file(*job)
         self._note(job[0])
@@ -314,6 +338,13 @@ class FilesWriter(Writer):
         with self._lock:
             self._written.add(index)
         self._say_sometimes()
+
+    def close(self) -> None:
+        """Wait until all ranks have written all, and let the folder take its name. Collective; see :class:`Writer`."""
+        if not (self._is_closed or self._ranks.is_idle or self._background.error):
+            with contextlib.suppress(Exception):  # an error that has ended the thread, which follows
+                self._background.put((_END, []))  # so that no rank waits for rows of a sample that another leaves out
+        super().close()
 
     def _wait(self) -> None:
         super()._wait()

@@ -230,9 +230,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         --------
         >>> measured.measure(measured[0], 0.25)
         """
-        reader, index, bounds = self._measured_reader("measure"), sample, None
+        reader, bounds = self._measured_reader("measure"), None
+        index = sample.index if isinstance(sample, IrregularSample) else sample
         if isinstance(sample, IrregularSample):
-            index = sample.index
             bounds = None if reader.subsample is not None else sample.index_map(reader.entity).bounds
         elif not is_int(sample):
             raise ConfigError(f"measure: {type(sample).__name__} is neither a sample of this data set nor its number")

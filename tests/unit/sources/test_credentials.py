@@ -197,11 +197,27 @@ def test_commands_show_no_secret(tmp_path, command, capfd, caplog):
     done = CliRunner().invoke(app, [name, *arguments.get(command, [url, *options])])
     out, err = capfd.readouterr()
     said = done.output + done.stderr + out + err + "".join(record.getMessage() for record in caplog.records)
-    assert done.exit_code == (2 if command in ("bench", "partition to") else 1)  # which no URL can be
+    assert done.exit_code == (2 if command == "bench" else 1)  # which no URL can be
     assert "127.0.0.1:9/x.zarr" in said
     assert CANARY not in said
     if name not in ("bench", "partition"):
         assert "Connect" in said  # the reason, and not that the object is not there
+
+
+def test_a_store_that_is_not_taken_shows_no_secret(web, tmp_path, capfd):
+    """The server takes no files, and says so in an error with the whole address; or the client takes half of one."""
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["x"], f["y"] = np.random.default_rng(0).normal(size=(2, 50))
+    said = ""
+    for url, kind in (
+        (f"http://me:{CANARY}@{web}/s?sig={CANARY}", OSError),
+        (f"http://me:p/{CANARY}@{web}/s", ConfigError),
+    ):
+        with pytest.raises(kind, match=f"{web}/s") as caught:
+            scidata.partition(tmp_path / "a.h5", url, kind="points")
+        said += everything_of(caught.value)
+    assert "501" in said
+    assert CANARY not in said + "".join(capfd.readouterr())
 
 
 def test_two_urls_that_look_the_same_are_refused():

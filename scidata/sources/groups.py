@@ -64,9 +64,13 @@ def samples_of_folder(folder: str) -> tuple[str, ...]:
     UnsupportedFormatError
         It has several files that are not numbered, such as splits.
     """
-    inner = folder if os.path.basename(folder.rstrip("/")) == "processed" else os.path.join(folder, "processed")
-    found = set(glob.glob(os.path.join(glob.escape(inner), "*.pt")))
-    files_ = sorted((path for path in found if os.path.basename(path) not in _NO_SAMPLES), key=_by_number)
+    own = folder.rstrip("/")
+    inner = own if own.rpartition("/")[2] == "processed" else f"{own}/processed"
+    try:
+        found = [name for name in os.listdir(inner) if name.endswith(".pt") and not name.startswith(".")]
+    except OSError:  # no such folder: the only call for each of many files
+        return ()
+    files_ = sorted((f"{inner}/{name}" for name in found if name not in _NO_SAMPLES), key=_by_number)
     if len({re.sub(r"\d+", "", path) for path in files_}) > 1:
         shown = ", ".join(map(os.path.basename, files_[:6]))
         raise UnsupportedFormatError(f"{inner}: has several files, {shown}: name one, {files_[0]}, or a glob of some")

@@ -1,4 +1,4 @@
-"""Collectives as operators of torch, so that a graph of a step holds them (:mod:`scidata.shard.compile`).
+"""Collectives, and a check of values, as operators of torch, for a step's graph (:mod:`scidata.shard.compile`).
 
 Eager code calls the functions themselves. While a step is captured, its tensors have no values, and an operator is
 called instead, which puts itself in the graph; where the graph runs, that calls the same function. Each operator has a
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx.node import has_side_effect
 from torch.library import Library
 
-from scidata.shard.torch_internals import has_values, is_in_a_mode
+from scidata.shard.torch_internals import has_values, is_in_a_mode, unseen
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -206,3 +206,34 @@ def operator(schema: str, like: Callable[..., Tensor]) -> Callable[[Callable[_P,
 def is_operator(target: object) -> bool:
     """Whether the target of a node in a graph is one of these."""
     return getattr(target, "overloadpacket", None) in _operators
+
+
+_library.define("in_range(Tensor x, int start, int stop, str message) -> Tensor")
+
+
+def in_range(x: Tensor, start: int, stop: int, message: str) -> Tensor:
+    """Return numbers; raises IndexError with the message where one is not from ``start`` on and below ``stop``."""
+    if not is_capturing():
+        _check(x, start, stop, message)
+        return x
+    if has_values(x):  # a constant
+        with unseen():
+            _check(x, start, stop, message)
+        return x
+    checked: Tensor = torch.ops.scidata.in_range(x, start, stop, message)
+    return checked
+
+
+def _check(x: Tensor, start: int, stop: int, message: str) -> None:
+    if x.numel() and not start <= int(x.min()) <= int(x.max()) < stop:
+        raise IndexError(message)
+
+
+def _checked(x: Tensor, start: int, stop: int, message: str) -> Tensor:
+    _check(x, start, stop, message)
+    return x.clone()
+
+
+_library.impl("in_range", _checked, "CompositeExplicitAutograd")
+has_side_effect(torch.ops.scidata.in_range.default)  # a check whose result nobody uses stays in the graph
+torch.library.register_fake("scidata::in_range", lambda x, *_: torch.empty_like(x), lib=_library)

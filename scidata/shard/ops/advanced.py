@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
+from scidata.shard.comm.operators import in_range
 from scidata.shard.comm.sums import replicate_to_shards
 from scidata.shard.comm.transport import gather
 from scidata.shard.op_table import TorchFunction, unsupported
 from scidata.shard.ops.align import finish, is_sharded, local_of, specs_of
-from scidata.shard.ops.arguments import in_range
 from scidata.shard.ops.moving import replicated, sharded_on
 from scidata.shard.rows.edge_order import as_joined, places_by_rank, refuse_disorder
 from scidata.shard.rows.redistribute import fetch_rows, move_rows, plan_listed

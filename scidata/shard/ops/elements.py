@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scidata.core.bounds import even_sizes
+from scidata.shard.comm.operators import in_range
 from scidata.shard.graphs.routed import RoutedIndex
 from scidata.shard.op_table import TensorFunction, TorchFunction, unsupported
 from scidata.shard.ops.align import (
@@ -25,7 +26,7 @@ from scidata.shard.ops.align import (
     specs_of,
     write_to_plain,
 )
-from scidata.shard.ops.arguments import handles, in_range, normal_dim
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import gather_by_ids
 from scidata.shard.ops.moving import beside, whole_along
 from scidata.shard.rows.edge_order import refuse_disorder

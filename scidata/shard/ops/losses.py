@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scidata.shard.comm.operators import is_capturing
+from scidata.shard.comm.operators import in_range, is_capturing
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
-from scidata.shard.ops.arguments import Run, handles, in_range, normal_dim
+from scidata.shard.ops.arguments import Run, handles, normal_dim
 from scidata.shard.ops.moments import HALF, widened
 from scidata.shard.ops.moving import gather_from_owners, moved_off, whole_along
 from scidata.shard.ops.pointwise import elementwise

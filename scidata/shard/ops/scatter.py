@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scidata.shard.comm.collectives import all_gather_v
 from scidata.shard.comm.functions import known
-from scidata.shard.comm.operators import is_capturing
+from scidata.shard.comm.operators import in_range, is_capturing
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.comm.transport import all_reduce_max, all_reduce_min, group_size
 from scidata.shard.graphs.routed import RoutedIndex
@@ -30,7 +30,7 @@ from scidata.shard.ops.align import (
     specs_of,
     write_to_plain,
 )
-from scidata.shard.ops.arguments import handles, in_range, normal_dim
+from scidata.shard.ops.arguments import handles, normal_dim
 from scidata.shard.ops.edges import REMEDY, node_part, owned_everywhere, rows_like, write_to
 from scidata.shard.ops.elements import scatter_along
 from scidata.shard.ops.moments import widened

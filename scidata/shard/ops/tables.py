@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scidata.shard.comm.operators import in_range
 from scidata.shard.comm.sums import all_reduce_sum
 from scidata.shard.op_table import TensorFunction, unsupported
 from scidata.shard.ops.align import align, finish, is_sharded, local_of, on_parts, plain_of, spec_of_layout, specs_of
-from scidata.shard.ops.arguments import handles, in_range
+from scidata.shard.ops.arguments import handles
 from scidata.shard.ops.moving import whole_along
 from scidata.shard.rows.redistribute import fetch_rows
 from scidata.shard.tensor import ShardTensor

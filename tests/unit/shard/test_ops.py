@@ -113,7 +113,7 @@ import scidata
 
 folder = pathlib.Path(scidata.__file__).parent / "shard"
 names = sorted(p.stem for p in (folder / "ops").glob("*.py") if p.stem != "__init__")
-keeps = re.compile("comm|checking")  # modules that make operators, which are made but once
+keeps = re.compile("comm")  # modules that make operators, which are made but once
 
 def table(order):
     for name in [name for name in sys.modules if name.startswith("scidata.shard") and not keeps.search(name)]:

@@ -255,7 +255,7 @@ class _Reading:
                 ) from None
             if not by_meshio or os.path.isdir(path):
                 raise
-            return meshio.open_topology(path, self.options, kind, allow_external=self.allow_external)
+            return self._by_meshio(path, kind)
         if self.options.points is None and self.kind in (None, "mesh"):
             check_kind(source)
         for detects, module in self._formats():
@@ -266,9 +266,11 @@ class _Reading:
                         "kind='points' for a cloud"
                     )
                 topology: RawTopology = module.open_topology(source, self.options)
+                if module is vtkhdf and topology.kind != "mesh":
+                    meshio.check_cloud(path, self.kind, self.options)
                 return replace(topology, kind="graph") if self.kind == "graph" else topology
         if by_meshio:
-            return meshio.open_topology(path, self.options, kind, allow_external=self.allow_external)
+            return self._by_meshio(path, kind)
         # none detects it: the last adapter's message names the arrays that it looks for
         if self.kind in ("points", "graph") or self.options.points is not None:
             _, module = self._formats()[-1]
@@ -279,6 +281,10 @@ class _Reading:
             "mesh, 'points' with 'cells', coordinates (name them with points=) or 'edge_index'. Where the file has "
             "only fields, name the topology's file with mesh="
         )
+
+    def _by_meshio(self, path: str, kind: str | None) -> RawTopology:
+        external = self.allow_external
+        return meshio.open_topology(path, self.options, kind, entity=self.entity, allow_external=external)
 
     def _formats(self) -> tuple[_Format, ...]:
         if self._takes_meshes and self.options.points is None:

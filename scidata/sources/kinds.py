@@ -56,6 +56,9 @@ def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | 
         return "hetero", f"edges/{relation} holds edges between node sets"
     if source.format == "vtp points":
         return "points", "VTP with points and no cells but vertices"
+    lists = [source.arrays.get(f"{VTKHDF_ROOT}/{name}/Connectivity") for name in ("Polygons", "Strips")]
+    if all(each is not None and each.shape == (0,) for each in lists):
+        return "points", "VTKHDF with points and no cells but vertices"
     if (reason := _format_of_mesh(source)) is not None:
         return "mesh", reason
     if has_edges(source):

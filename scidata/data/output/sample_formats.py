@@ -95,6 +95,12 @@ def _onto_vtk(source: SourceFile, target: str, arrays: Sequence[NewArray], is_pa
 def _onto_hdf5(source: SourceFile, target: str, arrays: Sequence[NewArray], is_packed: bool) -> None:
     with h5py.File(source.path, "r") as file:
         is_vtk, moves = ROOT in file, f"{ROOT}/Steps" in file
+        has_strips = len(file.get(f"{ROOT}/Strips/Connectivity", ())) > 0
+    if has_strips and not moves and _split(arrays)[1]:
+        raise UnsupportedFormatError(
+            f"{source.path}: has triangle strips, whose triangles are the cells that were read; give "
+            "create(format='vtkhdf')"
+        )
     if moves:  # old arrays have all steps, and this file is one of them
         _new_vtkhdf(source, target, arrays, is_packed)
         return

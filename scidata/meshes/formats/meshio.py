@@ -41,7 +41,7 @@ from scidata.meshes.formats.points import made_into_graph
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.formats.vtk_pieces import MeshData, read_vtk
 from scidata.meshes.geometry import Geometry, RawCells
-from scidata.meshes.order.cells import CELL_NAMES
+from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
 from scidata.sources import open_source
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
 
@@ -179,7 +179,7 @@ class MeshioTopology(RawTopology):
         """Return points and cells."""
         assert isinstance(self.source, MeshioSource)
         mesh = self.source.mesh
-        return Geometry(points=np.asarray(mesh.points, np.float64), cells=mesh.cells)
+        return Geometry(points=np.asarray(mesh.points, np.float64), cells=mesh.cells, edge_index=mesh.edge_index)
 
 
 def _block(path: str, kind: str, data: Any) -> RawCells:
@@ -322,16 +322,16 @@ def _check_cgns(path: str) -> None:
 
 
 def open_topology(
-    path: str, options: Options, kind: str | None = None, *, allow_external: bool = False
+    path: str, options: Options, kind: str | None = None, *, entity: str | None = None, allow_external: bool = False
 ) -> MeshioTopology:
-    """Describe the mesh of a file, or, where it is VTP, the cloud; reads all of it.
+    """Describe the mesh of a file, or, where it is VTP, the cloud; reads all of it. Polyhedra need ``entity="cell"``.
 
     Raises
     ------
     FieldMismatchError
         It is not of the kind that is asked for.
     MissingDependencyError, UnsupportedFormatError
-        meshio is not installed, or cannot read the file.
+        meshio is not installed, or cannot read the file; or it has polyhedra, and rows are to be its nodes.
     RefusedError
         The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
     """
@@ -341,12 +341,20 @@ def open_topology(
     is_cloud = source.format == "vtp points"
     entity_of = {"point": "node", "cell": "cell"}
     num_points, sizes = len(source.mesh.points), {}
+    by_faces = source.mesh.edge_index is not None
     if is_cloud:
-        _check_cloud(path, kind, options)
+        check_cloud(path, kind, options)
         entity_of["point"] = "node" if made_into_graph(options) else "point"
         sizes = {entity_of["point"]: num_points}
     elif kind not in (None, "mesh"):
         raise FieldMismatchError(f"{path}: has cells, which make it a mesh, not {kind!r}; say kind='mesh', or nothing")
+    elif by_faces and entity != "cell":
+        raise UnsupportedFormatError(
+            f"{path}: has polyhedra, whose nodes are not joined; say entity='cell' (--entity cell) for its cells as "
+            f"rows, joined across faces; or {FOR_POLYHEDRA.partition(', or,')[0]}"
+        )
+    elif by_faces:
+        sizes = {"cell": num_points}
     else:
         sizes = {"node": num_points, "cell": 0 if source.mesh.cells is None else source.mesh.cells.num_cells}
     fields = {}
@@ -361,10 +369,11 @@ def open_topology(
         sizes=sizes,
         fields=fields,
         left_out=source.mesh.left_out,
+        cells_are_rows=by_faces,
     )
 
 
-def _check_cloud(path: str, kind: str | None, options: Options) -> None:
+def check_cloud(path: str, kind: str | None, options: Options) -> None:
     """Refuse options that need cells, or edges, where there are points alone."""
     if kind == "mesh" or options.edges == "cells" or (kind == "graph" and not made_into_graph(options)):
         asked = f"kind={kind!r}" if kind in ("mesh", "graph") else f"edges={options.edges!r}"

@@ -8,7 +8,7 @@ field they are no cells, and left out they would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
@@ -20,7 +20,9 @@ from scidata.errors import CorruptDataError, UnsupportedFormatError
 from scidata.meshes.formats.arrays import as_indices, polygon_types
 from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
+from scidata.meshes.order.cells import POLYHEDRON
+from scidata.meshes.order.ids import ranges
+from scidata.meshes.order.polyhedra import CellFaces, join_polyhedra
 
 #: The lists of cells in the order of cell data, and the kind of cell in each.
 _LISTS = {"Verts": "vertices", "Lines": "lines", "Polys": "polygons", "Strips": "triangle strips"}
@@ -36,13 +38,15 @@ class MeshData:
     Attributes
     ----------
     points
-        ``(num_points, 2 or 3)``.
+        ``(num_points, 2 or 3)``; of a grid with polyhedra its cells' centres.
     cells
-        None of a cloud.
+        None of a cloud, and of a grid with polyhedra.
     point_data, cell_data
         Fields by name, one row for each point or cell.
     left_out
         Why fields of the file are not there.
+    edge_index
+        ``(2, num_edges)`` int64: cells that share a face, of a grid with polyhedra; else None.
     """
 
     points: AnyArray
@@ -50,6 +54,7 @@ class MeshData:
     point_data: Mapping[str, AnyArray]
     cell_data: Mapping[str, AnyArray]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    edge_index: IntArray | None = None
 
 
 def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
@@ -58,7 +63,7 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     Raises
     ------
     UnsupportedFormatError
-        Its type is not that of its suffix; or it has polyhedra, lines, or vertices beside polygons.
+        Its type is not that of its suffix; or it has lines, or vertices beside polygons.
     CorruptDataError
         An array is damaged, missing, or too short or long.
     """
@@ -71,7 +76,8 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     elements = file.root.findall(f"{file.kind}/Piece")
     if not elements:
         raise CorruptDataError(f"{path}: has no Piece, in which points and cells lie; {AGAIN}")
-    is_surface = suffix == ".vtp" and _is_surface(path, elements)
+    counts = {name: sum(count_of(path, element, f"NumberOf{name}", 0) for element in elements) for name in _LISTS}
+    has_surface = suffix == ".vtp" and is_surface(path, counts)
     pieces = [_Piece(file, element) for element in elements]
     first = np.cumsum([0, *(len(piece.points) for piece in pieces)])
     points = np.concatenate([piece.points for piece in pieces])
@@ -84,8 +90,10 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
             connectivity=np.concatenate([nodes + at for (_, nodes), at in zip(found, first, strict=False)]),
             cell_type=np.concatenate([piece.types() for piece in pieces]),
         )
+        if (cells.cell_type == POLYHEDRON).any():
+            return _polyhedra(path, points, cells, pieces, point_data, cell_data)
         return MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data)
-    if not is_surface:
+    if not has_surface:
         moved = [piece.points_of("Verts")[1] + at for piece, at in zip(pieces, first, strict=False)]
         return _cloud(points, np.concatenate(moved), pieces, point_data, cell_data)
     of_pieces, rows = [], []
@@ -105,9 +113,8 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
     )
 
 
-def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
-    """Say whether there are polygons or strips; False: vertices or points alone."""
-    counts = {name: sum(count_of(path, piece, f"NumberOf{name}", 0) for piece in pieces) for name in _LISTS}
+def is_surface(path: str, counts: Mapping[str, int]) -> bool:
+    """Say whether there are polygons or strips; False: vertices or points alone. ``counts``: of each list of cells."""
     surface = counts["Polys"] + counts["Strips"]
     if counts["Lines"] or (counts["Verts"] and surface):
         has = " and ".join(f"{n} {_LISTS[name]}" for name, n in counts.items() if n)
@@ -118,8 +125,7 @@ def _is_surface(path: str, pieces: list[ElementTree.Element]) -> bool:
             else "a network of lines is a graph: write its points and edge_index (the plain layout)"
         )
         raise UnsupportedFormatError(
-            f"{path}: has {has}; of VTP are read polygons and triangle strips (a mesh), or vertices alone (a cloud): "
-            f"{keep}"
+            f"{path}: has {has}; read are polygons and triangle strips (a mesh), or vertices alone (a cloud): {keep}"
         )
     return surface > 0
 
@@ -160,7 +166,7 @@ class _Piece:
         """Return sizes and nodes of polygons and then strips' triangles, and the row of cell data of each."""
         sizes, nodes = self.points_of("Polys")
         lengths, strip_nodes = self.points_of("Strips")
-        triangles, of_strip = _triangles(lengths, strip_nodes)
+        triangles, of_strip = triangles_of_strips(lengths, strip_nodes)
         first = self._counts["Verts"] + self._counts["Lines"]
         rows = np.concatenate([np.arange(len(sizes)), len(sizes) + of_strip]) + first
         all_sizes = np.concatenate([sizes, np.full(len(triangles), 3, np.int64)])
@@ -172,11 +178,11 @@ class _Piece:
             return np.empty(0, np.uint8)
         path = self._file.path
         types = as_indices(self._rows(self._array("Cells", "types"), self.num_cells), f"{path}: Cells: array 'types'")
-        wrong = np.flatnonzero((types == POLYHEDRON) | (types < 0) | (types > 255))
+        wrong = np.flatnonzero((types < 0) | (types > 255))
         if len(wrong):
             raise UnsupportedFormatError(
-                f"{path}: cell {int(wrong[0])} is of VTK type {int(types[wrong[0]])}, as are {len(wrong)} of "
-                f"{len(types)} cells polyhedra or unknown, which are not read; {FOR_POLYHEDRA}"
+                f"{path}: cell {int(wrong[0])} is of VTK type {int(types[wrong[0]])}, which there is not, as are "
+                f"{len(wrong)} of {len(types)} cells; {AGAIN}"
             )
         return types.astype(np.uint8)
 
@@ -205,11 +211,44 @@ class _Piece:
             )
         return sizes, nodes
 
+    def faces(self, first_point: int, first_cell: int) -> CellFaces:
+        """Read the faces of the polyhedra; numbers of points and cells are moved on."""
+        polyhedra = np.flatnonzero(self.types() == POLYHEDRON)
+        sizes, nodes, counts = self._lists_of_faces(polyhedra) if len(polyhedra) else (polyhedra,) * 3
+        return sizes, nodes + first_point, np.repeat(polyhedra + first_cell, counts)
+
+    def _lists_of_faces(self, polyhedra: IntArray) -> CellFaces:
+        """Return sizes and nodes of the faces of each polyhedron, and how many it has."""
+        path = self._file.path
+        if self._find("Cells", "polyhedron_offsets") is None:
+            ends, stream = self._numbers("faceoffsets", self.num_cells)[polyhedra], self._numbers("faces")
+            at, counts = _unroll(path, stream, ends)
+            return stream[at], stream[ranges(at + 1, at + 1 + stream[at])], counts
+        # VTK 9.4: faces are numbered, and cells have lists of the numbers
+        face, nodes = self._numbers("polyhedron_to_faces"), self._numbers("face_connectivity")
+        of_cell, of_face = (
+            np.insert(self._numbers(name, num), 0, 0)
+            for name, num in (("polyhedron_offsets", self.num_cells), ("face_offsets", None))
+        )
+        each = (of_cell, len(face)), (of_face, len(nodes)), (np.sort(face), len(of_face) - 2)
+        if any(x.size and (x[0] < 0 or x[-1] > most or (np.diff(x) < 0).any()) for x, most in each):
+            raise CorruptDataError(f"{path}: Cells: polyhedron_… and face_… do not fit each other; {AGAIN}")
+        begins, ends = of_cell[polyhedra], of_cell[polyhedra + 1]
+        own = face[ranges(begins, ends)]
+        return np.diff(of_face)[own], nodes[ranges(of_face[own], of_face[own + 1])], ends - begins
+
+    def _numbers(self, name: str, num_rows: int | None = None) -> IntArray:
+        array = self._array("Cells", name)
+        values = self._file.read(array) if num_rows is None else self._rows(array, num_rows)
+        return as_indices(values, f"{self._file.path}: Cells: array {name!r}")
+
+    def _find(self, group: str, name: str) -> ElementTree.Element | None:
+        return next((array for array in self._element.findall(f"{group}/DataArray") if array.get("Name") == name), None)
+
     def _array(self, group: str, name: str) -> ElementTree.Element:
-        for array in self._element.findall(f"{group}/DataArray"):
-            if array.get("Name", "") == name:
-                return array
-        raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {AGAIN}")
+        if (array := self._find(group, name)) is None:
+            raise CorruptDataError(f"{self._file.path}: {group} has no array {name!r}; {AGAIN}")
+        return array
 
     def _rows(self, array: ElementTree.Element, num_rows: int) -> AnyArray:
         values = self._file.read(array, num_rows)
@@ -221,7 +260,48 @@ class _Piece:
         return values
 
 
-def _triangles(lengths: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
+def _unroll(path: str, stream: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+    """Return where each face begins in ``faces``, and how many each polyhedron has, whose part ends at ``ends``.
+
+    A part is the number of faces and, of each, the number of its nodes and these.
+    """
+    at = np.insert(ends[:-1], 0, 0)
+    fits = (np.diff(ends, prepend=0) > 0).all() and ends[-1] <= len(stream)
+    counts = stream[at] if fits else at
+    fits = fits and counts.min() > 0 and counts.max() < len(stream) and counts.sum() < len(stream)
+    places, at = np.empty(counts.sum() if fits else 0, np.int64), at + 1
+    first = bounds_of(counts) if fits else at
+    for number in range(counts.max()) if fits else ():
+        here = np.flatnonzero(counts > number)
+        inside = (at[here] >= 0) & (at[here] < ends[here])
+        if not (fits := bool(inside.all())):
+            break
+        places[first[here] + number] = at[here]
+        at[here] += 1 + np.maximum(stream[at[here]], 0)
+    if not fits or not np.array_equal(at, ends):
+        raise CorruptDataError(f"{path}: Cells: arrays 'faces' and 'faceoffsets' do not fit each other; {AGAIN}")
+    return places, counts
+
+
+def _polyhedra(
+    path: str, points: AnyArray, cells: RawCells, pieces: list[_Piece], of_points: Iterable[str],
+    cell_data: dict[str, AnyArray],
+) -> MeshData:  # fmt: skip
+    """Return the cells as rows: their centres, the edges across their faces, and their volumes."""
+    at = [bounds_of([len(piece.points) for piece in pieces]), bounds_of([piece.num_cells for piece in pieces])]
+    faces = [piece.faces(*first) for piece, *first in zip(pieces, *at, strict=False)]
+    centres, volumes, edges = join_polyhedra(path, np.asarray(points, np.float64), cells, faces)
+    return MeshData(
+        points=centres,
+        cells=None,
+        point_data={},
+        cell_data={"volume": volumes} | cell_data,
+        left_out=dict.fromkeys(of_points, "lives on the nodes, but the rows of a grid with polyhedra are its cells"),
+        edge_index=edges,
+    )
+
+
+def triangles_of_strips(lengths: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
     """Cut strips into triangles, ``(n, 3)``, and return the strip of each; every other one is turned around."""
     counts = np.maximum(lengths - 2, 0)
     of_strip = np.repeat(np.arange(len(lengths)), counts)

@@ -1,19 +1,29 @@
-"""VTKHDF files of type UnstructuredGrid: one or more pieces, which are joined, over time where the mesh stays as it is.
+"""VTKHDF files of type UnstructuredGrid or PolyData: pieces, which are joined, over time where the mesh stays as it is.
 
 The format: https://docs.vtk.org/en/latest/vtk_file_formats/vtkhdf_file_format. Points that pieces share are not
-merged: each piece has its own. Polyhedra, ghost cells and meshes that change in time are refused.
+merged: each piece has its own. PolyData is a mesh of polygons and strips' triangles, or a cloud, as VTP is. Polyhedra,
+ghost cells and meshes that change in time are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, ArrayLayout, ByteArray, FloatArray, IntArray, Source
 from scidata.errors import CorruptDataError, UnsupportedFormatError, check_known
-from scidata.meshes.formats.arrays import GHOSTS, as_indices, at_once, check_ghosts, join_cells
+from scidata.meshes.formats.arrays import (
+    GHOSTS,
+    TRIANGLE,
+    as_indices,
+    at_once,
+    check_ghosts,
+    join_cells,
+    polygon_types,
+)
 from scidata.meshes.formats.base import (
     ArrayReader,
     Blocks,
@@ -21,40 +31,55 @@ from scidata.meshes.formats.base import (
     Options,
     RawField,
     RawTopology,
+    Reader,
+    base_name,
     field_of,
     read_values,
 )
+from scidata.meshes.formats.points import made_into_graph
+from scidata.meshes.formats.vtk_pieces import is_surface, triangles_of_strips
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import FOR_POLYHEDRA, POLYHEDRON
 from scidata.meshes.order.ids import blocks
 from scidata.sources.hdf5.walk import attribute_of, damage_as_corrupt_data, open_h5, plain_value
 from scidata.sources.kinds import VTKHDF_ROOT as _ROOT
 
-_NEEDED = ("NumberOfPoints", "NumberOfCells", "NumberOfConnectivityIds", "Points", "Connectivity", "Offsets", "Types")
+_LISTS = {"Verts": "Vertices/", "Lines": "Lines/", "Polys": "Polygons/", "Strips": "Strips/"}  # VTP's names, and these
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cells:
+    """A list of cells: the group that has it, and how many cells and connectivity ids each piece has in it."""
+
+    group: str
+    cells: tuple[int, ...]
+    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VTKHDFTopology(RawTopology):
-    """An unstructured grid. The three tuples give the points, cells and connectivity of each piece."""
+    """A grid, surface or cloud, by the points of each piece and the lists of cells."""
 
     piece_points: tuple[int, ...]
-    piece_cells: tuple[int, ...]
-    piece_ids: tuple[int, ...]
+    lists: tuple[_Cells, ...]
 
     def load(self) -> Geometry:
         """Read points and cells, joining pieces."""
+        if self.kind != "mesh":
+            return Geometry(points=self._points())
         return Geometry(points=self._points(), cells=join_cells(list(self._cells(max(self.sizes["cell"], 1)))))
 
     def by_blocks(self) -> Blocks:
         """Describe how points and cells are read some at a time, of one piece after the other."""
-        return Blocks(points=self._points, cells=self._cells)
+        return Blocks(points=self._points, cells=self._cells if self.kind == "mesh" else None)
 
     def _points(self) -> FloatArray:
         return self._read("Points")[: sum(self.piece_points)].astype(np.float64)
 
     def _types(self) -> ByteArray:
-        """Read the types of all cells, and look for what is not read."""
-        types = self._read("Types")[: sum(self.piece_cells)].astype(np.uint8)
+        """Read the types of all cells (of a surface there are none), and look for what is not read."""
+        is_grid = not self.lists[0].group
+        types = self._read("Types")[: sum(self.lists[0].cells)].astype(np.uint8) if is_grid else np.empty(0, np.uint8)
         if (types == POLYHEDRON).any():
             row = int(np.flatnonzero(types == POLYHEDRON)[0])
             raise UnsupportedFormatError(
@@ -71,31 +96,34 @@ class VTKHDFTopology(RawTopology):
     def _cells(self, num: int) -> Iterator[RawCells]:
         """Read at most ``num`` cells at a time; each piece has offsets from 0 on, one more than cells."""
         types = self._types()
-        first_cell = first_id = first_point = 0
-        num = at_once(self.source.arrays[f"{_ROOT}/Connectivity"], num, num_rows=self.sizes["cell"])
-        for piece, num_cells in enumerate(self.piece_cells):
-            num_ids = self.piece_ids[piece]
-            for rows in blocks(num_cells, num) if num_cells else [slice(0, 0)]:
-                row = first_cell + piece + rows.start
-                offsets = self._indices("Offsets", slice(row, row + rows.stop - rows.start + 1))
-                ends = [*offsets[: rows.start == 0], *offsets[len(offsets) - (rows.stop == num_cells) :]]
-                right = [0] * (rows.start == 0) + [num_ids] * (rows.stop == num_cells)
-                if ends != right or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > num_ids:
-                    row -= rows.start
-                    every = self._indices("Offsets", slice(row, row + num_cells + 1))
-                    raise CorruptDataError(
-                        f"{self.source.path}: field 'VTKHDF/Offsets': piece {piece} must have {num_cells + 1} offsets "
-                        f"that rise from 0 to {num_ids}; found {len(every)}, from {every[:1].tolist()} to "
-                        f"{every[-1:].tolist()}"
-                    )
-                here = slice(first_id + int(offsets[0]), first_id + int(offsets[-1]))
-                yield RawCells(
-                    offsets=offsets - offsets[0],
-                    connectivity=self._indices("Connectivity", here) + first_point,
-                    cell_type=types[first_cell + rows.start : first_cell + rows.stop],
+        for piece, first_point in enumerate(bounds_of(self.piece_points)[:-1].tolist()):
+            for each in self.lists:
+                yield from self._cells_of(each, piece, first_point, num, types)
+
+    def _cells_of(self, each: _Cells, piece: int, first_point: int, num: int, types: ByteArray) -> Iterator[RawCells]:
+        group, num_cells, num_ids = each.group, each.cells[piece], each.ids[piece]
+        first_cell, first_id = sum(each.cells[:piece]), sum(each.ids[:piece])
+        num = at_once(self.source.arrays[f"{_ROOT}/{group}Connectivity"], num, num_rows=sum(each.cells))
+        for rows in blocks(num_cells, num) if num_cells else [slice(0, 0)]:
+            row = first_cell + piece + rows.start
+            offsets = self._indices(f"{group}Offsets", slice(row, row + rows.stop - rows.start + 1))
+            ends = [*offsets[: rows.start == 0], *offsets[len(offsets) - (rows.stop == num_cells) :]]
+            right = [0] * (rows.start == 0) + [num_ids] * (rows.stop == num_cells)
+            if ends != right or (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > num_ids:
+                row -= rows.start
+                every = self._indices(f"{group}Offsets", slice(row, row + num_cells + 1))
+                raise CorruptDataError(
+                    f"{self.source.path}: field 'VTKHDF/{group}Offsets': piece {piece} must have {num_cells + 1} "
+                    f"offsets that rise from 0 to {num_ids}; found {len(every)}, from {every[:1].tolist()} to "
+                    f"{every[-1:].tolist()}"
                 )
-            first_cell, first_id = first_cell + num_cells, first_id + num_ids
-            first_point += self.piece_points[piece]
+            here = slice(first_id + int(offsets[0]), first_id + int(offsets[-1]))
+            nodes, offsets = self._indices(f"{group}Connectivity", here) + first_point, offsets - offsets[0]
+            if group == _LISTS["Strips"]:
+                yield RawCells.of_kind(triangles_of_strips(np.diff(offsets), nodes)[0], TRIANGLE)
+                continue
+            of_list = polygon_types(offsets) if group else types[first_cell + rows.start : first_cell + rows.stop]
+            yield RawCells(offsets=offsets, connectivity=nodes, cell_type=of_list)
 
     def _read(self, name: str, rows: slice = slice(None)) -> AnyArray:
         return read_values(self.source, f"{_ROOT}/{name}", self.options, decode=False, box=(rows,))
@@ -123,6 +151,21 @@ class StepsReader:
         return out
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsReader:
+    """Reads an array of cells by triangle, ``rows`` being the cell of each."""
+
+    array: Reader
+    rows: IntArray
+    dim: int
+
+    def __call__(self, box: Box) -> AnyArray:
+        """Return the values of a box."""
+        rows = self.rows[box[self.dim]]
+        cells = slice(int(rows.min()), int(rows.max()) + 1) if len(rows) else slice(0, 0)
+        return self.array((*box[: self.dim], cells, *box[self.dim + 1 :])).take(rows - cells.start, self.dim)
+
+
 def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     """Describe the grid of a file.
 
@@ -133,53 +176,88 @@ def open_topology(source: Source, options: Options) -> VTKHDFTopology:
     UnknownNameError
         A part of the format is not there.
     """
-    _check_type(source)
-    arrays = source.arrays
-    needed = [f"{_ROOT}/{name}" for name in _NEEDED]
-    check_known(f"{source.path}: no", needed, arrays, ", which an UnstructuredGrid has")
-    counts = [_counts(source, name, options) for name in _NEEDED[:3]]
+    groups, arrays = ("",) if _type_of(source) == "UnstructuredGrid" else tuple(_LISTS.values()), source.arrays
+    names = [f"{group}{name}" for group in groups for name in ("NumberOfCells", "NumberOfConnectivityIds")]
+    needed = [*names, *(f"{group}{name}" for group in groups for name in ("Connectivity", "Offsets"))]
+    needed += ["NumberOfPoints", "Points", *([] if groups[0] else ["Types"])]
+    check_known(f"{source.path}: no", [f"{_ROOT}/{name}" for name in needed], arrays, ", which its type has")
+    counts = [_counts(source, name, options) for name in ("NumberOfPoints", *names)]
     if len({len(c) for c in counts}) != 1:
-        raise CorruptDataError(f"{source.path}: the three NumberOf… arrays have {[len(c) for c in counts]} pieces")
+        raise CorruptDataError(f"{source.path}: the NumberOf… arrays have {[len(c) for c in counts]} pieces")
     steps, pieces = _steps(source, options, counts)
-    points, cells, ids = (tuple(c[pieces].tolist()) for c in counts)
-    num_offsets = sum(cells) + len(cells)  # each piece has one more than cells
-    for counted, total, name in (
-        ("points", sum(points), "Points"),
-        ("cells", sum(cells), "Types"),
-        ("connectivity ids", sum(ids), "Connectivity"),
-        ("offsets", num_offsets, "Offsets"),
-    ):
-        if arrays[f"{_ROOT}/{name}"].shape[0] < total:
+    points, *rest = (tuple(c[pieces].tolist()) for c in counts)
+    lists = [_Cells(group=g, cells=c, ids=i) for g, c, i in zip(groups, rest[::2], rest[1::2], strict=True)]
+    totals = [("", "points", sum(points), "Points")]
+    for each in lists:
+        num = sum(each.cells)  # each piece has one offset more than cells
+        totals += [(each.group, "cells", num, "Types")] if not each.group else []
+        totals += [(each.group, "connectivity ids", sum(each.ids), "Connectivity")]
+        totals += [(each.group, "offsets", num + len(points), "Offsets")]
+    for group, counted, total, name in totals:
+        if (found := arrays[f"{_ROOT}/{group}{name}"].shape[0]) < total:
             raise CorruptDataError(
-                f"{source.path}: field '{_ROOT}/{name}' has {arrays[f'{_ROOT}/{name}'].shape[0]} rows, but the pieces "
-                f"have {total} {counted}"
+                f"{source.path}: field '{_ROOT}/{group}{name}' has {found} rows, but the pieces have {total} {counted}"
             )
-    sizes = {"node": sum(points), "cell": sum(cells)}
+    kind, entity, triangles = "mesh", "node", None
+    if groups[0]:
+        num_cells = {name: sum(each.cells) for name, each in zip(_LISTS, lists, strict=True)}
+        if not is_surface(source.path, num_cells):
+            kind, entity = ("graph", "node") if made_into_graph(options) else ("points", "point")
+        lists = lists[2:]
+        triangles = _triangles_of(source, lists, options) if num_cells["Strips"] else None
+    sizes = {entity: sum(points), "cell": sum(sum(each.cells) for each in lists)}
     fields, left_out = _fields(source, options, sizes, steps)
+    if kind != "mesh":
+        del sizes["cell"]
+        of_cells = [name for name, field in fields.items() if field.entity == "cell"]
+        left_out |= {base_name(name): "lives on vertices; write it on the points" for name in of_cells}
+        fields = {name: field for name, field in fields.items() if name not in of_cells}
+    elif triangles is not None:
+        sizes["cell"] = len(triangles)
+        for name, field in fields.items():
+            if field.entity == "cell":
+                dim, shape = field.entity_dim, list(field.shape)
+                shape[dim] = len(triangles)
+                reader = RowsReader(array=field.reader, rows=triangles, dim=dim)
+                fields[name] = replace(field, shape=tuple(shape), reader=reader)
     return VTKHDFTopology(
         source=source,
         options=options,
+        kind=kind,
         sizes=sizes,
         not_fields=frozenset(name for name in arrays if name.startswith(f"{_ROOT}/")),
         fields=fields,
         left_out=left_out,
         piece_points=points,
-        piece_cells=cells,
-        piece_ids=ids,
+        lists=tuple(lists),
     )
 
 
-def _check_type(source: Source) -> None:
-    """Read the group's attributes, which sources do not give."""
+def _triangles_of(source: Source, lists: Sequence[_Cells], options: Options) -> IntArray:
+    """Return the row of cell data of each polygon and each strip's triangle, in their order."""
+    polygons, strips = lists
+    offsets = as_indices(read_values(source, f"{_ROOT}/{strips.group}Offsets", options), f"{source.path}: strips")
+    rows, first, at = [], 0, 0
+    for num_polygons, num, num_ids in zip(polygons.cells, strips.cells, strips.ids, strict=True):
+        own = np.maximum.accumulate(offsets[at : at + num + 1]).clip(0, num_ids)  # wrong ones raise with the cells
+        counts = np.maximum(np.diff(own) - 2, 0)
+        rows += [np.arange(num_polygons) + first, np.repeat(np.arange(num) + first + num_polygons, counts)]
+        first, at = first + num_polygons + num, at + num + 1
+    return np.concatenate(rows)
+
+
+def _type_of(source: Source) -> str:
+    """Read the type among the group's attributes, which sources do not give."""
     with open_h5(source.path, guarded=True) as h5, damage_as_corrupt_data(f"{source.path}: attributes of {_ROOT}"):
         root = h5[_ROOT]
         name = plain_value(attribute_of(root, "Type")) if "Type" in root.attrs else ""
         version = np.asarray(attribute_of(root, "Version") if "Version" in root.attrs else ()).tolist()
-    if name != "UnstructuredGrid" or not version:
+    if name not in ("UnstructuredGrid", "PolyData") or not version:
         raise UnsupportedFormatError(
-            f"{source.path}: VTKHDF of type {name!r} and version {version}; only UnstructuredGrid is read: convert it "
-            "with vtkUnstructuredGrid (ParaView: Append Datasets), or write the plain layout"
+            f"{source.path}: VTKHDF of type {name!r} and version {version}; UnstructuredGrid and PolyData are read: "
+            "convert it (ParaView: Append Datasets), or write the plain layout"
         )
+    return str(name)
 
 
 def _counts(source: Source, name: str, options: Options) -> IntArray:
@@ -241,7 +319,7 @@ def _fields(
         if parts[1] == "FieldData" or parts[2] == GHOSTS:
             left_out[parts[2]] = "lives on neither points nor cells"
             continue
-        entity = "node" if parts[1] == "PointData" else "cell"
+        entity = next(iter(sizes)) if parts[1] == "PointData" else "cell"
         field = _field(source, layout, entity, sizes[entity], steps, options, f"{entity}/{parts[2]}")
         if isinstance(field, str):
             left_out[parts[2]] = field
@@ -268,6 +346,7 @@ def _field(
         return field_of(source, layout, entity, 0, options, name=name)
     if offsets in source.arrays:
         first = as_indices(read_values(source, offsets, options), f"{source.path}: {offsets!r}")
+        first = first[:-1] if len(first) == steps + 1 else first  # VTK 9.7 writes the end, too
     else:
         first = np.zeros(steps, np.int64) if layout.shape[0] == size else np.arange(steps, dtype=np.int64) * size
     if len(first) != steps or (steps and (first.min() < 0 or first.max() + size > layout.shape[0])):

@@ -1,18 +1,28 @@
-"""Cells of any shape by their faces: which cells lie beside each face, and where the cells' centres are."""
+"""Cells of any shape by their faces: which cells lie beside each face, and where the cells' centres are.
+
+Of a file that lists the faces of each cell by itself, faces of the same nodes are one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from scidata.core.bounds import owners_of
+from scidata.core.bounds import bounds_of, owners_of
 from scidata.core.types import FloatArray, IntArray
-from scidata.errors import CorruptDataError
+from scidata.errors import CorruptDataError, UnsupportedFormatError
+from scidata.meshes.geometry import RawCells
+from scidata.meshes.order.cells import CELL_NAMES, NUM_NODES, POLYHEDRON
+from scidata.meshes.order.faces import SOLID_FACES
 from scidata.meshes.order.ids import blocks, both_directions, undirected_keys
 
 _BLOCK = 1 << 14  # faces at once: their points stay in the cache
 _TINY = 1e-300  # volumes below it have no centre of mass
+_CLOSED = 1e-6  # the areas of a closed cell's faces add up to 0, to this share of the area
+_SIZES = {kind: NUM_NODES[kind] for kind in SOLID_FACES} | {POLYHEDRON: -1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,12 +71,17 @@ class Faces:
         inner = self.neighbour >= 0
         return both_directions(undirected_keys(self.owner[inner], self.neighbour[inner], num_cells), num_cells)
 
-    def centres_and_volumes(self, points: FloatArray, num_cells: int) -> tuple[FloatArray, FloatArray]:
+    def centres_and_volumes(
+        self, points: FloatArray, num_cells: int, *, turned: bool = True
+    ) -> tuple[FloatArray, FloatArray]:
         """Return the centres, ``(num_cells, 3)``, and volumes of the cells, as OpenFOAM computes them.
 
         A face is cut into triangles around the mean of its nodes; its centre is their mean, weighted by area. A cell
         is cut into pyramids from its faces to the mean of their centres; its centre is that of these, weighted by
         volume. Of a cell without a volume it is the mean of its faces' centres.
+
+        ``turned``: False where the nodes may run either way around a face, none of which has a neighbour: those of a
+        cell that is not closed as they run are turned away from its middle.
 
         Source: OpenFOAM, ``primitiveMeshFaceCentresAndAreas.C`` and ``primitiveMeshCellCentresAndVols.C``.
         """
@@ -81,6 +96,11 @@ class Faces:
         for cell, faces, _ in sides:
             middle += _sums(cell, centre[:, faces], num_cells)
         middle /= np.maximum(counts, 1)
+        if not turned:
+            total = np.bincount(self.owner, np.linalg.norm(area, axis=0), num_cells)
+            is_open = np.linalg.norm(_sums(self.owner, area, num_cells), axis=0) > _CLOSED * total
+            inward = ((centre - middle[:, self.owner]) * area).sum(axis=0) < 0
+            area[:, inward & is_open[self.owner]] *= -1
         volume, moment = np.zeros(num_cells), np.zeros((3, num_cells))
         for cell, faces, sign in sides:
             height = centre[:, faces] - middle[:, cell]
@@ -90,7 +110,7 @@ class Faces:
             moment += _sums(cell, height, num_cells)
         there = np.abs(volume) > _TINY
         middle[:, there] += moment[:, there] / volume[there]
-        return np.ascontiguousarray(middle.T), volume
+        return np.ascontiguousarray(middle.T), volume if turned else np.abs(volume)
 
     def _centres_and_areas(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return ``(3, num_faces)`` each; faces of as many nodes together."""
@@ -119,3 +139,62 @@ class Faces:
 def _sums(cell: IntArray, values: FloatArray, num_cells: int) -> FloatArray:
     """Add up the values ``(3, num)`` of each cell: ``(3, num_cells)``."""
     return np.stack([np.bincount(cell, column, num_cells) for column in values])
+
+
+#: Faces of cells, those between two cells twice: how many nodes each has, these nodes in order around it, and its cell.
+CellFaces: TypeAlias = tuple[IntArray, IntArray, IntArray]
+
+
+def join_polyhedra(
+    where: str, points: FloatArray, cells: RawCells, faces: Sequence[CellFaces]
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Return the centres, volumes and edges of cells, as those of :class:`Faces`; ``faces``: those of the polyhedra.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        Cells that are no solids.
+    CorruptDataError
+        Wrong ids of nodes; a polyhedron without faces; a face of more than two cells, or twice of one.
+    """
+    num_cells, every = cells.num_cells, [*faces, *_faces_of_solids(where, cells)]
+    sizes, nodes, cell = map(np.concatenate, zip(*every, strict=True))
+    sides = Faces(offsets=bounds_of(sizes), nodes=nodes, owner=cell, neighbour=np.full(len(cell), -1, np.int64))
+    sides.checked(where, len(points), num_cells)
+    bare = np.flatnonzero(np.bincount(cell, minlength=num_cells) == 0)
+    if len(bare):
+        raise CorruptDataError(f"{where}: {len(bare)} polyhedra have no faces (first: {int(bare[0])}); write it again")
+    one, other = np.concatenate([_sharing(where, sides, size) for size in np.unique(sizes)], axis=1)
+    centres, volumes = sides.centres_and_volumes(points, num_cells, turned=False)
+    return centres, volumes, both_directions(undirected_keys(one, other, num_cells), num_cells)
+
+
+def _faces_of_solids(where: str, cells: RawCells) -> Iterator[CellFaces]:
+    """Yield the faces of the cells that are no polyhedra, by their corners."""
+    sizes = np.where(cells.cell_type == POLYHEDRON, -1, np.diff(cells.offsets))
+    wrong = np.flatnonzero(sizes != np.array([_SIZES.get(kind, 0) for kind in range(256)])[cells.cell_type])
+    if len(wrong):
+        kind, size = int(cells.cell_type[wrong[0]]), int(sizes[wrong[0]])
+        raise UnsupportedFormatError(
+            f"{where}: cell {int(wrong[0])} is of VTK type {kind} ({CELL_NAMES.get(kind, 'unknown')}) with {size} "
+            "nodes; beside polyhedra are read solids: keep these (ParaView: Extract Cells By Type)"
+        )
+    for kind, faces in SOLID_FACES.items():
+        rows = np.flatnonzero(cells.cell_type == kind)
+        for face in faces:
+            nodes = cells.connectivity[cells.offsets[rows][:, None] + np.array(face)]
+            yield np.full(len(rows), len(face)), nodes.reshape(-1), rows
+
+
+def _sharing(where: str, sides: Faces, size: int) -> IntArray:
+    """Return both cells, ``(2, num)``, of each pair of faces that have the same nodes, of those of some size."""
+    every = np.flatnonzero(np.diff(sides.offsets) == size)
+    sets = np.sort(sides.nodes[sides.offsets[every][:, None] + np.arange(size)], axis=1)
+    order = np.lexsort(sets.T)
+    same = (sets[order[1:]] == sets[order[:-1]]).all(axis=1)
+    cell = sides.owner[every[order]]
+    if (crowded := int((same[1:] & same[:-1]).sum() + (same & (cell[1:] == cell[:-1])).sum())) > 0:
+        raise CorruptDataError(
+            f"{where}: {crowded} faces of {size} nodes lie between more than two cells, or twice on one; write it again"
+        )
+    return np.stack([cell[:-1][same], cell[1:][same]])

@@ -94,7 +94,7 @@ def short_steps(root):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kind": "PolyData"}, UnsupportedFormatError, "type 'PolyData'"),
+        ({"kind": "ImageData"}, UnsupportedFormatError, "type 'ImageData'"),
         ({"ghosts": True}, UnsupportedFormatError, "vtkGhostType.*1 of 3 cells as ghosts"),
         ({"steps": 2, "change": move}, UnsupportedFormatError, r"changes from step to step \(PointOffsets\)"),
         ({"steps": 2, "change": grow}, UnsupportedFormatError, r"changes from step to step \(NumberOfParts\)"),

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import settings
 
+from scidata.sources import formats
 from scidata.sources.access import object_stores
 from tests import warm
 
@@ -100,8 +101,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_group_left() -> Iterator[None]:
-    """End a process group that a test made in this process: init_mesh() does, and the next test may make its own."""
+def nothing_left() -> Iterator[None]:
+    """End what a test made in this process: the next one may make its own process group, and formats of that name."""
+    registered = list(formats._registered)
     yield
+    formats._registered[:] = registered
     if dist.is_initialized():
         dist.destroy_process_group()

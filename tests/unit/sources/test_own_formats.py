@@ -67,11 +67,6 @@ def site(tmp_path_factory):
     formats._entry_points.cache_clear()
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    monkeypatch.setattr(formats, "_registered", [])
-
-
 def command(*args):
     done = CliRunner().invoke(app, [*args, "--json"])
     assert done.exit_code == 0, done.output
@@ -140,7 +135,7 @@ def on_ranks(rank, num_ranks, site, paths):
         assert torch.allclose(normal.denormalise(normal[1])["u"].full_tensor(), torch.from_numpy(U[1:3]), atol=1e-5)
 
 
-def test_ranks_read_their_parts(site, tmp_path, registry):
+def test_ranks_read_their_parts(site, tmp_path):
     paths = [write(tmp_path / "packed.lab"), write(tmp_path / "raw.lab", packed=False)]
     run_ranks(on_ranks, 2, site, paths)
 
@@ -186,7 +181,7 @@ def test_a_mesh_is_partitioned(site, tmp_path):
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_broken_entry_point_is_named_and_stops_nothing(site, lab, tmp_path, registry):
+def test_a_broken_entry_point_is_named_and_stops_nothing(site, lab, tmp_path):
     formats._load.cache_clear()
     for name, reason in (("bad", "AttributeError"), ("worse", "ModuleNotFoundError: No module named 'nowhere'")):
         shutil.copy(EXAMPLE / "lab_format.py", tmp_path / f"x.{name}")
@@ -207,7 +202,7 @@ def test_another_file_of_that_name_is_not_taken(site, tmp_path):
     assert open_source(tmp_path / "grid.lab").format == "npy"
 
 
-def test_a_format_that_cannot_tell_stops_no_other(site, tmp_path, registry):
+def test_a_format_that_cannot_tell_stops_no_other(site, tmp_path):
     (tmp_path / "short.lab").write_bytes(b"LA")
     with pytest.raises(UnsupportedFormatError, match="which is no format that scidata reads"):
         open_source(tmp_path / "short.lab")
@@ -286,7 +281,7 @@ class Bad(FileFormat):
         ({"shape": [4], "dtype": "f8", "place": [1]}, CorruptDataError, "cannot be found as bad"),
     ],
 )
-def test_hostile_descriptions_are_refused(tmp_path, registry, given, error, match):
+def test_hostile_descriptions_are_refused(tmp_path, given, error, match):
     register_format(Bad)
     text = json.dumps({"x": given}).replace("{here}", str(tmp_path))
     (tmp_path / "a.bad1").write_text(text)
@@ -294,13 +289,13 @@ def test_hostile_descriptions_are_refused(tmp_path, registry, given, error, matc
         scidata.open_dataset(str(tmp_path / "a.bad1"), sample_dim=False, kind="grid")[0]
 
 
-def test_docstring_runs(registry, tmp_path, monkeypatch):
+def test_docstring_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (test,) = doctest.DocTestFinder(recurse=False).find(FileFormat, globs={"scidata": scidata})
     assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test).failed == 0
 
 
-def test_registration_is_checked(registry):
+def test_registration_is_checked():
     with pytest.raises(ConfigError, match="no patterns of file names"):
         register_format(FileFormat)
     with pytest.raises(ConfigError, match=r"'\*\.nc' are files that scidata reads itself"):
@@ -325,7 +320,7 @@ class Column(FileFormat):
         return np.loadtxt(self.path, ndmin=2)[box]
 
 
-def test_a_function_alone_reads(tmp_path, registry):
+def test_a_function_alone_reads(tmp_path):
     register_format(Column)
     values = RNG.random((4, 6))
     path = str(tmp_path / "run_17")
@@ -342,7 +337,7 @@ def test_a_function_alone_reads(tmp_path, registry):
 
 
 @pytest.mark.parametrize("wrong", [np.zeros(6), 0.0, np.zeros((1, 5)), np.zeros((1, 6), "c16")])
-def test_a_function_that_returns_something_else(tmp_path, registry, wrong, monkeypatch):
+def test_a_function_that_returns_something_else(tmp_path, wrong, monkeypatch):
     register_format(Column)
     np.savetxt(tmp_path / "run_1", RNG.random((4, 6)))
     monkeypatch.setattr(Column, "read", lambda self, layout, box: wrong)
@@ -350,7 +345,7 @@ def test_a_function_that_returns_something_else(tmp_path, registry, wrong, monke
         scidata.open_dataset(str(tmp_path / "run_1"), kind="grid", shard={})[0]
 
 
-def test_a_folder_with_companions(tmp_path, registry):
+def test_a_folder_with_companions(tmp_path):
     @register_format
     class Run(FileFormat):
         format, patterns = "run", ("*.run",)

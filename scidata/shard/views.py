@@ -50,7 +50,8 @@ class Copy(ViewState):
             # values written to the base keep their graph, also where the first use is under no_grad
             graph = not (self.local.is_leaf and self.local.requires_grad)
             with torch.inference_mode() if self.local.is_inference() else torch.set_grad_enabled(graph):
-                self.local.copy_(self.take())
+                once = tuple([slice(1) if step == 0 else slice(None) for step in self.local.stride()])  # of expand()
+                self.local[once].copy_(self.take()[once])
             self.seen = now
 
     def will_require_grad(self) -> bool:

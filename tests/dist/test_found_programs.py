@@ -266,6 +266,32 @@ FOUND = {
         ["v0 = x0[x0 > 0]", "v0[v0 >= -0.4] = x1.mean()", "total(v0).backward()"],
         0,
     ),
+    "plain values are added to copies that every rank has": (
+        (3,),
+        [given("x0", (2, 5), (0, (0, 2, 0)))],
+        [
+            "v0, v1 = x0.unbind(-2)",
+            "v0.scatter_add_(0, (v0 > 0).long() * 4, v0.sin())",
+            "v1[1:].index_add_(0, torch.tensor([0, 0]), ramp(2))",
+        ],
+        0,
+    ),
+    "a copy that was expanded is old": (
+        (3,),
+        [given("x0", (1, 2), (1, (0, 2, 0)))],
+        [
+            "v0 = x0.expand(3, -1).detach()[:3, :-1]",
+            "v1 = v0.unsqueeze(0).expand(2, -1, -1).view(2, 3)",
+            "v0[:, torch.tensor([0])] = v0[0:3, 0:1].clone()",
+        ],
+        0,
+    ),
+    "real numbers are written to after their spectrum of several dims": (
+        (3,),
+        [given("x0", (4, 4), (0, (3, 1, 0)), grad=True)],
+        ["v0 = x0 * 2", "v1 = torch.fft.fftn(v0).imag", "v0[-1, 1:] = ramp()", "total(v1).backward()"],
+        0,
+    ),
     "values that are split are put into a view that is on all ranks": (
         (3,),
         [given("x0", (1, 5, 3), (2, (0, 1, 2))), given("x1", (1, 5, 3), (0, (1, 0, 0)))],

@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from scidata.testing import RankError, run_ranks
 from tests.programs.make import make
 from tests.programs.program import Program
 from tests.programs.run import Outcome, on_ranks
 from tests.programs.shrink import shrink
 
-STRETCH = 80  # programs on the same ranks; new ones follow where some are out of step
+STRETCH = 40  # programs on the same ranks; new ones follow where some are out of step
 BAD = ("wrong", "hang", "divergent", "other error", "accepted")
-GIVES_UP = 80.0  # seconds for a stretch; a collective waits half as long
+GIVES_UP = 200.0  # seconds for a stretch; a collective waits half as long
 
 
 def outcomes(
@@ -67,10 +69,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--ranks", type=int, choices=(2, 3, 4), help="4 is a mesh of 2 x 2; all by default")
+    parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64")
     parser.add_argument("--case", type=int, help="print and run the program of this seed alone")
     parser.add_argument("--whole", action="store_true", help="do not make failing programs smaller")
     options = parser.parse_args()
     mesh = None if options.ranks is None else (2, 2) if options.ranks == 4 else (options.ranks,)
+    torch.set_default_dtype(getattr(torch, options.dtype))
     if options.case is not None:
         options.seed, options.count = options.case, 1
         print(make(options.case, mesh), flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.programs.program import tensors_of
+from tests.programs.program import ramp, tensors_of
 
 
 class Scope:
@@ -27,7 +27,7 @@ class Scope:
         found = [
             (name, x)
             for name, x in tensors_of(self.scope).items()
-            if x.dtype == torch.float64 and x.ndim >= dims and fits(x)
+            if x.dtype == ramp().dtype and x.ndim >= dims and fits(x)
         ]
         if not found:
             raise LookupError
@@ -59,7 +59,7 @@ class Scope:
             tail = shape[len(shape) - x.ndim :]
             return x.ndim <= len(shape) and all(n in (1, m) for n, m in zip(x.shape, tail, strict=True))
 
-        same = [name for name, x in tensors_of(self.scope).items() if x.dtype == torch.float64 and fits(x)]
+        same = [name for name, x in tensors_of(self.scope).items() if x.dtype == ramp().dtype and fits(x)]
         if same and self.chance(0.8):
             name = self.draw.choice(same)
             return self.draw.choice(
@@ -117,7 +117,7 @@ def mask(s: Scope, name: str, x: Tensor) -> str:
     if s.chance(0.4):
         return f"{name} {bound}"
     dims = s.draw.randrange(1, x.ndim + 1)
-    same = [n for n, y in tensors_of(s.scope).items() if y.dtype == torch.float64 and y.shape == x.shape[:dims]]
+    same = [n for n, y in tensors_of(s.scope).items() if y.dtype == ramp().dtype and y.shape == x.shape[:dims]]
     if same and s.chance(0.7):
         return f"{s.draw.choice(same)} {bound}"
     return f"ramp({', '.join(map(str, x.shape[:dims]))}) {bound}"
@@ -167,7 +167,7 @@ def _view(s: Scope, name: str, x: Tensor) -> str:
         f"{name}.detach()",
         f"{name}.contiguous()",
         f"{name}.view_as({name})",
-        f"{name}.to(torch.float64)",
+        f"{name}.to({torch.get_default_dtype()})",
         f"{name}.swapaxes({a}, {b})",
     ]
     if n:

@@ -65,7 +65,7 @@ def _try(line: str, scope: dict[str, Any]) -> Exception | None:
 
 
 def make(seed: int, mesh: tuple[int, ...] | None = None) -> Program:
-    """Return the program of a seed: 4 to 15 lines, few of which raise in one process."""
+    """Return the program of a seed, in torch's default dtype: 4 to 15 lines, few of which raise in one process."""
     warnings.simplefilter("ignore")
     draw = random.Random(seed)
     chosen = draw.choice(MESHES)
@@ -88,7 +88,7 @@ def make(seed: int, mesh: tuple[int, ...] | None = None) -> Program:
             continue
         lines.append(line)
         names = 1 + max((int(n[1:]) for n in scope if re.fullmatch(r"v\d+", n)), default=-1)
-    return Program(seed, mesh, given, (*lines, *_end(scope)))
+    return Program(seed, mesh, given, (*lines, *_end(scope)), str(torch.get_default_dtype()))
 
 
 def _is_tame(scope: dict[str, Any]) -> bool:

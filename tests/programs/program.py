@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 def ramp(*shape: int) -> Tensor:
     """Return a plain tensor whose elements all differ."""
     count = torch.Size(shape).numel()
-    return torch.linspace(-0.9, 1.1, count, dtype=torch.float64).reshape(shape)
+    return torch.linspace(-0.9, 1.1, count, dtype=torch.float64).reshape(shape).to(torch.get_default_dtype())
 
 
 def total(x: Any) -> Any:
@@ -62,7 +62,7 @@ class Given:
     def whole(self) -> Tensor:
         """Return its values, which follow from its name."""
         generator = torch.Generator().manual_seed(ord(self.name[-1]))
-        return torch.randn(self.shape, dtype=torch.float64, generator=generator)
+        return torch.randn(self.shape, dtype=torch.float64, generator=generator).to(torch.get_default_dtype())
 
     def __str__(self) -> str:
         layout = "plain"
@@ -74,15 +74,16 @@ class Given:
 
 @dataclass(frozen=True)
 class Program:
-    """Lines of Python that run on whole tensors and on shards alike."""
+    """Lines of Python that run on whole tensors and on shards alike, in torch's default dtype of that name."""
 
     seed: int
     mesh: tuple[int, ...]
     given: tuple[Given, ...]
     lines: tuple[str, ...]
+    dtype: str = "torch.float64"
 
     def __str__(self) -> str:
-        return "\n".join([f"# seed {self.seed}, mesh {self.mesh}", *map(str, self.given), *self.lines])
+        return "\n".join([f"# seed {self.seed}, mesh {self.mesh}, {self.dtype}", *map(str, self.given), *self.lines])
 
 
 def run_line(line: str, scope: dict[str, Any]) -> None:

@@ -23,8 +23,11 @@ from scidata.shard.views import Whole
 from scidata.testing.oracle import shard_of
 from tests.programs.program import NAMES, Given, Program, run_line, tensors_of
 
-TOLERANCE = 1e-10  # of the largest element, or 1: sums are taken in another order
+#: Of the largest element, or 1: sums are taken in another order, and each line rounds.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
+TOLERANCE |= {torch.complex128: 1e-10, torch.complex64: 1e-4}
 AXES = ("h", "w", "d")
+DTYPES = {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
 @dataclass
@@ -47,6 +50,7 @@ def on_ranks(rank: int, num_ranks: int, programs: Sequence[Program], done: Path)
     Ends early after a program in which the ranks are no longer in step.
     """
     warnings.simplefilter("ignore")
+    torch.set_default_dtype(DTYPES[programs[0].dtype])
     mesh = init_device_mesh("cpu", programs[0].mesh, mesh_dim_names=AXES[: len(programs[0].mesh)])
     control = dist.new_group()  # apart from the programs' own collectives
     for program in programs:
@@ -205,7 +209,8 @@ def _difference(want: Any, got: Any) -> str | None:
         for dim, start in enumerate(got.spec.offsets):
             mine = mine.narrow(dim, start, part.shape[dim])
     if want.is_floating_point() or want.is_complex():
-        bound = TOLERANCE * max(1.0, float(want.detach().abs().max()) if want.numel() else 0.0)
+        loose = max(TOLERANCE[want.dtype], TOLERANCE[torch.get_default_dtype()])
+        bound = loose * max(1.0, float(want.detach().abs().max()) if want.numel() else 0.0)
         if not torch.allclose(mine, part, rtol=0, atol=bound, equal_nan=True):
             return f"values differ by {float((mine - part).detach().abs().max()):.2g}"
     elif not torch.equal(mine, part):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from scidata.shard import ShardTensor
@@ -15,6 +16,13 @@ from tests.programs.run import Outcome, on_ranks
 from tests.programs.shrink import shrink
 
 BASE = 7_000_000
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)])

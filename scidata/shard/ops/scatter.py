@@ -234,7 +234,8 @@ def scatter(
             return scatter_along(func, x, dim, index, values, **options)
         reduces = kind == "scatter_reduce" and (reduce == "mean" or include_self != (reduce in ("sum", "prod")))
         if values is not None and (reduces or not _lies_along(dim, index, values)):
-            if kind != "scatter_reduce" and _fits(x.shape, dim, index.shape, values):
+            parts = is_sharded(index) or is_sharded(values)
+            if parts and kind != "scatter_reduce" and _fits(x.shape, dim, index.shape, values):
                 return _from_parts(func, x, normal_dim(dim, len(x.shape)), index, values, compute)
             return write_to_plain(func, (x, dim, index, values), options)
     if kind == "index_add" and len(index.shape) != 1:

@@ -10,7 +10,7 @@ from scidata.core.options import ONLY_GRIDS, SAMPLES, ReadOptions
 from scidata.core.types import Source
 from scidata.errors import UnsupportedFormatError
 from scidata.sources import open_source
-from scidata.sources.kinds import ELSEWHERE, common_points, kind_of
+from scidata.sources.kinds import ELSEWHERE, MESHES_IN_HDF5, check_no_mesh, common_points, kind_of
 from scidata.sources.paths import expand_paths
 from scidata.store.format.places import is_store
 
@@ -19,6 +19,7 @@ _MOST_NAMED = 4  # files in a command that is shown
 
 def _open(path: str, allow_external: bool) -> Source:
     try:
+        check_no_mesh(path)
         return open_source(path, allow_external=allow_external)
     except UnsupportedFormatError:
         from scidata.meshes.formats.meshio import open_any  # which a grid does without
@@ -45,7 +46,8 @@ def kind_of_raw(
         source = _open(expand_paths(path)[0], allow_external)
         as_grid = like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES))
         found, reason = kind_of(source, like_grid=as_grid, fields=options.fields)
-    of_mesh_tools = source is not None and source.format in ("meshio", "openfoam", "vtu", "vtp", "vtp points")
+    tools = ("meshio", "openfoam", "vtu", "vtp", "vtp points", *MESHES_IN_HDF5.values())
+    of_mesh_tools = source is not None and source.format in tools
     if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."
         folder = os.path.dirname(shown.rstrip("/"))

@@ -35,6 +35,7 @@ from scidata.sources import open_source
 from scidata.sources.kinds import (
     RELATION,
     check_kind,
+    check_no_mesh,
     has_cells,
     has_edges,
     has_points,
@@ -246,6 +247,7 @@ class _Reading:
             return foam.open_topology(path, self.options, kind)
         by_meshio = meshio.is_known(path, kind)
         try:
+            check_no_mesh(path)
             source = self._open(path)
         except UnsupportedFormatError:
             if meshio.is_known(path) and not by_meshio:

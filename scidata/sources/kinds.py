@@ -13,6 +13,8 @@ from scidata.errors import UnsupportedFormatError
 from scidata.sources.cf import is_coordinate, role_of, role_of_name
 
 VTKHDF_ROOT = "VTKHDF"
+#: Suffixes of meshes that may be HDF5, by the format's name; their arrays are no fields.
+MESHES_IN_HDF5 = {".cgns": "CGNS"}
 EXODUS_CONNECT = re.compile(r"connect(\d+)")
 EDGE_PAIRS = ("edge_index", "edges", "edge/index")
 CELL_ROWS = ("cells", "cell", "faces", "elements", "connectivity", "triangles", "cells/nodes")
@@ -37,6 +39,13 @@ _LEVELS = re.compile(
 _NUMBERED = re.compile(r"\d")
 #: How the reason ends where a file has fields of a mesh, and not the mesh.
 ELSEWHERE = "the topology is in another file"
+
+
+def check_no_mesh(path: str) -> None:
+    """Raise UnsupportedFormatError for a file whose HDF5 has a mesh of a format with a suffix of its own."""
+    for suffix, name in MESHES_IN_HDF5.items():
+        if path.lower().endswith(suffix):
+            raise UnsupportedFormatError(f"{path}: is a mesh as {name}, which a store is made of: scidata partition")
 
 
 def kind_of(source: Source, *, like_grid: bool = False, fields: Sequence[str] | str | None = None) -> tuple[str, str]:
@@ -92,6 +101,8 @@ def _format_of_mesh(source: Source) -> str | None:
         return "a case of OpenFOAM"
     if source.format in ("vtp", "vtu"):
         return "a surface as VTP" if source.format == "vtp" else "a mesh as VTU"
+    if source.format in MESHES_IN_HDF5.values():
+        return f"a mesh as {source.format}"
     checks = (is_vtkhdf, "VTKHDF"), (is_ugrid, "UGRID"), (is_mpas, "MPAS"), (is_exodus, "Exodus II"), (is_esmf, "ESMF")
     found = next((name for check, name in checks if check(source)), None)
     return None if found is None else f"a mesh as {found}"

@@ -1,4 +1,4 @@
-"""Other mesh formats (Gmsh, SU2, CGNS, …) through meshio, legacy VTK through vtk, both extras; VTP and VTU without.
+"""Other mesh formats (Gmsh, SU2, …) through meshio, legacy VTK through vtk, both extras; VTP, VTU and CGNS without.
 
 A file is read whole; fields are then views of its arrays.
 """
@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import h5py
 import numpy as np
 
 from scidata.core.bounds import bounds_of
@@ -35,6 +34,7 @@ from scidata.errors import (
 )
 from scidata.meshes.formats.arrays import GHOSTS, check_ghosts, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
+from scidata.meshes.formats.cgns import is_cgns, read_cgns
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
@@ -44,6 +44,7 @@ from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import CELL_NAMES, FOR_POLYHEDRA
 from scidata.sources import open_source
 from scidata.sources.file_source import WholeFileSource, layout_in_memory
+from scidata.sources.kinds import MESHES_IN_HDF5, check_no_mesh
 
 #: VTK's codes by meshio's names, which are VTK's for linear cells.
 _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
@@ -102,6 +103,7 @@ def _is_vtk_xml(path: str) -> bool:
 def open_any(path: str, *, allow_external: bool = False) -> Source:
     """Open a source of any format, by meshio where it is none of ours."""
     try:
+        check_no_mesh(path)
         return open_source(path, allow_external=allow_external)
     except UnsupportedFormatError:
         if is_case(path):
@@ -128,9 +130,10 @@ class MeshioSource(WholeFileSource[MeshData]):
 
     @property
     def format(self) -> str:
-        """``"meshio"``, ``"vtu"``, ``"vtp"`` (surfaces) or ``"vtp points"`` (clouds): VTP is read to tell."""
+        """``"meshio"``, ``"CGNS"``, ``"vtu"``, ``"vtp"`` (surfaces), ``"vtp points"`` (clouds)."""
         if not _is_vtp(self.path):
-            return "vtu" if _is_vtk_xml(self.path) else "meshio"
+            names = (name for suffix, name in MESHES_IN_HDF5.items() if self.path.lower().endswith(suffix))
+            return "vtu" if _is_vtk_xml(self.path) else next(names, "meshio")
         return "vtp points" if self.mesh.cells is None else "vtp"
 
     @property
@@ -207,11 +210,13 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     if _is_binary_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
         check_outside(path, allow_external=allow_external)
         return _read_by_vtk(path)
+    if path.lower().endswith(".cgns"):
+        check_outside(path, allow_external=allow_external)
+        if is_cgns(path):
+            return read_cgns(path)
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
     meshio: Any = optional_module("meshio", needs, "meshio")
     check_outside(path, allow_external=allow_external)
-    if path.lower().endswith(".cgns"):
-        _check_cgns(path)
     _check_zones(path)
     apart = os.path.splitext(path)[1].lower() in _COUNTED
     try:
@@ -222,7 +227,6 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     except (UnsupportedFormatError, CorruptDataError):
         raise
     except (Exception, SystemExit) as e:  # readers raise nearly anything, and some end the program
-        only = f" ({_OF_CGNS})" if path.lower().endswith(".cgns") else ""
         why = " ".join(printed.getvalue().split()) if isinstance(e, SystemExit) else e
         remedy = (
             "save it as .vtp (PolyData), or as binary with vtk installed (extra [vtk]), which are read"
@@ -230,7 +234,7 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
             else "convert it"
         )
         raise UnsupportedFormatError(
-            f"{path}: meshio cannot read it: {why}{only}; {remedy}, or write the plain layout"
+            f"{path}: meshio cannot read it: {why}; {remedy}, or write the plain layout"
         ) from e
     points = np.asarray(mesh.points)
     if points.ndim != 2 or points.shape[1] not in (2, 3):
@@ -300,25 +304,6 @@ def _read_apart(path: str, package: str = "meshio") -> Any:
                     return read_vtk(path, file.read(), suffix)
         with open(os.path.join(folder, "mesh"), "rb") as file:  # which the worker wrote, not whoever made the mesh
             return pickle.load(file)
-
-
-_OF_CGNS = "of CGNS it reads tetrahedra in the section GridElements of the only zone, Zone1, of Base"
-_CGNS_TETRA = 10
-
-
-def _check_cgns(path: str) -> None:
-    """Refuse files that meshio reads wrongly: it leaves out further zones, and takes any four nodes for tetrahedra."""
-    with contextlib.suppress(OSError, KeyError, AttributeError), h5py.File(path, "r") as file:
-        base = file["Base"]
-        zones = [name for name in base if name == "Zone1" or base[name].attrs.get("label") in ("Zone_t", b"Zone_t")]
-        kind = base["Zone1/GridElements"].get(" data")
-        code = _CGNS_TETRA if kind is None else int(np.ravel(kind[()])[0])
-        if len(zones) > 1 or code != _CGNS_TETRA:
-            found = f"{len(zones)} zones" if len(zones) > 1 else f"elements of CGNS type {code}"
-            raise UnsupportedFormatError(
-                f"{path}: has {found}, which meshio does not read ({_OF_CGNS}); convert it to VTU (ParaView), or write "
-                "the plain layout"
-            )
 
 
 def open_topology(

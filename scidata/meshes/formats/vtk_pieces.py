@@ -8,7 +8,7 @@ field they are no cells, and left out they would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
@@ -91,7 +91,9 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
             cell_type=np.concatenate([piece.types() for piece in pieces]),
         )
         if (cells.cell_type == POLYHEDRON).any():
-            return _polyhedra(path, points, cells, pieces, point_data, cell_data)
+            at_cell = bounds_of([piece.num_cells for piece in pieces])
+            faces = [piece.faces(*each) for piece, *each in zip(pieces, first, at_cell, strict=False)]
+            return polyhedra_as_rows(path, points, cells, faces, point_data, cell_data)
         return MeshData(points=points, cells=cells, point_data=point_data, cell_data=cell_data)
     if not has_surface:
         moved = [piece.points_of("Verts")[1] + at for piece, at in zip(pieces, first, strict=False)]
@@ -283,20 +285,19 @@ def _unroll(path: str, stream: IntArray, ends: IntArray) -> tuple[IntArray, IntA
     return places, counts
 
 
-def _polyhedra(
-    path: str, points: AnyArray, cells: RawCells, pieces: list[_Piece], of_points: Iterable[str],
-    cell_data: dict[str, AnyArray],
+def polyhedra_as_rows(
+    path: str, points: AnyArray, cells: RawCells, faces: Sequence[CellFaces], of_points: Iterable[str],
+    cell_data: dict[str, AnyArray], left_out: Mapping[str, str] | None = None,
 ) -> MeshData:  # fmt: skip
     """Return the cells as rows: their centres, the edges across their faces, and their volumes."""
-    at = [bounds_of([len(piece.points) for piece in pieces]), bounds_of([piece.num_cells for piece in pieces])]
-    faces = [piece.faces(*first) for piece, *first in zip(pieces, *at, strict=False)]
     centres, volumes, edges = join_polyhedra(path, np.asarray(points, np.float64), cells, faces)
+    reason = "lives on the nodes, but the rows of a grid with polyhedra are its cells"
     return MeshData(
         points=centres,
         cells=None,
         point_data={},
         cell_data={"volume": volumes} | cell_data,
-        left_out=dict.fromkeys(of_points, "lives on the nodes, but the rows of a grid with polyhedra are its cells"),
+        left_out=dict.fromkeys(of_points, reason) | dict(left_out or {}),
         edge_index=edges,
     )
 

@@ -95,14 +95,17 @@ class VTKHDFTopology(RawTopology):
 
     def _cells(self, num: int) -> Iterator[RawCells]:
         """Read at most ``num`` cells at a time; each piece has offsets from 0 on, one more than cells."""
-        types = self._types()
+        types, firsts = self._types(), [(bounds_of(each.cells), bounds_of(each.ids)) for each in self.lists]
         for piece, first_point in enumerate(bounds_of(self.piece_points)[:-1].tolist()):
-            for each in self.lists:
-                yield from self._cells_of(each, piece, first_point, num, types)
+            for each, (cells, ids) in zip(self.lists, firsts, strict=True):
+                first = int(cells[piece]), int(ids[piece])
+                yield from self._cells_of(each, piece, first_point, first, num, types)
 
-    def _cells_of(self, each: _Cells, piece: int, first_point: int, num: int, types: ByteArray) -> Iterator[RawCells]:
+    def _cells_of(
+        self, each: _Cells, piece: int, first_point: int, first: tuple[int, int], num: int, types: ByteArray
+    ) -> Iterator[RawCells]:
         group, num_cells, num_ids = each.group, each.cells[piece], each.ids[piece]
-        first_cell, first_id = sum(each.cells[:piece]), sum(each.ids[:piece])
+        first_cell, first_id = first
         num = at_once(self.source.arrays[f"{_ROOT}/{group}Connectivity"], num, num_rows=sum(each.cells))
         for rows in blocks(num_cells, num) if num_cells else [slice(0, 0)]:
             row = first_cell + piece + rows.start

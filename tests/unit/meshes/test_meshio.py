@@ -146,39 +146,6 @@ def test_vtu_of_other_cells(tmp_path):
         read_samples(str(path))[0]
 
 
-def quads(base):
-    base["Zone1/GridElements/ data"][0] = 7
-
-
-def another_zone(base):
-    base.create_group("Zone2").attrs["label"] = np.bytes_("Zone_t")
-
-
-def another_name(base):
-    base.move("Zone1", "Zone")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (quads, "has elements of CGNS type 7"),
-        (another_zone, "has 2 zones"),
-        (another_name, "meshio cannot read it.*of CGNS it reads tetrahedra"),
-    ],
-)
-def test_cgns_that_meshio_would_read_wrongly(tmp_path, meshio, change, message):
-    path = str(tmp_path / "m.cgns")
-    meshio.Mesh(np.random.default_rng(0).random((4, 3)), [("tetra", [[0, 1, 2, 3]])]).write(path)
-    with h5py.File(path, "a") as file:
-        file["Base/Zone1/GridElements/ data"] = np.array([10, 0], "i4")  # as other writers say what they are
-        file["Base"].create_group("Family")
-    assert read_samples(path)[0].cells.connectivity.tolist() == [0, 1, 2, 3]
-    with h5py.File(path, "a") as file:
-        change(file["Base"])
-    with pytest.raises(UnsupportedFormatError, match=message):
-        read_samples(path)[0]
-
-
 # ------------------------------------------------------------------------------------ what a file leads to, or hides
 
 

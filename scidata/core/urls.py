@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -40,6 +41,12 @@ def local_path(path: str) -> str | None:
         if target.startswith(scheme) and "::" not in target:
             return target.removeprefix(scheme)
     return None if is_url(target) else target
+
+
+def absolute(path: str) -> str:
+    """Return a local path from the root on; ``..`` after a link is the folder of what that leads to, as elsewhere."""
+    head, dots, tail = f"{os.path.expanduser(path)}/".rpartition("/../")
+    return os.path.abspath(os.path.join(os.path.realpath(f"{head}/..") if dots else "", tail))
 
 
 def is_url(path: str) -> bool:

@@ -321,7 +321,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
             From :func:`scidata.statistics`, or ``Statistics.load(path)``: of other periods, files or ranks if need be,
             and of other fields besides. Figures by level go by the labels of the levels, in any order.
         fields
-            Those to be normalised; default all floating ones. Integers stay as they are.
+            Those to be normalised; default all floating ones but ``pos`` and times of rows. Integers stay as they are.
         method
             ``"mean_std"``; ``"min_max"``, ``(x - min) / (max - min)``; or ``"std"``, ``x / std``.
 
@@ -351,6 +351,9 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made._forget()
+        if fields is None:
+            places = ("pos", self.reader.options.time) if hasattr(self, "entities") else ()
+            fields = [name for name in self.fields if passes[name].dtype.kind == "f" and name not in places]
         found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
         made._normalised = stats, fields, method
         made._scales, made._local_scales = found, {n: scale.local(self._local_rows(n)) for n, scale in found.items()}

@@ -18,7 +18,7 @@ from scidata.data.domain_dataset import DomainDataset
 from scidata.data.hetero_sample import HeteroSample
 from scidata.data.irregular_sample import IrregularSample
 from scidata.data.local_fields import apply_locally
-from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered, shares
+from scidata.data.measured import check_seconds, costs_from_json, costs_to_json, gathered, name_ranks_alone, shares
 from scidata.data.topology import Cells, Place, Relation, Topology, as_tensor, edges_and_cells, shard_rows
 from scidata.errors import ConfigError
 from scidata.meshes.hetero import JOINT, rows_named
@@ -69,7 +69,8 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         if self.reader.subsample is not None:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._tensors: WeakKeyDictionary[Identity, tuple[dict[str, Relation], Cells | None]] = WeakKeyDictionary()
-        self._seconds: defaultdict[int, float] = defaultdict(float)  # of this rank, by stored sample
+        self._num_cuts, self._seconds = 0, defaultdict[int, float](float)  # of this rank, by stored sample
+        name_ranks_alone()
 
     # -- entities, fields and epochs -----------------------------------------------------------------------------
 
@@ -242,12 +243,13 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
     def rebalance(self) -> None:
         """Cut each sample that was measured by what its parts took, from the next epoch on. Collective over the mesh.
 
-        Iterations that have begun stay with their cut. Samples of which a part was not measured keep theirs.
+        Iterations that have begun stay with their cut. Samples of which a part was not measured keep theirs. Where
+        ranks of several domains measured a part, the mean of each one's sum counts.
 
         Raises
         ------
         ConfigError
-            The data set was opened without ``weights="measured"``.
+            The data set was opened without ``weights="measured"``, or ranks come from different places.
 
         Examples
         --------
@@ -256,7 +258,9 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
         {'0': {'bounds': [0, 6], 'seconds': [0.25]}}
         """
         reader = self._measured_reader("rebalance")
-        found = gathered(self._seconds, self.mesh, self._rank, reader.num_parts)
+        self._num_cuts += 1
+        when = f"rebalance() no. {self._num_cuts}, in epoch {int(self._epoch)}"
+        found = gathered(self._seconds, self.mesh, self._rank, reader.num_parts, when)
         self._seconds.clear()
         made = {n: PartCosts(tuple(reader.measured_bounds(n).tolist()), tuple(each)) for n, each in found.items()}
         self.reader = reader.recut(reader.costs | made)

@@ -6,6 +6,7 @@ counts as even, so that any number of ranks cuts the same prefix sum of it, and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scidata.core.types import IntArray
-from scidata.errors import ConfigError
+from scidata.device_mesh import groups
+from scidata.device_mesh.board import call_with_timeout, common_postings, has_peers
+from scidata.errors import ConfigError, RankFailedError
 from scidata.meshes.order.cuts import balanced_bounds
 from scidata.store.reading.cuts import PartCosts
 
@@ -24,6 +27,19 @@ if TYPE_CHECKING:
     from scidata.store.reading.reader import StoreReader
 
 _VERSION = 1
+_KEY = "rebalance"  # the rank that waits in one, and where
+_ALIKE = "it is collective: all ranks call it, at the same places"
+
+
+@functools.cache
+def name_ranks_alone() -> None:
+    """Have collectives that run out of time say which rank waits in a rebalance, to which others do not come."""
+    groups.add_explainer(_reason)
+
+
+def _reason() -> RankFailedError | None:
+    found = call_with_timeout(1.0, lambda: common_postings().find(_KEY)) if has_peers() else None
+    return None if found is None else RankFailedError(f"rank {found[0]} waits in {found[1]}; {_ALIKE}", found[0])
 
 
 def check_seconds(seconds: object) -> float:
@@ -54,20 +70,27 @@ def shares(
 
 
 def gathered(
-    measured: Mapping[int, float], mesh: DeviceMesh | None, rank: int, num_parts: int
+    measured: Mapping[int, float], mesh: DeviceMesh | None, rank: int, num_parts: int, when: str
 ) -> dict[int, list[float]]:
     """Return the seconds of all parts of each stored sample of which all were measured. Collective over the mesh.
 
-    Where several data-parallel ranks measured a part, its mean.
+    Where several data-parallel ranks measured a part, its mean. ``when`` is the same on all ranks, or ConfigError.
     """
-    records: list[tuple[int, dict[int, float]]] = [(rank, dict(measured))]
+    own = dist.get_rank() if dist.is_initialized() else 0
+    records: list[tuple[int, dict[int, float], int, str]] = [(rank, dict(measured), own, when)]
+    if has_peers():
+        common_postings().post(_KEY, [own, when])
     for axis in range(0 if mesh is None else mesh.ndim):
         assert mesh is not None
         found: list[Any] = [None] * mesh.size(axis)
         dist.all_gather_object(found, records, group=mesh.get_group(axis))
         records = [record for each in found for record in each]
     by_part: defaultdict[int, list[list[float]]] = defaultdict(lambda: [[] for _ in range(num_parts)])
-    for part, seconds in records:
+    if has_peers():
+        common_postings().remove(_KEY)
+    if len(places := {at: one for _, _, one, at in records}) > 1:
+        raise ConfigError(f"{', '.join(f'rank {one} has come to {at}' for at, one in places.items())}; {_ALIKE}")
+    for part, seconds, _, _ in records:
         for stored, value in seconds.items():
             by_part[stored][part].append(value)
     means = {

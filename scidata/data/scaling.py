@@ -119,18 +119,16 @@ def scales_of(
     fields: Mapping[str, tuple[str, ...]],
     passes: Mapping[str, FieldPass],
     stats: Statistics,
-    chosen: str | Sequence[str] | None,
+    chosen: str | Sequence[str],
     method: str,
 ) -> dict[str, Scale]:
-    """Return shift and scale of each field, default all floating ones; ``passes`` know the labels of its rows."""
+    """Return shift and scale of each chosen field; ``passes`` know the labels of its rows."""
     check_choice("method", method, METHODS)
     if not isinstance(stats, Statistics):
         raise ConfigError(
             f"normalise: expected scidata.statistics(…), or Statistics.load(path), not {type(stats).__name__}"
         )
-    names = (
-        [name for name in fields if passes[name].dtype.kind == "f"] if chosen is None else names_of("fields", chosen)
-    )
+    names = names_of("fields", chosen)
     check_known("normalise: no field", names, fields)
     for name in names:
         if name not in stats.fields:

@@ -40,6 +40,7 @@ def init_mesh(
     dp: int = -1,
     names: Sequence[str] | None = None,
     extra: Mapping[str, int] | None = None,
+    order: Sequence[str] | None = None,
     device: str | None = None,
     timeout: float | datetime.timedelta | None = None,
     backend: str | None = None,
@@ -59,6 +60,8 @@ def init_mesh(
         Names of the dp axis and the domain axes; default ``("dp", "domain")``, for a 2-D domain ``("dp", "h", "w")``.
     extra : Mapping[str, int] or None, optional
         Further axes by name, such as ``{"tp": 2}``; ranks along them hold the same part of a sample.
+    order : Sequence[str] or None, optional
+        All axes, the outermost first, such as ``("dp", "pp", "domain")``; default dp, the domain, then ``extra``.
     device : str or None, optional
         ``"cpu"`` or an accelerator, such as ``"cuda"`` (NVIDIA, AMD) or ``"xpu"`` (Intel); default the accelerator
         that torch finds.
@@ -91,6 +94,9 @@ def init_mesh(
     """
     check_mapping("extra", extra or {}, "{'tp': 2}")
     sizes = _axis_sizes(domain, dp, names, extra or {})
+    if isinstance(order, str) or sorted(map(str, order or sizes)) != sorted(sizes):
+        raise ConfigError(f"order={order!r}: expected each of the axes {', '.join(sizes)} once, the outermost first")
+    sizes = {name: sizes[name] for name in order or sizes}
     limit = datetime.timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
     if limit is not None and (not isinstance(limit, datetime.timedelta) or limit < datetime.timedelta()):
         raise ConfigError(f"timeout={timeout!r}: expected seconds, or a datetime.timedelta")

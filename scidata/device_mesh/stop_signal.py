@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
@@ -24,6 +25,7 @@ from scidata.device_mesh.board import Board
 from scidata.errors import ConfigError
 
 _RESULT = "step/result"
+_PATIENCE = 15.0  # s for votes, which threads cast within one: a rank without any has no StopSignal
 
 
 class StopSignal:
@@ -87,7 +89,7 @@ class StopSignal:
         Raises
         ------
         ConfigError
-            This was made before ``init_mesh``, so the other ranks would not hear of a signal.
+            This was made before ``init_mesh``, so the other ranks would not hear of a signal; or not by all ranks.
         RankFailedError
             Another rank has failed, after a signal.
 
@@ -138,6 +140,7 @@ class StopSignal:
         assert self._board is not None
         with self._lock:
             self._is_asked, done = True, self._num_done
+        self._posts.post(f"voter/{self._board.rank}", done)
         found = self._posts.vote("step", len(self._board.ranks), done)
         if found is not None:
             self._posts.post(_RESULT, max(found) + 1)
@@ -145,11 +148,14 @@ class StopSignal:
     def _agreed(self) -> int | None:
         """Wait for the votes, which threads cast at once; None where a rank has come to its end meanwhile."""
         assert self._board is not None
-        events = self._board.events
+        events, began = self._board.events, time.monotonic()
         while not self._posts.wait([_RESULT], seconds=1.0, num_ranks=len(self._board.ranks)):
             ended = next((event for event in events if event.is_last or event.kind == "left"), None)
             if ended is not None and ended.kind != "left":
                 raise ended.error()
             if ended is not None:
                 return None
+            without = [rank for rank in self._board.ranks if not self._posts.has(f"voter/{rank}")]
+            if time.monotonic() - began > _PATIENCE and without:
+                raise ConfigError(f"asked to stop, but rank {without[0]} has no StopSignal: make one on each rank")
         return int(self._posts.read(_RESULT))

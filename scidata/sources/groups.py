@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from scidata.core.cache import Cache
 from scidata.core.types import Array, ArrayLayout, ChunkRefs, Files, IntArray, Source
+from scidata.core.urls import absolute
 from scidata.errors import UnsupportedFormatError, near_matches
 from scidata.sources.access.files import files, version_at
 from scidata.sources.single_files import open_file
@@ -82,7 +83,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _open_whole(path: str, *, allow_external: bool) -> Source:
-    key = os.path.abspath(path), version_at(path), allow_external
+    key = absolute(path), version_at(path), allow_external
     found = _whole.get(key)
     if found is not None:
         return found

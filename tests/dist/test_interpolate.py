@@ -201,6 +201,8 @@ def names_what_is_wrong(rank, num_ranks):
         (r"positions of shape \(3,\)", (x, torch.zeros(3), (lat, lon)), {}),
         ("positions of shape .* and torch.int64", (x, torch.zeros(3, 2).long(), (lat, lon)), {}),
         ("a field of torch.int64", ((9 * x).long(), inside, (lat, lon)), {}),
+        ("expected a width of each dim", (x, inside, (lat, lon)), {"period": ("0", "360")}),
+        ("expected a width of each dim", (x, inside, (lat, lon)), {"period": (0, -360)}),
         ("period=360: expected one for each of the 2 dims", (x, inside, (lat, lon)), {"period": 360}),
         ("the field and positions are tensors", (x, np.zeros((3, 2)), (lat, lon)), {}),
         ("the field and positions are tensors", (np.zeros((9, 8)), inside, (lat, lon)), {}),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scidata
-from scidata.errors import ConfigError
+from scidata.errors import ConfigError, RankFailedError
 from scidata.testing import run_ranks
 
 ROWS = 600
@@ -93,6 +93,76 @@ def test_cuts_follow_measured_costs_and_gradients_stay_those_of_one_process(stor
     for grads in (grads for each in found for grads in each["grads"]):
         for got, p in zip(grads, net.parameters(), strict=True):
             torch.testing.assert_close(got, p.grad, rtol=1e-12, atol=0)
+
+
+def visit(rank: int, size: int, folder: str) -> Any:
+    """2 x 2 ranks, batches in flight: what follows a rebalance is right, and costs are means over domains."""
+    mesh = scidata.init_mesh(domain=2)
+    part, dp = mesh.get_local_rank("domain"), mesh.get_local_rank("dp")
+    whole = scidata.open_dataset(f"{folder}/two.store")
+    truth = [whole[i]["x"] for i in range(2)]
+    ds = scidata.open_dataset(f"{folder}/two.store", mesh, weights="measured")
+    loader = scidata.DataLoader(ds, num_workers=2, prefetch_factor=2, shuffle=True)
+    seen, saved = [], None
+    for epoch in range(6):
+        loader.set_epoch(epoch)
+        for sample in loader:
+            bounds = sample.index_map("node").bounds
+            (index,) = sample.index
+            assert torch.equal(sample["x"].to_local(), truth[index][bounds[part] : bounds[part + 1]])
+            assert torch.equal(sample["x"].full_tensor(), truth[index])
+            seen.append((epoch, index, bounds.tolist()))
+            ds.measure(sample, (1.0 + 2 * part) * (1 + dp))
+            if epoch == 2:
+                saved = json.loads(json.dumps(loader.state_dict()))
+                ds.rebalance()  # with the next epoch's samples not read yet, and this one's in flight
+        ds.rebalance()
+    again = scidata.open_dataset(f"{folder}/two.store", mesh, weights="measured")
+    resumed = scidata.DataLoader(again, num_workers=2, shuffle=True)
+    resumed.load_state_dict(saved)
+    resumed.set_epoch(3)
+    for sample in resumed:
+        bounds = sample.index_map("node").bounds
+        assert torch.equal(sample["x"].to_local(), truth[sample.index[0]][bounds[part] : bounds[part + 1]])
+    return seen, ds.costs
+
+
+def test_two_domains_share_their_costs(stores: Path) -> None:
+    found = run_ranks(visit, 4, str(stores), timeout=300)
+    assert len({json.dumps(costs) for _, costs in found}) == 1
+    for seen, _ in found:
+        first = [bounds for epoch, _, bounds in seen if epoch == 0]
+        assert all(bounds[1] == (bounds[2] + 1) // 2 for bounds in first)
+    assert any(bounds[1] > bounds[2] // 2 + 9 for _, _, bounds in found[0][0])
+
+
+def alone(rank: int, size: int, folder: str, how: str) -> None:
+    mesh = scidata.init_mesh(domain=size, timeout=3)
+    ds = scidata.open_dataset(f"{folder}/two.store", mesh, weights="measured")
+    if how == "later" and rank == 1:
+        ds.set_epoch(1)
+    if how == "later" or rank == 0:
+        with pytest.raises(
+            (ConfigError, RankFailedError), match=r"rank 0 .*rebalance\(\) no\. 1, in epoch 0.*all ranks call it"
+        ):
+            ds.rebalance()
+    else:
+        with pytest.raises(RankFailedError, match=r"rank 0 waits in rebalance.*all ranks call it"):
+            ds[0]["x"].sum()
+
+
+@pytest.mark.parametrize("how", ["later", pytest.param("never", marks=pytest.mark.slow)])
+def test_a_rank_that_rebalances_alone_is_named(stores: Path, how: str) -> None:
+    run_ranks(alone, 2, str(stores), how)
+
+
+def test_a_field_of_the_name_measured(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["points"], file["measured"] = np.random.default_rng(0).random((8, 2)), np.array([4.0, 0, 0, 0, 1, 1, 1, 1])
+    scidata.partition(tmp_path / "a.h5", tmp_path / "s", kind="points", order="rows")
+    ds = scidata.open_dataset(tmp_path / "s", weights="point/measured")
+    assert ds.costs is None
+    assert scidata.open_dataset(tmp_path / "s", weights="measured").costs is not None
 
 
 def test_costs_of_three_ranks_cut_for_any_number() -> None:

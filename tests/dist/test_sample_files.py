@@ -271,6 +271,7 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path) -> None:
         ({"topology": [str(tmp_path)]}, "names the folder"),
         ({"sample": [0, 99]}, "sample=99 is out of range"),
         ({"sample": -1}, "sample=-1 is out of range"),
+        ({"sample": []}, "names none of the samples"),
         ({"fields": {"new": {"entity": "node", "dtype": "flot32"}}}, "field 'new': data type 'flot32'"),
     ):
         with pytest.raises((ConfigError, FileNotFoundError, KeyError), match=match):

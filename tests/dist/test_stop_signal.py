@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import scidata
+from scidata.device_mesh import stop_signal
 from scidata.errors import ConfigError, RankFailedError
 from scidata.testing import RankError, run_ranks
 from tests.ports import free_port
@@ -80,6 +81,22 @@ def _dies(rank, num_ranks):
 def test_a_rank_that_has_failed_is_named():
     with pytest.raises((RankError, RankFailedError), match="a fault of rank 1"):
         run_ranks(_dies, 2)
+
+
+def _on_one_rank(rank, num_ranks):
+    stop_signal._PATIENCE = 0.5
+    scidata.init_mesh(dp=num_ranks)
+    if rank == 0:
+        stop = scidata.StopSignal()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(ConfigError, match="asked to stop, but rank 1 has no StopSignal: make one on each rank"):
+            while not stop.reached():
+                time.sleep(0.01)
+    dist.barrier()
+
+
+def test_made_on_one_rank():
+    run_ranks(_on_one_rank, 2)
 
 
 def _before_the_mesh(rank, num_ranks, port):

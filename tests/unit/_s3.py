@@ -34,13 +34,15 @@ class Wire:
         Seconds that every answer waits.
     fault
         Called with the WSGI environment; returns None, ``"503"``, ``"slowdown"``, ``"reset"``, ``"cut"`` or ``"403"``.
+    puts
+        How many PUTs are taken before all are refused with 403.
     most
         Most requests in flight at once.
     """
 
     def __init__(self, app: Any) -> None:
         self._app, self._lock, self._flying = app, threading.Lock(), 0
-        self.latency, self.most = 0.0, 0
+        self.latency, self.most, self.puts = 0.0, 0, float("inf")
         self.fault: Callable[[dict[str, Any]], str | None] = lambda environ: None
         self.forget()
 
@@ -68,6 +70,11 @@ class Wire:
                 fault = self.fault(environ)
                 if fault is not None:
                     return _FAULTS[fault](self._app, environ, start)
+            elif environ["REQUEST_METHOD"] == "PUT":
+                self.puts -= 1
+                if self.puts < 0:
+                    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                    return _FAULTS["403"](self._app, environ, start)
             return self._app(environ, start)
         finally:
             with self._lock:
@@ -95,7 +102,7 @@ def _error(status: str, code: str) -> Callable[..., list[bytes]]:
     def answer(app: Any, environ: dict[str, Any], start: Any) -> list[bytes]:
         body = f"<Error><Code>{code}</Code><Message>please wait</Message></Error>".encode()
         start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-        return [body] if environ["REQUEST_METHOD"] == "GET" else []
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     return answer
 

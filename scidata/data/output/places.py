@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from scidata.core.checks import optional_module
 from scidata.core.own_files import write_whole
-from scidata.core.urls import Url, local_path
+from scidata.core.urls import Url, absolute, local_path
 from scidata.errors import CorruptDataError, OutputError
 from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.durable import remove, rename_over
@@ -43,7 +43,7 @@ class LocalPlace:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(os.path.expanduser(path)).rstrip("/")
+        self.path = absolute(path)
         self.suffix = SUFFIX
         self._folder = self.path + ".progress"
 

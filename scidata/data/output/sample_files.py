@@ -57,6 +57,8 @@ class FilesLike(RowsLike):
             raise ConfigError(f"create: {reader.path}: {what}; name one file, such as 'out.zarr'")
         given = range(len(ds)) if chosen is None else [chosen] if isinstance(chosen, int) else chosen
         self.chosen = sorted({check_int("create: sample", each) for each in given})
+        if not self.chosen:
+            raise ConfigError("create: sample=[] names none of the samples, and there would be nothing to write")
         for each in self.chosen:
             if not 0 <= each < len(ds):
                 raise ConfigError(f"create: sample={each} is out of range: there are {len(ds)} samples, from 0 on")

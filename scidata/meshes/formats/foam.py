@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, FloatArray, IntArray
+from scidata.core.urls import absolute
 from scidata.errors import ConfigError, CorruptDataError, FieldMismatchError, UnsupportedFormatError, near_matches
 from scidata.meshes.formats import foam_files
 from scidata.meshes.formats.base import Options, RawTopology, field_of
@@ -45,7 +46,7 @@ def is_case(path: str) -> bool:
 
 def _split(path: str) -> tuple[str, str | None] | None:
     """Return a case and the time that is named in it; None where the path is none."""
-    path = os.path.abspath(path)
+    path = absolute(path)
     if path.lower().endswith(SUFFIXES):
         path = os.path.dirname(path)
     elif _TIME.fullmatch(os.path.basename(path)) and _has_mesh(os.path.dirname(path)):

@@ -322,7 +322,7 @@ def open_topology(
     """
     source = MeshioSource(path, allow_external=allow_external)
     if options.points is not None:
-        raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; meshio gives the points itself")
+        raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; this file has its own: leave it out")
     is_cloud = source.format == "vtp points"
     entity_of = {"point": "node", "cell": "cell"}
     num_points, sizes = len(source.mesh.points), {}

@@ -151,6 +151,9 @@ def grid_of(
             raise ConfigError(f"interpolate: {name}={given!r}: expected one for each of the {num} dims of the grid")
         if len(given) != num:
             raise ConfigError(f"interpolate: {name} has {len(given)} entries for {num} dims of the grid")
+    for width in period:
+        if not isinstance(width, int | float | np.number) or isinstance(width, bool) or not 0 <= width < np.inf:
+            raise ConfigError(f"interpolate: period={period!r}: expected a width of each dim, 0 where it does not wrap")
     axes = []
     for number, (extent, values, width, beyond) in enumerate(zip(extents, coords, period, outside, strict=True)):
         check_choice("outside", beyond, _OUTSIDE)

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from scidata.core.urls import Url, is_url, local_path, url_of
+from scidata.core.urls import Url, absolute, is_url, local_path, url_of
 from scidata.errors import ShortReadError, SourceChangedError
 from scidata.sources.access import retry
 from scidata.sources.access.answers import size_in
@@ -298,7 +298,7 @@ class FileCache:
     def forget(self, path: str) -> None:
         """Forget the descriptors of a file, or of all below a folder: a store written again has new files there."""
         local = local_path(path)
-        names = {str(path)} if local is None else {str(path), os.path.abspath(os.path.expanduser(local))}
+        names = {str(path)} if local is None else {str(path), absolute(local)}
         with self._lock:
             folders = tuple(name.rstrip("/") + "/" for name in names)
             for known in [k for k in self._handles if k in names or k.startswith(folders)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ _EXTRAS = {"s3": "obstore", "s3a": "obstore", "gs": "obstore", "gcs": "obstore"}
 _EXTRAS |= {"az": "obstore", "abfs": "obstore", "abfss": "obstore"}
 #: Of file systems for which scidata has no extra.
 _PACKAGES = {"adl": "pip install adlfs", "hf": "pip install huggingface_hub"}
+
+_OPTIONS = ("key", "secret", "token", "anon", "profile", "endpoint_url", "client_kwargs", "config_kwargs", "project")
 
 
 class Place(NamedTuple):
@@ -83,6 +86,11 @@ class FileSystems:
             raise MissingDependencyError(
                 f"{url}: {scheme}:// URLs need packages that are not here ({e}); {hint}"
             ) from e
+        except TypeError as e:
+            if (wrong := re.search("unexpected keyword argument '([^']*)'", str(e))) is None:
+                raise
+            near, scheme = near_matches(wrong[1], _OPTIONS, listed=False), url.target.partition(":")[0]
+        raise ConfigError(f"{url}: storage_options has no {wrong[1]!r} for {scheme}://{near}")
 
     def _find(self, url: Url) -> Place:
         import fsspec

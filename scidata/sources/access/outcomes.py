@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -40,7 +41,8 @@ def clean_error(url: Url, error: BaseException) -> Exception:
         )
     missing = status is None and any(isinstance(e, FileNotFoundError) for e in kinds) and not is_transient(error)
     if status in (404, 410) or missing:
-        return FileNotFoundError(errno.ENOENT, f"{url}: there is no such object")
+        what = "bucket" if re.search("NoSuchBucket|bucket does not exist", text) else "object"
+        return FileNotFoundError(errno.ENOENT, f"{url}: there is no such {what}")
     for kind in (NotADirectoryError, IsADirectoryError, NotImplementedError, ImportError, KeyError):
         if isinstance(error, kind):
             return kind(f"{url}: {text}")

@@ -63,7 +63,7 @@ def _request(
 
 
 def _by_fsspec(url: Url, method: str, options: RequestOptions, wanted: Callable[[], bool]) -> Any:
-    place = _find(url)
+    place = place_of(url)
 
     def once(outcome: Outcome) -> Any:
         if place.is_async:
@@ -188,7 +188,8 @@ def _read_by_store(url: Url, method: str, options: RequestOptions, bucket: Bucke
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
-def _find(url: Url) -> Place:
+def place_of(url: Url) -> Place:
+    """Return the file system of fsspec that a URL lies in, and its path there; its errors name the URL."""
     try:
         return current().find(url)
     except Exception as e:  # a class's constructor, which may repeat its arguments
@@ -246,7 +247,7 @@ def request(url: Url, method: str, **options: Unpack[RequestOptions]) -> Any:
 
 def checks_versions(url: Url) -> bool:
     """Whether each range that is read of an object is compared with the version that was seen first."""
-    return current().bucket(url) is not None or _find(url).is_async
+    return current().bucket(url) is not None or place_of(url).is_async
 
 
 def gives_tails(url: Url) -> bool:
@@ -254,7 +255,7 @@ def gives_tails(url: Url) -> bool:
     if isinstance(url, KeptUrl):
         return False
     if current().bucket(url) is None:
-        return _find(url).is_web
+        return place_of(url).is_web
     return url.target.startswith(("s3://", "s3a://", "gs://", "gcs://"))
 
 
@@ -274,6 +275,17 @@ def page(url: Url, after: str) -> tuple[dict[str, Version], bool] | None:
         return None
     keys = [after, *found]
     return (found, is_last) if keys == sorted(keys) else None
+
+
+def change(url: Url, method: str, *arguments: object, nbytes: int = 0) -> Any:
+    """Call a method of a URL's file system that writes or finds, again where it fails; ``nbytes`` take their time."""
+    place = place_of(url)
+    place.fs.invalidate_cache()
+
+    def once(outcome: Outcome) -> Any:
+        return place.run(method, *arguments, until=time.monotonic() + outcome.time_left())
+
+    return _request(url, method, {"nbytes": nbytes}, once, lambda: True)
 
 
 def fetch(url: Url, offset: int, nbytes: int) -> bytes | memoryview:

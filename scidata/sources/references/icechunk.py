@@ -14,7 +14,7 @@ import numpy as np
 
 from scidata.core.install import install_hint
 from scidata.core.types import IntArray
-from scidata.core.urls import Url, local_path, url_of
+from scidata.core.urls import Url, absolute, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, MissingDependencyError, UnsupportedFormatError
 from scidata.sources.access.fetches import each
 from scidata.sources.references.tables import DocumentTree, Table, make_table
@@ -235,7 +235,7 @@ def _library(path: str) -> Any:
 def _storage(icechunk: Any, store: str) -> Any:
     path = local_path(store)
     if path is not None:
-        return icechunk.local_filesystem_storage(os.path.abspath(os.path.expanduser(path)))
+        return icechunk.local_filesystem_storage(absolute(path))
     assert isinstance(store, Url)
     scheme, _, rest = store.target.partition("://")
     bucket, _, prefix = rest.partition("/")

@@ -14,7 +14,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.types import ArrayLayout, Files, IntArray
-from scidata.core.urls import Seen, Url, is_url, local_path, url_of
+from scidata.core.urls import Seen, Url, absolute, is_url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError
 from scidata.sources.access.fetches import run_each
 from scidata.sources.access.files import files, version_at
@@ -256,7 +256,7 @@ class ReferenceSource(ZarrSource):
 def _folder_of(path: str) -> str:
     local = local_path(path)
     if local is not None:
-        return os.path.dirname(os.path.abspath(os.path.expanduser(local)))
+        return os.path.dirname(absolute(local))
     assert isinstance(path, Url)
     parts = urlsplit(path.target)
     return Url(

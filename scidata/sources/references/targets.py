@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from scidata.core.urls import Seen, Url, is_url, local_path, public_text
+from scidata.core.urls import Seen, Url, absolute, is_url, local_path, public_text
 from scidata.errors import ConfigError, RefusedError
 from scidata.sources.access.files import Versions, files
 from scidata.sources.access.kept_urls import KeptUrl, Reader
@@ -42,7 +42,7 @@ class Targets:
         self._folder = local_path(folder)
         self._url = folder if self._folder is None and isinstance(folder, Url) else None
         if self._folder is not None:
-            self._folder = os.path.abspath(os.path.expanduser(self._folder))
+            self._folder = absolute(self._folder)
             self._real = os.path.realpath(self._folder)
         self._folders: dict[str, str] = {}
         self._secret: dict[str, Url] = {}  # URLs with hidden parts, by their public text

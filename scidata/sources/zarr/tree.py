@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from scidata.core.types import IntArray
-from scidata.core.urls import Url, local_path, url_of
+from scidata.core.urls import Url, absolute, local_path, url_of
 from scidata.errors import RefusedError, UnsupportedFormatError
 from scidata.sources.access.answers import check_document, size_in
 from scidata.sources.access.fetches import each
@@ -67,7 +67,7 @@ class LocalTree:
     """A folder of this machine."""
 
     def __init__(self, root: str, *, allow_external: bool, versions: Versions | None = None) -> None:
-        self._root = os.path.abspath(os.path.expanduser(root))
+        self._root = absolute(root)
         self._real = os.path.realpath(self._root)
         self._allow_external, self._versions = allow_external, versions
         self._checked: set[str] = set()

@@ -23,7 +23,7 @@ import numpy as np
 
 from scidata.core.cache import Cache
 from scidata.core.types import ByteArray
-from scidata.core.urls import Url, local_path
+from scidata.core.urls import Url, absolute, local_path
 from scidata.read.disk_cache import DiskCache
 from scidata.sources.access.answers import Info
 from scidata.sources.access.files import files
@@ -56,7 +56,7 @@ class KeptFiles:
             self._plain, self._folder = path, None
             name = str(path)  # without user and signature, which differ between jobs
         else:
-            name = os.path.abspath(local)
+            name = absolute(local)
             self._plain, self._folder = Url(f"file://{name}", {}), _Folder(name)
         self._digest = hashlib.sha256(b"\n".join([_VALUES, os.fsencode(name), manifest])).digest()
         self._sizes: Cache[int] = Cache(_MAX_SIZES, "lru")

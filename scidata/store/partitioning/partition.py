@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scidata.core.apart import check_apart
-from scidata.core.checks import check_bytes, check_int, refuse
+from scidata.core.checks import check_bytes, check_flag, check_int, refuse
 from scidata.core.keywords import checked_keywords
 from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
-from scidata.core.urls import Url, is_url, url_of
+from scidata.core.urls import Url, absolute, is_url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
@@ -230,6 +230,9 @@ def partition(
         choice["nodes"] = resolved_nodes(nodes)
     if geometry is not None:
         choice["geometry"] = geometry
+    flags = {"dry_run": dry_run, "overwrite": overwrite, "resume": resume, "geometry": geometry or False}
+    for name, value in {**flags, "allow_missing": allow_missing, "allow_external": allow_external}.items():
+        check_flag(name, value)
     task = Task(
         samples=read_samples(inputs, mesh=mesh, allow_missing=allow_missing, allow_external=allow_external, **choice),
         choice=choice,
@@ -246,7 +249,8 @@ def partition(
         raise ConfigError("overwrite and resume exclude each other: one removes what the other keeps")
     if not isinstance(out, str | os.PathLike):
         raise ConfigError(f"out={out!r}: expected the path of a new folder, not {type(out).__name__}")
-    target = os.path.expanduser(os.fspath(out))
+    target = os.fspath(out)
+    target = os.path.expanduser(local_path(target) or target)
     if is_url(target):
         why = f"means nothing for {url_of(target)}, to which a store is sent once it is whole; write to a folder for it"
         refuse({"resume": resume, "part": part is not None, "client": client is not None}, why)
@@ -256,6 +260,9 @@ def partition(
     check_apart(
         target, (path for index in range(len(task.samples)) for path in task.samples.inputs(index)), "the store"
     )
+    remote = RemoteFolder(target) if isinstance(target, Url) else None
+    if remote is not None:
+        remote.check_free(overwrite=overwrite)
     if dry_run:
         planned = tuple(plan_sample(index, task.samples.header(index), order) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
@@ -265,10 +272,9 @@ def partition(
     run = functools.partial(
         _run, task, indices=indices, part=chosen, executor=executor, tick=tick or (lambda share: None)
     )
-    if not isinstance(target, Url):
+    if remote is None:
         return run(target, overwrite=overwrite, resume=resume)
-    remote = RemoteFolder(target)
-    remote.check_free(overwrite=overwrite)
+    remote.check_writable()
     with tempfile.TemporaryDirectory(prefix="scidata-store-") as scratch:
         report = run(os.path.join(scratch, "store"), overwrite=False, resume=False)
         remote.upload(report.out)
@@ -279,7 +285,7 @@ def _absolute(paths: Paths) -> list[str]:
     """Return paths and globs as processes with other working folders understand them."""
     every = [paths] if isinstance(paths, str | os.PathLike) else paths
     names = [os.fspath(path) for path in every]
-    return [name if is_url(name) else os.path.abspath(os.path.expanduser(name)) for name in names]
+    return [name if is_url(name) else absolute(name) for name in names]
 
 
 def _find_inputs(task: Task, indices: range) -> None:

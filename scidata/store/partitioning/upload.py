@@ -2,69 +2,82 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from scidata.core.checks import optional_module
 from scidata.core.urls import Url
-from scidata.errors import OutputError
-from scidata.sources.access.outcomes import clean_error
+from scidata.errors import ConfigError, OutputError
+from scidata.sources.access.remote import change, place_of
+from scidata.sources.unfinished import SUFFIX
 from scidata.store.format.places import MANIFEST, TABLE
 
-_P = ParamSpec("_P")
 _THREADS = 8  # objects that are sent at once
-
-
-def _public(method: Callable[Concatenate[RemoteFolder, _P], None]) -> Callable[Concatenate[RemoteFolder, _P], None]:
-    """Have errors of clients name the URL, without its secrets."""
-
-    @functools.wraps(method)
-    def call(self: RemoteFolder, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as e:
-            error = clean_error(self.url, e)
-        raise error
-
-    return call
 
 
 class RemoteFolder:
     """A folder of an object store, through fsspec; raises MissingDependencyError where a package for it is missing."""
 
-    @_public
     def __init__(self, url: Url) -> None:
-        self.url = url
-        fsspec = optional_module("fsspec", f"{url}: URLs need fsspec", "cloud")
-        url.check()
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url.target.rstrip("/"), **dict(url.options))
-        self._fs, self._name = found
+        self.url, place = url, place_of(url)
+        if place.is_web:
+            raise ConfigError(f"{url}: web servers take no stores; write to a folder, or to s3://, gs:// or az://")
+        self._name = place.path.rstrip("/")
 
-    @_public
+    def _find(self, name: str) -> list[str]:
+        """Return the objects below a name; their own names."""
+        found: list[str] = change(self.url, "find", name)
+        return sorted(each[len(name) + 1 :] for each in found)
+
     def check_free(self, *, overwrite: bool) -> None:
         """Raise OutputError where something lies there that is not to be replaced, or is no store."""
-        found = {name[len(self._name) + 1 :] for name in self._fs.find(self._name)}
-        foreign = [name for name in sorted(found) if name not in (MANIFEST, TABLE) and not name.startswith("sample-")]
+        found = self._find(self._name)
+        foreign = [name for name in found if name not in (MANIFEST, TABLE) and not name.startswith("sample-")]
         if foreign:
             raise OutputError(f"{self.url}: holds {foreign[0]!r}, which is no part of a scidata store; choose another")
         if found and not overwrite:
             raise OutputError(f"{self.url}: a store is there, or begins to; --overwrite replaces it")
 
-    @_public
+    def check_writable(self) -> None:
+        """Send an empty object, and remove it: no bucket and no right to write are found before hours of work."""
+        name = f"{self._name}{SUFFIX}/writable"
+        change(self.url, "pipe_file", name, b"")
+        with contextlib.suppress(PermissionError):
+            change(self.url, "rm", [name])
+
     def upload(self, folder: str) -> None:
-        """Send all files of a finished store in the place of what is there, which is gone once this begins."""
-        if self._fs.exists(f"{self._name}/{MANIFEST}"):
-            self._fs.rm_file(f"{self._name}/{MANIFEST}")
+        """Send a finished store. One that is there stays until the new one lies beside it, as ``OUT.unfinished``."""
         files = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
-        names = {os.path.relpath(path, folder): path for path in files}
-        manifest = names.pop(MANIFEST)
-        with ThreadPoolExecutor(_THREADS) as threads:
-            for _ in threads.map(lambda name: self._fs.put_file(names[name], f"{self._name}/{name}"), sorted(names)):
-                pass
-        old = [name for name in self._fs.find(self._name) if name[len(self._name) + 1 :] not in names]
-        if old:  # of the store that was there
-            self._fs.rm(old)
-        self._fs.put_file(manifest, f"{self._name}/{MANIFEST}")
+        paths = {os.path.relpath(path, folder): path for path in files}
+        old, beside = self._find(self._name), self._name + SUFFIX
+        to = beside if MANIFEST in old else self._name
+
+        def send(name: str, how: str = "put_file", source: str = "", to: str = to) -> None:
+            nbytes = _THREADS * os.path.getsize(paths[name])  # the others share the line
+            change(self.url.at(name), how, source or paths[name], f"{to}/{name}", nbytes=nbytes)
+
+        self._remove(beside, self._find(beside))  # of a run that was killed
+        _each(send, paths)
+        if to == beside:
+            send(MANIFEST)
+            self._remove(self._name, [MANIFEST])
+            _each(lambda name: send(name, "cp_file", f"{beside}/{name}", self._name), paths)
+        self._remove(self._name, set(old) - set(paths) - {MANIFEST})
+        send(MANIFEST, to=self._name)
+        self._remove(beside, self._find(beside))
+
+    def _remove(self, below: str, names: Iterable[str]) -> None:
+        if each := [f"{below}/{name}" for name in sorted(names)]:
+            change(self.url, "rm", each)
+
+
+def _each(call: Callable[[str], object], names: Iterable[str]) -> None:
+    """Call for each name but the manifest's, in threads."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        futures = [threads.submit(call, name) for name in sorted(set(names) - {MANIFEST})]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for each in futures:
+            each.cancel()
+    for each in done:
+        each.result()

@@ -155,7 +155,7 @@ class StoreReader(PartReader):
         self.fields = self._chosen(options.fields)
         chosen = [self._infos[name] for name in self.fields]
         self._weights = checked_weights(self.store, options.weights)
-        self.is_measured = isinstance(self._weights, str) and self._weights == MEASURED
+        self.is_measured = isinstance(options.weights, str) and options.weights == MEASURED
         self.costs = dict(costs or {})
         check_cut(options.bounds, options.weights, what="irregular data is")
         order = str(manifest.samples.firsts()[0].settings.get("order"))

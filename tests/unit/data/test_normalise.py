@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -221,6 +222,19 @@ def test_what_does_not_fit(grid: Any, tmp_path: Path) -> None:
         ds.denormalise(ds[0])
     with pytest.raises(TypeError, match="did you mean 'fields'"):
         ds.normalise(own, field="u")  # type: ignore[call-arg]
+
+
+def test_positions_stay_unless_they_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "cloud.h5", "w") as file:
+        file["points"], file["u"] = 5 + rng.random((9, 2)), 5 + rng.random(9)
+    ds = scidata.open_dataset(tmp_path / "cloud.h5", kind="points")
+    stats = scidata.statistics(ds)
+    assert torch.equal(ds.normalise(stats)[0]["pos"], ds[0]["pos"])
+    assert abs(float(ds.normalise(stats)[0]["u"].mean())) < 1e-9
+    named = ds.normalise(stats, fields=["pos"])[0]
+    assert abs(float(named["pos"].mean())) < 1e-9
+    assert torch.equal(named["u"], ds[0]["u"])
 
 
 def test_one_value_everywhere_is_refused_by_name(tmp_path: Path) -> None:

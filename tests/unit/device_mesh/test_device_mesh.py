@@ -400,6 +400,17 @@ def test_axes_that_cannot_be_told_apart():
             axes_of(init_device_mesh("cpu", (8,)))
 
 
+def test_the_order_of_the_axes():
+    with fake_group(16, rank=5):
+        mesh = init_mesh(domain=4, extra={"pp": 2}, order=("dp", "pp", "domain"))
+        assert mesh.mesh_dim_names == ("dp", "pp", "domain")
+        assert list(mesh.get_coordinate()) == [0, 1, 1]
+        assert axes_of(mesh) == ("dp", ("domain",))
+        for order in (("dp", "domain"), ("dp", "pp", "pp", "domain"), ("dp", "tp", "domain"), "domain"):
+            with pytest.raises(ConfigError, match="each of the axes dp, domain, pp once"):
+                init_mesh(domain=4, extra={"pp": 2}, order=order)
+
+
 def test_parts_of_a_mesh():
     with fake_group(512, rank=397):
         mesh = init_mesh(domain=(4, 8), extra={"tp": 2})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import logging
+import math
 import pickle
 import threading
 import time
@@ -249,6 +250,8 @@ def test_a_store_is_sent_once_it_is_whole(tmp_path):
         every = lambda: server.client().list_objects_v2(Bucket=BUCKET, Prefix="sent/")["Contents"]  # noqa: E731
         with pytest.raises(OutputError, match="a store is there"):
             scidata.partition(tmp_path / "1.h5", url, **options)
+        with pytest.raises(OutputError, match="a store is there"):
+            scidata.partition(tmp_path / "1.h5", url, dry_run=True, **options)
         with pytest.raises(ConfigError, match="resume: means nothing for s3"):
             scidata.partition(tmp_path / "1.h5", url, resume=True, **options)
         scidata.partition(tmp_path / "1.h5", url, overwrite=True, **options)
@@ -256,3 +259,34 @@ def test_a_store_is_sent_once_it_is_whole(tmp_path):
         assert not [each for each in every() if "sample-000001" in each["Key"]]
         with pytest.raises(OutputError, match="which is no part of a scidata store"):
             scidata.partition(tmp_path / "1.h5", f"s3://{BUCKET}/sent", overwrite=True, **options)
+        ticks = []
+        # what is sent in part does not open, and what it was to replace does
+        for to, puts, beside in (
+            (url, 5, "two.store.unfinished/"),
+            (f"s3://{BUCKET}/sent/new.store", 3, "new.store/"),
+        ):
+            server.wire.puts = puts
+            with pytest.raises(PermissionError, match=f"{to}/sample-00.*access was refused"):
+                scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], to, overwrite=True, **options)
+            server.wire.puts = math.inf
+            left = [each["Key"] for each in every() if beside in each["Key"]]
+            assert left
+            assert not [each for each in left if each.endswith("manifest.json")]
+        with pytest.raises(OSError, match=r"new\.store"):
+            scidata.open_dataset(f"s3://{BUCKET}/sent/new.store", **options)
+        assert len(scidata.open_dataset(f"s3://{BUCKET}/sent/two.store", **options)) == 1
+        for name in ("new.store", "two.store"):
+            url = f"s3://{BUCKET}/sent/{name}"
+            scidata.partition([tmp_path / "0.h5", tmp_path / "1.h5"], url, overwrite=True, **options)
+            assert scidata.open_dataset(url, **options).fingerprint == sent.fingerprint
+        assert not [each for each in every() if ".unfinished" in each["Key"]]
+        known, typo = server.options, {**server.options, "secert": "x"}
+        for to, access, error, text in (
+            ("s3://nowhere/x.store", known, FileNotFoundError, "nowhere.*no such bucket"),
+            (f"s3://{BUCKET}/x.store", typo, ConfigError, "'secert' for s3://; did you mean 'secret'"),
+            (f"s4://{BUCKET}/x.store", known, ConfigError, "nothing reads s4://"),
+            ("https://127.0.0.1:1/x.store", {}, ConfigError, "web servers take no stores"),
+        ):
+            with pytest.raises(error, match=text):
+                scidata.partition(tmp_path / "1.h5", to, tick=ticks.append, storage_options=access)
+        assert not ticks  # refused before any work

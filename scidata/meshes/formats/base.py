@@ -243,23 +243,21 @@ class Blocks:
 
     Attributes
     ----------
-    points
-        Reads the points: ``(num_nodes, 2 or 3)`` float64, or None.
-    cells, edges
-        Yield the cells, or ``(2, num)`` int64 edges, in their order, at most as many at once as asked for; None where
-        there are none. Errors that need all of them come at the end.
+    points, cells, edges
+        Yield the points, ``(num, 2 or 3)`` float64, the cells, or ``(2, num)`` int64 edges, in their order, at most as
+        many at once as asked for; None where there are none. Errors that need all of them come at the end.
     """
 
-    points: Callable[[], FloatArray | None]
+    points: Callable[[int], Iterator[FloatArray]] | None
     cells: Callable[[int], Iterator[RawCells]] | None = None
     edges: Callable[[int], Iterator[IntArray]] | None = None
 
 
 def blocks_in_memory(geometry: Geometry) -> Blocks:
     """Return what was read whole, by blocks."""
-    cells, edges = geometry.cells, geometry.edge_index
+    points, cells, edges = geometry.points, geometry.cells, geometry.edge_index
     return Blocks(
-        points=lambda: geometry.points,
+        points=None if points is None else lambda num: iter([points]),
         cells=None
         if cells is None
         else lambda num: (cells.between(r.start, r.stop) for r in blocks(cells.num_cells, num)),

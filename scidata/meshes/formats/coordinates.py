@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from scidata.core.types import AnyArray, ArrayLayout, FloatArray, Source
 from scidata.errors import FieldMismatchError, check_known
+from scidata.meshes.formats.arrays import at_once
 from scidata.meshes.formats.base import Options, RawTopology, read_values
+from scidata.meshes.order.ids import blocks
 from scidata.sources.cf import array_of, role_of
 from scidata.sources.kinds import common_points
 
@@ -70,7 +72,17 @@ def read_points(topology: RawTopology) -> FloatArray:
     return read_columns(topology.source, topology.coordinates, topology.options, on_sphere=topology.on_sphere)
 
 
-def read_columns(source: Source, names: Sequence[str], options: Options, *, on_sphere: bool) -> FloatArray:
+def points_by_blocks(topology: RawTopology, num: int) -> Iterator[FloatArray]:
+    """Read the same, at most ``num`` rows at a time."""
+    source, names, options = topology.source, topology.coordinates, topology.options
+    layout = source.arrays[names[0]]
+    for rows in blocks(layout.shape[0], at_once(layout, num)) if layout.shape[0] else [slice(0, 0)]:
+        yield read_columns(source, names, options, on_sphere=topology.on_sphere, rows=rows)
+
+
+def read_columns(
+    source: Source, names: Sequence[str], options: Options, *, on_sphere: bool, rows: slice = slice(None)
+) -> FloatArray:
     """Read coordinates as ``(N, 2 or 3)`` float64 columns; angles in degrees.
 
     A single ``(N, 2 or 3)`` array is its columns. Longitudes stay in the range that the file has.
@@ -78,13 +90,13 @@ def read_columns(source: Source, names: Sequence[str], options: Options, *, on_s
     layouts = [source.arrays[name] for name in names]
     columns: list[FloatArray] = []
     for layout in layouts:
-        column = read_values(source, layout.name, options).astype(np.float64, copy=False)
+        column = read_values(source, layout.name, options, box=(rows,)).astype(np.float64, copy=False)
         if source.format.startswith("netcdf") and layout.dtype.kind == "f" and "_FillValue" not in layout.attributes:
             column[column == _NETCDF_FILL] = np.nan  # NetCDF's own fill value: nothing was ever written
         columns.append(column)
-        if len(layouts) > 1 and column.shape != (layouts[0].shape[0],):
+        if len(layouts) > 1 and layout.shape != layouts[0].shape[:1]:
             raise FieldMismatchError(
-                f"{source.path}: coordinate {layout.name!r} has shape {column.shape}, but {layouts[0].name!r} "
+                f"{source.path}: coordinate {layout.name!r} has shape {layout.shape}, but {layouts[0].name!r} "
                 f"has {layouts[0].shape}; one value per node was expected"
             )
     points = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)

@@ -32,7 +32,7 @@ from scidata.core.types import ArrayLayout, Source
 from scidata.errors import FieldMismatchError
 from scidata.meshes.formats.arrays import check_pointers, num_pairs, pairs_by_blocks, read_indices, read_pairs
 from scidata.meshes.formats.base import Blocks, Options, RawTopology
-from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.formats.coordinates import find_points, period_of, points_by_blocks, read_points
 from scidata.meshes.geometry import Geometry
 from scidata.sources.kinds import EDGE_PAIRS, common_points, edge_pointers, find_array
 from scidata.sources.torch_files import ENTITY_DIMS
@@ -67,7 +67,7 @@ class GraphTopology(RawTopology):
         if self.pairs is None:
             return None
         return Blocks(
-            points=lambda: read_points(self) if self.coordinates else None,
+            points=partial(points_by_blocks, self) if self.coordinates else None,
             edges=partial(pairs_by_blocks, self.source, self.pairs, self.options, self.sizes["node"]),
         )
 

@@ -53,7 +53,7 @@ from scidata.meshes.formats.arrays import (
     start_of,
 )
 from scidata.meshes.formats.base import Blocks, Options, RawTopology, fill_values
-from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.formats.coordinates import find_points, period_of, points_by_blocks, read_points
 from scidata.meshes.geometry import Geometry, RawCells
 from scidata.meshes.order.cells import NUM_NODES
 from scidata.meshes.order.ids import blocks
@@ -87,7 +87,7 @@ class PlainTopology(RawTopology):
         edges = None
         if self.pairs is not None:
             edges = partial(pairs_by_blocks, self.source, self.pairs, self.options, self.sizes["node"])
-        return Blocks(points=partial(read_points, self), cells=self._cells, edges=edges)
+        return Blocks(points=partial(points_by_blocks, self), cells=self._cells, edges=edges)
 
     def _cells(self, num: int) -> Iterator[RawCells]:
         """Read at most ``num`` cells at a time; the last come after the check of all indices."""

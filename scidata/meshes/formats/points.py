@@ -8,10 +8,12 @@ the coordinates is the width of the domain where it wraps, 0 where it does not.
 
 from __future__ import annotations
 
+from functools import partial
+
 from scidata.core.types import Source
 from scidata.errors import FieldMismatchError
-from scidata.meshes.formats.base import Options, RawTopology
-from scidata.meshes.formats.coordinates import find_points, period_of, read_points
+from scidata.meshes.formats.base import Blocks, Options, RawTopology
+from scidata.meshes.formats.coordinates import find_points, period_of, points_by_blocks, read_points
 from scidata.meshes.geometry import Geometry
 
 
@@ -21,6 +23,10 @@ class PointsTopology(RawTopology):
     def load(self) -> Geometry:
         """Read the points."""
         return Geometry(points=read_points(self))
+
+    def by_blocks(self) -> Blocks:
+        """Describe how points are read some at a time."""
+        return Blocks(points=partial(points_by_blocks, self))
 
 
 def open_topology(source: Source, options: Options) -> PointsTopology:

@@ -71,10 +71,15 @@ class VTKHDFTopology(RawTopology):
 
     def by_blocks(self) -> Blocks:
         """Describe how points and cells are read some at a time, of one piece after the other."""
-        return Blocks(points=self._points, cells=self._cells if self.kind == "mesh" else None)
+        return Blocks(points=self._points_by_blocks, cells=self._cells if self.kind == "mesh" else None)
 
     def _points(self) -> FloatArray:
-        return self._read("Points")[: sum(self.piece_points)].astype(np.float64)
+        return next(self._points_by_blocks(max(sum(self.piece_points), 1)))
+
+    def _points_by_blocks(self, num: int) -> Iterator[FloatArray]:
+        layout, num_points = self.source.arrays[f"{_ROOT}/Points"], sum(self.piece_points)
+        for rows in blocks(num_points, at_once(layout, num)) if num_points else [slice(0, 0)]:
+            yield self._read("Points", rows).astype(np.float64)
 
     def _types(self) -> ByteArray:
         """Read the types of all cells (of a surface there are none), and look for what is not read."""

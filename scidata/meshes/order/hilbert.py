@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.meshes.order.curve import BITS, hilbert_keys
 from scidata.meshes.order.ids import run_starts, stable_sort
-from scidata.meshes.order.positions import Box, finite_points, middle_box, num_duplicates, robust_box, unit_sphere
+from scidata.meshes.order.positions import Box, finite_points, longest_axis, num_duplicates, robust_box, unit_sphere
+
+T = TypeVar("T")
 
 # Share of the distinct points that may share a key with another before the order counts as collapsed.
 _MAX_COLLAPSED = 0.01
@@ -35,29 +40,46 @@ def order_hilbert(points: npt.ArrayLike, *, on_sphere: bool = False) -> tuple[In
         Sentences for the user; empty where nothing is unusual.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
-    order, num_lost, num_distinct = _along_curve(array, None)
-    if on_sphere:
-        # a grid has a whole row of points at each pole, which on the unit sphere differ by rounding alone: no reason to
-        # order all the others in another way
-        at_pole = [int((np.asarray(points)[:, 1] == pole).sum()) for pole in (-90, 90)]
-        num_lost = max(0, num_lost - sum(max(0, num - 1) for num in at_pole))
+    at_poles = count_at_poles(np.asarray(points)) if on_sphere else 0
+    return curve_or_boxes(array, at_poles, lambda box: _along_curve(array, box), lambda: order_rcb(array))
+
+
+def count_at_poles(points: AnyArray) -> IntArray:
+    """Count the points at each pole, by longitude and latitude."""
+    return np.array([(points[:, 1] == pole).sum() for pole in (-90, 90)])
+
+
+def curve_or_boxes(
+    points: AnyArray,
+    at_poles: IntArray | int,
+    along_curve: Callable[[Box | None], tuple[T, int, int]],
+    in_boxes: Callable[[], T],
+) -> tuple[T, list[str]]:
+    """Choose between the orders that two functions make, as :func:`_along_curve` and :func:`order_rcb` do.
+
+    Of the points their number, their ends and some of them are asked for.
+    """
+    order, num_lost, num_distinct = along_curve(None)
+    # a grid has a whole row of points at each pole, which on the unit sphere differ by rounding alone: no reason to
+    # order all the others in another way
+    num_lost = max(0, num_lost - int(np.maximum(np.subtract(at_poles, 1), 0).sum()))
     notes = []
-    num_repeated = len(array) - num_distinct
-    if num_repeated > _MAX_COLLAPSED * len(array):
+    num_repeated = len(points) - num_distinct
+    if num_repeated > _MAX_COLLAPSED * len(points):
         notes.append(
-            f"{num_repeated} of {len(array)} points repeat the coordinates of another; if they should differ, the "
+            f"{num_repeated} of {len(points)} points repeat the coordinates of another; if they should differ, the "
             f"coordinates were rounded (float32 with a large offset, for one): subtract the offset before storing"
         )
     if num_lost > _MAX_COLLAPSED * num_distinct:
-        box = robust_box(array)
-        order, still_lost, _ = _along_curve(array, box)
+        box = robust_box(points)
+        order, still_lost, _ = along_curve(box)
         instead = "ordered along the curve through the box of the others instead"
         if still_lost > _MAX_COLLAPSED * num_distinct:
-            order = order_rcb(array)
+            order = in_boxes()
             instead = "ordered by recursive coordinate bisection instead"
         notes.append(
             f"{num_lost} of {num_distinct} distinct points share the Hilbert key of another, because some points lie "
-            f"far from the rest ({_stretched(array, box)}): {instead}"
+            f"far from the rest ({_stretched(points, box)}): {instead}"
         )
     return order, notes
 
@@ -100,12 +122,20 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
     Returns ``(num,)`` int64: the old row at each new row.
     """
     array = unit_sphere(points) if on_sphere else finite_points(points)
-    num = len(array)
-    if levels is None:
-        levels = max(-(-num // _LEAF) - 1, 0).bit_length()
-    order = np.arange(num, dtype=np.int64)
     coordinates = array.T.astype(np.float64, order="C")  # a copy: its columns move with the rows
-    boxes = [(0, num, levels, False)]
+    return bisected(coordinates, levels_of(len(array)) if levels is None else levels)
+
+
+def levels_of(num: int) -> int:
+    """Return how often so many points are bisected."""
+    return max(-(-num // _LEAF) - 1, 0).bit_length()
+
+
+def bisected(coordinates: FloatArray, levels: int, *, upper_first: bool = False) -> IntArray:
+    """Return the order of ``(axes, num)`` points in a box that is to be bisected so many times; they move with it."""
+    num = coordinates.shape[1]
+    order = np.arange(num, dtype=np.int64)
+    boxes = [(0, num, levels, upper_first)]
     while boxes:
         start, stop, level, reverse = boxes.pop()
         here = coordinates[:, start:stop]
@@ -126,11 +156,7 @@ def order_rcb(points: npt.ArrayLike, *, on_sphere: bool = False, levels: int | N
 
 def _halves(coordinates: FloatArray, num_first: int, *, upper_first: bool) -> IntArray:
     """Return the rows of ``(axes, num)`` points, one side of the longest axis before the other."""
-    lower, upper = middle_box(coordinates.T)  # without the ends: one outlier would decide for all
-    sides = upper * 0.5 - lower * 0.5  # halved: finite for any coordinates
-    if not sides.any():
-        sides = coordinates.max(axis=1) * 0.5 - coordinates.min(axis=1) * 0.5
-    along = coordinates[int(np.argmax(sides))]
+    along = coordinates[longest_axis(coordinates.T)]
     num_lower = len(along) - num_first if upper_first else num_first
     median = np.partition(along, num_lower)[num_lower]  # then ties go by row, on every machine
     in_lower = along < median

@@ -61,6 +61,15 @@ def middle_box(points: AnyArray) -> Box:
     return sample[left_out], sample[-1 - left_out]
 
 
+def longest_axis(points: AnyArray) -> int:
+    """Return the axis along which the middle ones of the points are farthest apart; an outlier does not decide."""
+    lower, upper = middle_box(points)
+    sides = upper * 0.5 - lower * 0.5  # halved: finite for any coordinates
+    if not sides.any():
+        sides = points.max(axis=0) * 0.5 - points.min(axis=0) * 0.5
+    return int(np.argmax(sides))
+
+
 def robust_box(points: AnyArray) -> Box:
     """Return the bounding box of the points, but for those that lie farther off than the middle ones are apart."""
     lower, upper = middle_box(points)

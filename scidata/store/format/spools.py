@@ -14,34 +14,48 @@ from scidata.core.types import AnyArray, IntArray
 
 
 class Spool:
-    """A one-dimensional array in a file, or in pieces in memory where ``path`` is None: read by slices, as an array is.
+    """Rows in a file, or in pieces in memory where ``path`` is None: read by slices, as an array is.
 
-    No file is open between two calls.
+    ``dtype`` may have a shape, that of each row. In memory ``most`` rows may be given room at once, in one piece. No
+    file is open between two calls.
     """
 
-    def __init__(self, path: str | None, dtype: npt.DTypeLike) -> None:
-        self._path, self.dtype, self._num = path, np.dtype(dtype), 0
-        self._pieces: list[AnyArray] = []
-        self._firsts: list[int] = []
+    def __init__(self, path: str | None, dtype: npt.DTypeLike, most: int = 0) -> None:
+        self._path, self._row, self._num = path, np.dtype(dtype), 0
+        self._most = most if path is None else 0
+        self._pieces: list[AnyArray] = [np.empty(self._most, self._row)] if self._most else []
+        self._firsts = [0] if self._most else []
         if path is not None:
             os.close(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
 
     @property
-    def shape(self) -> tuple[int]:
-        """``(num_rows,)``."""
-        return (self._num,)
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of a number."""
+        return self._row.base
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(num_rows, ...)``."""
+        return (self._num, *self._row.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return self._num * self._row.itemsize
 
     def __len__(self) -> int:
         return self._num
 
     def append(self, values: AnyArray) -> None:
         """Write rows after those that are there."""
-        if self._path is None:
+        if self._most:
+            self._pieces[0][self._num : self._num + len(values)] = values
+        elif self._path is None:
             self._firsts.append(self._num)
             self._pieces.append(np.array(values, self.dtype))  # a copy: the values may be a small part of an array
         else:
             with open(open_own(self._path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:
-                view = np.ascontiguousarray(values, self.dtype).view(np.uint8).data
+                view = np.ascontiguousarray(values, self.dtype).view(np.uint8).reshape(-1).data
                 while len(view):
                     view = view[file.write(view) :]
         self._num += len(values)
@@ -50,17 +64,24 @@ class Spool:
         start, stop, _ = (box[0] if isinstance(box, tuple) else box).indices(self._num)
         if self._path is not None:
             with open(open_own(self._path, os.O_RDONLY), "rb") as file:
-                return np.fromfile(file, self.dtype, max(stop - start, 0), offset=start * self.dtype.itemsize)
+                return np.fromfile(file, self._row, max(stop - start, 0), offset=start * self._row.itemsize)
         first = max(bisect.bisect_right(self._firsts, start) - 1, 0)
         last = bisect.bisect_left(self._firsts, stop)
         found = [
             piece[max(start - begin, 0) : stop - begin]
             for begin, piece in zip(self._firsts[first:last], self._pieces[first:last], strict=True)
         ]
-        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self.dtype), *found])
+        return found[0] if len(found) == 1 else np.concatenate([np.empty(0, self._row), *found])
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
+
+    def mapped(self) -> AnyArray:
+        """Return all rows for access at random: those of a file as a map of it, which takes no memory of its own."""
+        if self._path is None or not self._num:
+            return self[:]
+        with open(open_own(self._path, os.O_RDONLY), "rb") as file:
+            return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))
 
     def remove(self) -> None:
         """Remove the file, or let go of the memory."""
@@ -96,6 +117,11 @@ class Buckets:
     def num_rows(self) -> int:
         """Rows of all buckets, by their first column."""
         return sum(len(spools[0]) for spools in self._columns)
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the fullest bucket."""
+        return max(len(spools[0]) for spools in self._columns)
 
     def split(self, numbers: AnyArray) -> tuple[IntArray, IntArray]:
         """Return the order of rows by bucket, in which those of a bucket keep theirs, and where the next ones begin."""

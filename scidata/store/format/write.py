@@ -51,6 +51,7 @@ from scidata.store.format.manifest import (
 )
 from scidata.store.format.node_sets import folder_of_edges
 from scidata.store.format.places import folder_of
+from scidata.store.format.spools import Spool
 
 BLOCK_ROWS = 512
 _LIST_CHUNK_ROWS = 8192  # of arrays with several entries per entity: about 1024 entities' worth
@@ -336,7 +337,9 @@ class _SampleWriter:
 
     def _put(self, array: _Indexed) -> None:
         values, rows = array.values, array.rows
-        read = values.__getitem__ if rows is None else lambda box: values[rows[box[0]], *box[1:]]
+        read: Any = values.__getitem__ if rows is None else lambda box: values[rows[box[0]], *box[1:]]
+        if isinstance(values, Spool) and rows is not None:
+            read = self._reordered(values.__getitem__, rows, values.shape, values.dtype)
         self._write_array(
             array.path,
             read,
@@ -348,6 +351,7 @@ class _SampleWriter:
 
     def _write_array(self, path: str, read: Callable[[tuple[slice, ...]], Array], **layout: Any) -> None:
         self._arrays[path] = write_array(self._group, path, read, tick=self._wrote, checksums=self._checksums, **layout)
+        remove(os.path.join(self._scratch, "field"))
 
     def _write_blocks(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Write the costs and bounding boxes of blocks; return the bounding box of all."""
@@ -355,15 +359,18 @@ class _SampleWriter:
         marks = np.append(np.arange(0, len(order), BLOCK_ROWS), len(order))
         prefix = marks.astype(np.float64)
         if sample.weights is not None:
-            prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order])])[marks]
+            prefix = np.concatenate([[0.0], np.cumsum(sample.weights[order[:]])])[marks]
         self._put(_Indexed("blocks/weight_prefix", prefix, ("block_edge",)))
         if sample.pos is None:
             return None
-        boxes = _block_boxes(sample.pos, order, on_sphere=sample.on_sphere)
+        pos: Any = sample.pos
+        stored: Any = self._group[f"{sample.entity}/pos"] if isinstance(pos, Spool) else None
+        read = (lambda rows: pos[order[rows]]) if stored is None else stored.__getitem__
+        boxes = _block_boxes(read, len(order), on_sphere=sample.on_sphere)
         self._put(_Indexed("blocks/bbox", boxes, ("block", "corner", "xyz")))
         if not len(order):
             return None
-        boxes = _block_boxes(sample.pos, order, on_sphere=False) if sample.on_sphere else boxes
+        boxes = _block_boxes(read, len(order), on_sphere=False) if sample.on_sphere else boxes
         return tuple(boxes[:, 0].min(axis=0).tolist()), tuple(boxes[:, 1].max(axis=0).tolist())
 
     def _write_field(self, data: FieldData) -> None:
@@ -374,33 +381,32 @@ class _SampleWriter:
         if dtype.kind in "fiub":
             components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
             statistics = RunningStatistics(components)
-        read = Reordered(
-            data.read,
-            order,
-            source_shape=data.shape,
-            dtype=dtype,
-            entity_dim=dim,
-            scratch=os.path.join(self._scratch, "field"),
-            max_bytes=self._max_bytes,
-        )
+        read = self._reordered(data.read, order, data.shape, dtype, dim)
         self._write_array(
             info.path, read, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim, statistics=statistics
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
-        remove(os.path.join(self._scratch, "field"))
+
+    def _reordered(
+        self,
+        read: Callable[[tuple[slice, ...]], Array],
+        order: IntArray,
+        shape: tuple[int, ...],
+        dtype: np.dtype[np.generic],
+        dim: int = 0,
+    ) -> Reordered:
+        scratch = os.path.join(self._scratch, "field")
+        return Reordered(
+            read, order, source_shape=shape, dtype=dtype, entity_dim=dim, scratch=scratch, max_bytes=self._max_bytes
+        )
 
 
-def _block_boxes(pos: Array, order: IntArray, *, on_sphere: bool) -> FloatArray:
+def _block_boxes(read: Callable[[slice], Array], num_rows: int, *, on_sphere: bool) -> FloatArray:
     """Return ``(num_blocks, 2, ndim)`` lower and upper corners of runs of ``BLOCK_ROWS`` rows, in search space."""
-    num_blocks = -(-len(order) // BLOCK_ROWS)
-    ndim = 3 if on_sphere else pos.shape[1]
-    boxes = np.empty((num_blocks, 2, ndim))
-    step = 1024
-    for first in range(0, num_blocks, step):
-        rows = order[first * BLOCK_ROWS : (first + step) * BLOCK_ROWS]
-        points = search_space(pos[rows], on_sphere=on_sphere)
-        starts = np.arange(0, len(rows), BLOCK_ROWS)
-        boxes[first : first + step, 0] = np.minimum.reduceat(points, starts, axis=0)
-        boxes[first : first + step, 1] = np.maximum.reduceat(points, starts, axis=0)
-    return boxes
+    step, boxes = 1024 * BLOCK_ROWS, []
+    for first in range(0, num_rows or 1, step):
+        points = search_space(read(slice(first, min(first + step, num_rows))), on_sphere=on_sphere)
+        starts = np.arange(0, len(points), BLOCK_ROWS)
+        boxes.append(np.stack([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1))
+    return np.concatenate(boxes)

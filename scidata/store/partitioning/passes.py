@@ -1,14 +1,16 @@
 """One raw sample put in order in passes, block by block and bucket by bucket; these lie in memory, or on disk.
 
-On disk, memory holds what the rows take (positions, their order, their new ids) and one block or bucket at a time. The
-result is that of :func:`~scidata.store.partitioning.ordered.order_sample`, byte for byte: made edges are numbered as
-they would be sorted in the source's ids, so they are sorted by these first, then by their new ones.
+On disk, memory holds one block or bucket at a time, and what is looked up at random: the new id of each row and, where
+cells are rows, the positions of nodes; where these have no room either, a map of a file. The result is that of
+:func:`~scidata.store.partitioning.ordered.order_sample`, byte for byte: made edges are numbered as they would be sorted
+in the source's ids, so they are sorted by these first, then by their new ones.
 
 ======================== ========================================= =================================================
 pass                     reads                                     writes
 ======================== ========================================= =================================================
 cells                    cells of the source, block by block       buckets of cells by owner, of edges by target (in
                                                                    the source's ids), of faces by word or lowest node
+rows                     points, or centres of cells               their order, by keys or halves: see ``rows.py``
 faces                    faces, bucket by bucket                   cells as rows: buckets of edges, as above
 edges                    edges, bucket by bucket, each once; or    buckets of edges by target, in new ids
                          those of the source, block by block
@@ -19,21 +21,18 @@ order                    cells and edges, bucket by bucket         the arrays of
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.formats.base import blocks_in_memory, damage_named
 from scidata.meshes.geometry import RawCells
-from scidata.meshes.hetero import RawSet
 from scidata.meshes.order.cells import cell_owner, keys_of_edges, take_cells
 from scidata.meshes.order.csr import CSR
 from scidata.meshes.order.faces import (
@@ -64,26 +63,20 @@ from scidata.meshes.sample import HeteroHeader, RawSample, SampleHeader, row_ent
 from scidata.store.format.manifest import SampleHead
 from scidata.store.format.spools import Buckets, Spool
 from scidata.store.format.write import OrderedCells, OrderedSample
-from scidata.store.partitioning.ordered import field_data_of, order_of, ordered_cells, weights_of
+from scidata.store.partitioning.ordered import field_data_of, ordered_cells, weights_of
+from scidata.store.partitioning.room import Room, room_of
+from scidata.store.partitioning.rows import order_rows, rows_bytes
 
 T = TypeVar("T")
 #: Edges with new ids: targets, sources, and which of the given (or made) edges each is.
 _Edges: TypeAlias = Iterator[tuple[NodeIds, NodeIds, IntArray]]
 
-_PROGRAM = 384 << 20  # what scidata and its libraries take, and the shards on their way to disk
-_MOST_BUCKETS = 256
-_PARTS = 32  # buckets that would fill the memory; sorting one takes some times its size, and they differ in size
-_ENTRY, _EDGE = 150, 120  # memory that a block takes for each node of its cells, and for each of its edges
-_MOST_IN_BLOCK = 4 << 20  # of these: larger blocks are not faster
+_ENTRY, _EDGE, _POINT = 150, 120, 64  # memory that a block takes for each node of its cells, its edges and points
 _CORNERS = ("cells", "connectivity", "cells_connectivity")  # names of arrays of the nodes of cells
 _LARGE_CELL = 64  # nodes; meshes of few cells are read at once
+_COST = 40  # memory that the cost of a row takes while costs are summed up
 _LEAST_ROOM, _MOST_ROOMS = 64 << 20, 16  # of samples in memory: blocks and buckets are made for a part of it
 _NONE = np.empty(0, np.int64)
-
-
-def room_of(memory: int) -> int:
-    """Return how much of the memory that a process may take is left for the arrays of a sample."""
-    return max(memory - _PROGRAM, memory // 2)
 
 
 def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
@@ -100,14 +93,8 @@ def bytes_in_memory(header: SampleHeader | HeteroHeader, order: str) -> int:
         math.prod(layout.shape) for name, layout in arrays.items() if name.rpartition("/")[2].lower() in _CORNERS
     ]
     corners.append(4 * sizes.get("cell", 0))
-    rows = max(rows_bytes(sizes.get(header.entity, 0), 3, order))
+    rows = rows_bytes(sizes.get(header.entity, 0), 3, order)
     return rows + 50 * (edges + (max(corners) if "cell" in sizes else 0))
-
-
-def rows_bytes(num_rows: int, num_axes: int, order: str) -> tuple[int, int]:
-    """Return the memory that rows take while they are put in order, and from then on."""
-    sorting = {"hilbert": 8 * num_axes + 40, "rcb": 16 * num_axes + 32}.get(order, 8 * num_axes + 16)
-    return num_rows * sorting, num_rows * (8 * num_axes + 12)
 
 
 def why_not(header: SampleHeader | HeteroHeader, order: str) -> str | None:
@@ -154,43 +141,40 @@ def order_in_passes(
     Raises
     ------
     ConfigError
-        The rows alone take more memory.
+        The rows' costs, or points with the same key, take more memory.
     """
     path, sizes, entity = header.topology.source.path, header.topology.sizes, header.entity
     with damage_named(path):
         source = header.topology.by_blocks() or blocks_in_memory(header.topology.load())
-        points = source.points()
     counts = {} if entity == "cell" else {entity: sizes[entity]}
     counts |= {"cell": sizes["cell"]} if source.cells is not None else {}
     counts |= {"edge": sizes["edge"]} if header.edges == "edge_index" else {}
-    if entity not in counts or (entity == "cell" and points is None):
+    if entity not in counts or (entity == "cell" and source.points is None):
         raise ConfigError(f"sample {header.name}: entity='cell', but it has no cells")
     num_nodes = sizes[row_entity(header.kind)]
-    num_rows, num_axes = counts[entity], 0 if points is None else points.shape[1]
-    sorting, kept = rows_bytes(num_rows, num_axes, by)
-    sorting += points.nbytes if entity == "cell" and points is not None else 0
-    least = max(sorting, kept * 3 // 2)
-    in_memory = folder is None or memory is None
-    part = max(_LEAST_ROOM, bytes_in_memory(header, by) // _MOST_ROOMS)
-    room = _Room(folder, part if in_memory else room_of(memory or 0) - kept)
-    if not in_memory and least > room_of(memory or 0):
+    num_rows, allowed = counts[entity], room_of(memory or 0)
+    if folder is not None and weights is not None and num_rows * _COST > allowed:
         raise ConfigError(
-            f"sample {header.name}: its {num_rows} rows alone take {sorting} bytes while they are put in order by "
-            f"{by!r}, and memory={memory} leaves {room_of(memory or 0)}; allow {min(least + _PROGRAM, 2 * least)}"
+            f"sample {header.name}: costs of its {num_rows} rows take {num_rows * _COST} bytes, and memory={memory} "
+            f"leaves {allowed}; leave weights out, or allow more"
         )
+    # on disk, one half for what is looked up at random, the other for a block or bucket
+    in_part = max(_LEAST_ROOM, bytes_in_memory(header, by) // _MOST_ROOMS)
+    room = Room(folder, in_part if folder is None else allowed // 2)
     raw = header.described(counts=counts)
     faults = _Faults(num_nodes)
-    if points is not None:
-        faults.add(nan_points=np.flatnonzero(~np.isfinite(points).all(axis=1)))
+    points = None if source.points is None else _spooled(path, source.points, num_nodes, room, faults)
     cells = None if source.cells is None else _Cells(path, source.cells, counts["cell"], faults, room, tick)
     made: Buckets | None = None
     if entity == "cell" and cells is not None and points is not None:
         points, made = _cells_as_rows(cells, points, raw)
-    order, notes = np.arange(num_rows), list[str]()
-    if not any(faults.found.values()):  # else all that is wrong is looked for, and named
-        order, notes = order_of(raw, {entity: RawSet(num_nodes=num_rows, points=points)}, {}, by)
-    new_ids: NodeIds = np.empty(num_rows, id_dtype(num_rows))
-    new_ids[order] = np.arange(num_rows)
+    # where the sample is refused any order will do: all that is wrong is looked for, and named
+    order, notes = order_rows(raw, points, num_rows, "rows" if faults.spoil(keep) else by, room)
+    new_ids: NodeIds = _NONE
+    if cells is not None or source.edges is not None:
+        new_ids = room.array(num_rows, id_dtype(num_rows))
+        for rows in blocks(num_rows, 1 << 20):
+            new_ids[order[rows]] = np.arange(rows.start, rows.stop)
     owned: tuple[Buckets, Buckets] | None = None
     csr: CSR | None = None
     if entity != "cell" and cells is not None:
@@ -207,38 +191,14 @@ def order_in_passes(
     relations = {} if csr is None else {"edge": csr}
     return OrderedSample(
         **replace(head, notes=(*head.notes, *notes)).head(),
-        order=order,
-        pos=points,
-        weights=weights_of(raw, weights, relations, order, {}),
+        order=order,  # type: ignore[arg-type]
+        pos=points if folder is not None or points is None else points[:],  # type: ignore[arg-type]
+        weights=weights_of(raw, weights, relations, order, {}),  # type: ignore[arg-type]
         cells=None if owned is None else _cells_in_order(*owned, room),
         source_counts=counts,
         fields=tuple(field_data_of(raw, name, each) for name, each in raw.fields.items()),
         relations=relations,
     )
-
-
-class _Room:
-    """A folder for buckets and spools, or none, and the memory that one of them at a time may take."""
-
-    def __init__(self, folder: str | None, nbytes: int) -> None:
-        self._folder, self._nbytes, self._num = folder, nbytes, 0
-
-    def block(self, entry: int) -> int:
-        """Return how many entries of so many bytes make a block."""
-        return min(max(self._nbytes // (2 * entry), 1), _MOST_IN_BLOCK)
-
-    def spool(self, dtype: npt.DTypeLike) -> Spool:
-        return Spool(self._path(), dtype)
-
-    def buckets(self, num: int, nbytes: float, dtypes: list[npt.DTypeLike], shift: int = 0) -> Buckets:
-        """Return buckets for ``nbytes`` of rows, by numbers below ``num << shift``."""
-        num_buckets = min(_MOST_BUCKETS, max(1, num), int(nbytes * _PARTS / self._nbytes) + 1)
-        bounds = [num * i // num_buckets << shift for i in range(num_buckets)] + [min(num << shift, 2**64 - 1)]
-        return Buckets(self._path(), np.array(bounds, np.uint64 if shift else np.int64), dtypes)
-
-    def _path(self) -> str | None:
-        self._num += 1
-        return None if self._folder is None else os.path.join(self._folder, str(self._num))
 
 
 class _Faults:
@@ -254,6 +214,10 @@ class _Faults:
             if len(found):
                 self.found[kind].append(found + first)
 
+    def spoil(self, keep: Collection[str]) -> bool:
+        """Whether there are others than those of some kinds."""
+        return any(found and kind not in keep for kind, found in self.found.items())
+
     def findings(self, counts: Mapping[str, int]) -> list[Finding]:
         """Return the faults as findings of a sample with so many cells and edges."""
         every = {kind: np.unique(np.concatenate([_NONE, *found])) for kind, found in self.found.items()}
@@ -266,7 +230,7 @@ class _Cells:
     """The cells of a sample, block by block, each checked."""
 
     def __init__(
-        self, path: str, read: Callable[[int], Iterator[RawCells]], num: int, faults: _Faults, room: _Room,
+        self, path: str, read: Callable[[int], Iterator[RawCells]], num: int, faults: _Faults, room: Room,
         tick: Callable[[float], None],
     ) -> None:  # fmt: skip
         self.num, self.num_nodes, self.faults, self.room = num, faults.num_nodes, faults, room
@@ -297,6 +261,18 @@ class _Cells:
             faces, owners = faces_among(sound, suspects)
             found.append((faces, (owners if kept is None else kept[owners]) + first))
         return count_crowded(found)
+
+
+def _spooled(
+    path: str, read: Callable[[int], Iterator[FloatArray]], num: int, room: Room, faults: _Faults
+) -> Spool | None:
+    """Read points, and look for NaN."""
+    points: Spool | None = None
+    for block in _named(path, read(room.block(_POINT))):
+        points = room.spool((block.dtype, block.shape[1:]), num) if points is None else points
+        faults.add(len(points), nan_points=np.flatnonzero(~np.isfinite(block).all(axis=1)))
+        points.append(block)
+    return points
 
 
 def _named(path: str, items: Iterator[T]) -> Iterator[T]:
@@ -351,23 +327,24 @@ def _cells_of_nodes(
     return owned, edges
 
 
-def _cells_as_rows(cells: _Cells, points: FloatArray, raw: RawSample) -> tuple[FloatArray, Buckets]:
+def _cells_as_rows(cells: _Cells, nodes: Spool, raw: RawSample) -> tuple[Spool, Buckets]:
     """Return the centres of cells, and buckets of the edges across their faces by target."""
     num_nodes, room, faults = cells.num_nodes, cells.room, cells.faults
-    centres = np.full((cells.num, points.shape[1]), np.nan)
+    points = room.at_random(nodes)
+    centres = room.spool((np.float64, points.shape[1:]), cells.num)
     dtype = id_dtype(max(num_nodes, cells.num))
     faces: Buckets | None = None
     for first, sound, kept in cells:
         check_faces_known(sound)
-        if kept is None and not faults.found["nan_points"]:
-            here = slice(first, first + sound.num_cells)
-            centres[here] = cell_centres(points, sound, on_sphere=raw.on_sphere, period=raw.period)
+        if kept is None and not faults.found["nan_points"]:  # else the sample is refused, or made in memory
+            centres.append(cell_centres(points, sound, on_sphere=raw.on_sphere, period=raw.period))
         corners, owners = faces_of_cells(sound, dtype)
         owners = (owners if kept is None else kept[owners].astype(dtype)) + dtype.type(first)
         share = cells.num / max(sound.num_cells, 1)
         faces = faces or room.buckets(num_nodes, share * 4 * owners.nbytes, [dtype] * 4)
         rows, cuts = faces.split(corners[0])
         faces.put(cuts, *(each[rows] for each in (*corners, owners)))
+    del points
     edges: Buckets | None = None
     for *lowest, cell in () if faces is None else faces.taken():
         pairs, num_crowded, crowded = pairs_across(np.stack(lowest), cell, num_nodes)
@@ -377,7 +354,7 @@ def _cells_as_rows(cells: _Cells, points: FloatArray, raw: RawSample) -> tuple[F
     return centres, edges or room.buckets(1, 0, [np.uint64])
 
 
-def _add_edges(edges: Buckets | None, keys: Keys, num_rows: int, share: float, room: _Room) -> Buckets:
+def _add_edges(edges: Buckets | None, keys: Keys, num_rows: int, share: float, room: Room) -> Buckets:
     """Put both directions of edges into buckets by target; ``share`` times as many are expected in all."""
     words = directed_words(keys, num_rows)
     edges = edges or room.buckets(num_rows, share * words.nbytes, [np.uint64], shift=id_bits(num_rows))
@@ -385,7 +362,7 @@ def _add_edges(edges: Buckets | None, keys: Keys, num_rows: int, share: float, r
     return edges
 
 
-def _made_edges(made: Buckets, new_ids: NodeIds, room: _Room) -> _Edges:
+def _made_edges(made: Buckets, new_ids: NodeIds, room: Room) -> _Edges:
     """Yield edges, each once, in the order of their targets and sources in the source's ids, which numbers them."""
     num_bits, done = np.uint64(id_bits(len(new_ids))), 0
     for (every,) in made.taken():
@@ -408,7 +385,7 @@ def _given_edges(given: Iterator[IntArray], new_ids: NodeIds, faults: _Faults) -
         first += pairs.shape[1]
 
 
-def _csr(edges: _Edges, most: int, num_rows: int, room: _Room, faults: _Faults | None) -> CSR:
+def _csr(edges: _Edges, most: int, num_rows: int, room: Room, faults: _Faults | None) -> CSR:
     """Sort edges by new targets and sources, in buckets by target; repeated ones are added to ``faults``."""
     num_bits, dtype = id_bits(num_rows), id_dtype(most)
     buckets = room.buckets(num_rows, most * (8 + dtype.itemsize), [np.uint64, dtype])
@@ -430,7 +407,7 @@ def _csr(edges: _Edges, most: int, num_rows: int, room: _Room, faults: _Faults |
     return CSR(indptr=indptr, src=src, edge_id=edge_id)  # type: ignore[arg-type]
 
 
-def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: _Room) -> OrderedCells:
+def _cells_in_order(owned: Buckets, nodes_of: Buckets, room: Room) -> OrderedCells:
     """Sort cells by owner, bucket by bucket."""
     made = {"offsets": np.int64, "cell_type": np.uint8, "original_id": np.int64, "indptr": np.int64}
     spools = {name: room.spool(dtype) for name, dtype in made.items()}

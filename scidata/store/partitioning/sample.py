@@ -29,7 +29,8 @@ from scidata.store.format.values import encode_values
 from scidata.store.format.write import OrderedSample, no_room_named, scratch_of, write_sample
 from scidata.store.partitioning.inputs import describe_input
 from scidata.store.partitioning.ordered import ORDERS, order_sample
-from scidata.store.partitioning.passes import bytes_in_memory, order_in_passes, room_of, why_not
+from scidata.store.partitioning.passes import bytes_in_memory, order_in_passes, why_not
+from scidata.store.partitioning.room import room_of
 
 #: Findings that spoil nothing: they may also be kept as they are.
 KEEPABLE = ("crowded_faces", "duplicate_edges", "self_loops")

@@ -65,18 +65,16 @@ class VTKHDFTopology(RawTopology):
 
     def load(self) -> Geometry:
         """Read points and cells, joining pieces."""
+        points = next(self._points(max(sum(self.piece_points), 1)))
         if self.kind != "mesh":
-            return Geometry(points=self._points())
-        return Geometry(points=self._points(), cells=join_cells(list(self._cells(max(self.sizes["cell"], 1)))))
+            return Geometry(points=points)
+        return Geometry(points=points, cells=join_cells(list(self._cells(max(self.sizes["cell"], 1)))))
 
     def by_blocks(self) -> Blocks:
         """Describe how points and cells are read some at a time, of one piece after the other."""
-        return Blocks(points=self._points_by_blocks, cells=self._cells if self.kind == "mesh" else None)
+        return Blocks(points=self._points, cells=self._cells if self.kind == "mesh" else None)
 
-    def _points(self) -> FloatArray:
-        return next(self._points_by_blocks(max(sum(self.piece_points), 1)))
-
-    def _points_by_blocks(self, num: int) -> Iterator[FloatArray]:
+    def _points(self, num: int) -> Iterator[FloatArray]:
         layout, num_points = self.source.arrays[f"{_ROOT}/Points"], sum(self.piece_points)
         for rows in blocks(num_points, at_once(layout, num)) if num_points else [slice(0, 0)]:
             yield self._read("Points", rows).astype(np.float64)

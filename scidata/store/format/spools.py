@@ -22,6 +22,7 @@ class Spool:
 
     def __init__(self, path: str | None, dtype: npt.DTypeLike, most: int = 0) -> None:
         self._path, self._row, self._num = path, np.dtype(dtype), 0
+        self.dtype = self._row.base
         self._most = most if path is None else 0
         self._pieces: list[AnyArray] = [np.empty(self._most, self._row)] if self._most else []
         self._firsts = [0] if self._most else []
@@ -29,19 +30,9 @@ class Spool:
             os.close(open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
 
     @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Of a number."""
-        return self._row.base
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """``(num_rows, ...)``."""
         return (self._num, *self._row.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Of all rows."""
-        return self._num * self._row.itemsize
 
     def __len__(self) -> int:
         return self._num
@@ -76,9 +67,9 @@ class Spool:
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)
 
-    def mapped(self) -> AnyArray:
-        """Return all rows for access at random: those of a file as a map of it, which takes no memory of its own."""
-        if self._path is None or not self._num:
+    def at_random(self, most: int) -> AnyArray:
+        """Return all rows for access at random: those of a file of more than ``most`` bytes as a map of it."""
+        if self._path is None or self._num * self._row.itemsize <= most:
             return self[:]
         with open(open_own(self._path, os.O_RDONLY), "rb") as file:
             return np.asarray(np.memmap(file, self.dtype, "r", shape=self.shape))

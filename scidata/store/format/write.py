@@ -339,7 +339,8 @@ class _SampleWriter:
         values, rows = array.values, array.rows
         read: Any = values.__getitem__ if rows is None else lambda box: values[rows[box[0]], *box[1:]]
         if isinstance(values, Spool) and rows is not None:
-            read = self._reordered(values.__getitem__, rows, values.shape, values.dtype)
+            layout = {"source_shape": values.shape, "dtype": values.dtype, "entity_dim": 0}
+            read = self._reordered(values.__getitem__, rows, **layout)
         self._write_array(
             array.path,
             read,
@@ -381,25 +382,15 @@ class _SampleWriter:
         if dtype.kind in "fiub":
             components = int(np.prod(shape[dim + 1 :])) if shape[dim + 1 :] else None
             statistics = RunningStatistics(components)
-        read = self._reordered(data.read, order, data.shape, dtype, dim)
+        read = self._reordered(data.read, order, source_shape=data.shape, dtype=dtype, entity_dim=dim)
         self._write_array(
             info.path, read, shape=shape, dtype=dtype, dims=info.dims, entity_dim=dim, statistics=statistics
         )
         if statistics is not None:
             self._statistics[info.path] = statistics.result()
 
-    def _reordered(
-        self,
-        read: Callable[[tuple[slice, ...]], Array],
-        order: IntArray,
-        shape: tuple[int, ...],
-        dtype: np.dtype[np.generic],
-        dim: int = 0,
-    ) -> Reordered:
-        scratch = os.path.join(self._scratch, "field")
-        return Reordered(
-            read, order, source_shape=shape, dtype=dtype, entity_dim=dim, scratch=scratch, max_bytes=self._max_bytes
-        )
+    def _reordered(self, read: Callable[[tuple[slice, ...]], Array], order: IntArray, **layout: Any) -> Reordered:
+        return Reordered(read, order, scratch=os.path.join(self._scratch, "field"), max_bytes=self._max_bytes, **layout)
 
 
 def _block_boxes(read: Callable[[slice], Array], num_rows: int, *, on_sphere: bool) -> FloatArray:

@@ -330,7 +330,7 @@ def _cells_of_nodes(
 def _cells_as_rows(cells: _Cells, nodes: Spool, raw: RawSample) -> tuple[Spool, Buckets]:
     """Return the centres of cells, and buckets of the edges across their faces by target."""
     num_nodes, room, faults = cells.num_nodes, cells.room, cells.faults
-    points = room.at_random(nodes)
+    points = nodes.at_random(room.nbytes)
     centres = room.spool((np.float64, points.shape[1:]), cells.num)
     dtype = id_dtype(max(num_nodes, cells.num))
     faces: Buckets | None = None

@@ -51,10 +51,6 @@ class Room:
             bounds = [0, *sorted(inner - {0}), bounds[-1]]
         return Buckets(self._path(), np.array(bounds, np.uint64 if shift else np.int64), dtypes)
 
-    def at_random(self, spool: Spool) -> AnyArray:
-        """Return all rows of a spool for access at random: in memory where that has room, else as a map of the file."""
-        return spool[:] if spool.nbytes <= self.nbytes else spool.mapped()
-
     def array(self, num: int, dtype: npt.DTypeLike) -> AnyArray:
         """Return room for a number of each row, in memory or as a map of a file that has no name any more."""
         path, nbytes = self._path(), num * np.dtype(dtype).itemsize

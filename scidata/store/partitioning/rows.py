@@ -72,7 +72,7 @@ class _Points:
         return len(self._spool)
 
     def __getitem__(self, rows: slice | IntArray) -> AnyArray:
-        return self._seen(self._spool.mapped()[rows])
+        return self._seen(self._spool.at_random(0)[rows])
 
     def min(self, axis: int) -> AnyArray:
         return np.asarray(self._ends.min(axis=axis))
@@ -117,7 +117,7 @@ def _along_curve(name: str, points: _Points, box: Box | None, room: Room) -> tup
 
 def _in_boxes(points: _Points, room: Room) -> Spool:
     """Return the order of recursive bisection: larger boxes are halved in files, the first half first."""
-    every, (ids, places) = room.spool(np.int64), _piece(points.some.shape[1], room)
+    every, ids, places = room.spool(np.int64), room.spool(np.int64), room.spool((np.float64, points.some.shape[1:]))
     for rows, block in points.by_blocks():
         ids.append(np.arange(rows.start, rows.stop))
         places.append(block)
@@ -135,10 +135,6 @@ def _in_boxes(points: _Points, room: Room) -> Spool:
     return every
 
 
-def _piece(num_axes: int, room: Room) -> tuple[Spool, Spool]:
-    return room.spool(np.int64), room.spool((np.float64, (num_axes,)))
-
-
 def _halves(ids: Spool, places: Spool, room: Room, *, upper_first: bool) -> list[tuple[Spool, Spool]]:
     """Put the points on either side of the median of the longest axis into two pieces; ties go by row."""
     points, num_lower = _Points(places, room), len(ids) // 2
@@ -149,7 +145,7 @@ def _halves(ids: Spool, places: Spool, room: Room, *, upper_first: bool) -> list
     along.partition(num_lower)
     median = along[num_lower]
     num_ties = num_lower - int((along[:num_lower] < median).sum())
-    halves = [_piece(places.shape[1], room) for _ in range(2)]
+    halves = [(room.spool(np.int64), room.spool((np.float64, places.shape[1:]))) for _ in range(2)]
     for rows, block in points.by_blocks():
         in_lower, ties = block[:, axis] < median, np.flatnonzero(block[:, axis] == median)[:num_ties]
         in_lower[ties] = True

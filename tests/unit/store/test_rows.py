@@ -14,7 +14,7 @@ from scidata.store.format.spools import Spool
 from scidata.store.partitioning.room import Room
 from scidata.store.partitioning.rows import order_rows
 
-NUM = 12_000  # in order "rcb" bisected twice
+NUM = 9_000  # in order "rcb" bisected twice
 
 
 def clouds() -> dict[str, np.ndarray]:
@@ -54,11 +54,11 @@ def test_rows_get_the_order_that_they_get_in_memory(tmp_path: Path, case: str, b
         order_hilbert(points, on_sphere=on_sphere) if by == "hilbert" else (order_rcb(points, on_sphere=on_sphere), [])
     )
     crowded = case in ("an outlier", "clusters") and by == "hilbert"
-    for nbytes in (150_000, 1 << 20):
+    for nbytes in (150_000, 1 << 20) if crowded else (150_000,):
         room = Room(str(tmp_path / str(nbytes)), nbytes)
         (tmp_path / str(nbytes)).mkdir()
         if crowded and nbytes < 1 << 20:
-            with pytest.raises(ConfigError, match=r"of its 12000 points share keys .* use --order rcb, or allow more"):
+            with pytest.raises(ConfigError, match=r"of its 9000 points share keys .* use --order rcb, or allow more"):
                 order_rows(raw, spool, len(points), by, room)
             continue
         order, notes = order_rows(raw, spool, len(points), by, room)

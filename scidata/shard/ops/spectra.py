@@ -314,8 +314,10 @@ def spectrum(x: ShardTensor, kind: str, sizes: Mapping[int, int | None], norm: s
     dims = [d for d in sizes if d in x.spec.sharded]
     if last in dims or not dims or is_transforming() or has_dual_level():
         return None
-    if kind == "fft" and x.requires_grad and not x.is_complex():  # torch transforms a copy, which is not written to
-        x = x.clone()
+    if kind == "fft" and x.requires_grad and not x.is_complex():
+        copied = x.clone()  # as torch does: the copy is not written to
+        assert isinstance(copied, ShardTensor)
+        x = copied
     source = getattr(torch.fft, kind)(x, sizes[last], last, norm)
     for d in others:
         if d not in dims:

@@ -167,9 +167,9 @@ def partition(
     memory : int or str or None, optional
         Memory that a process may take, as bytes or ``"8G"`` (powers of 1024), for each of ``jobs``; default no limit.
         Samples that take more in memory (``dry_run`` says how much) are put in order in passes over scratch files in
-        ``out``; the store is the same, byte for byte. In memory are then 0.4 GB and 64 bytes a row (80 in order
-        ``"rcb"``), so that 8 GB do for 100 M rows. Refused where they take more in memory: repairs, order ``"metis"``,
-        edges by ``knn`` and ``radius``, fields on mesh edges, graphs between several node sets, OpenFOAM cases. Files
+        ``out``; the store is the same, byte for byte. Rows may be more than there is room for. Refused where they
+        take more in memory: repairs, order ``"metis"``, edges by ``knn`` and ``radius``, ``weights``, fields on mesh
+        edges, graphs between several node sets, OpenFOAM cases. Files
         of other formats than the plain layout, VTKHDF and ``edge_index`` are read whole, which takes 8 bytes more for
         each node of a cell. A run that was killed begins a sample anew.
     allow_missing, allow_external : bool, default False

@@ -8,7 +8,6 @@ write where none is given: ``scidata.meshes.formats.plain``, ``points`` and ``gr
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -16,7 +15,6 @@ from typing import TypeAlias
 
 from scidata.core.checks import names_of
 from scidata.core.types import Source
-from scidata.core.urls import absolute, is_url
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
 from scidata.meshes.formats import esmf, exodus, foam, graph, meshio, mpas, plain, points, ugrid, vtkhdf
@@ -394,9 +392,6 @@ def read_samples(
         if entity != "cell" and kind == "mesh" and rule in ("knn", "radius"):
             raise ConfigError(f"edges={edges!r} and kind={kind!r} do not go together; leave out kind=")
     paths = expand_paths(inputs)
-    given = Counter(each if is_url(each) else absolute(each) for each in paths)
-    if twice := next((each for each, num in given.items() if num > 1), None):
-        raise ConfigError(f"{twice} is given {given[twice]} times; give it once: scidata.subset repeats samples")
     names = _sample_names(paths)
     reading = _Reading(
         kind=kind,

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, FloatArray, IntArray
@@ -279,6 +276,11 @@ def _places(
 
 def _joined(zones: list[_Zone], first: IntArray, left_out: dict[str, str]) -> tuple[IntArray, IntArray]:
     """Return the nodes that stay, and the new number of each; those at one place of an interface become the first."""
+    # not at the top: each process of --jobs imports this module
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import cKDTree
+
     by_name = {zone.name: (zone, at) for zone, at in zip(zones, first, strict=False)}
     pairs = [np.empty((2, 0), np.int64)]
     for zone, at in by_name.values():

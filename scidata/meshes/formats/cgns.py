@@ -137,6 +137,13 @@ def _zone(path: str, base: str, node: Node, cell_dim: int, physical_dim: int, le
         parts = [_section(f"{where}: section {each.name}", each, last - first + 1) for first, last, each in sections]
         elements, first = join_cells(parts), np.array([each[0] for each in sections], np.int64)
         rows = bounds_of([part.num_cells for part in parts])
+        for part in parts:  # those of polyhedra are numbers of faces; other zones' nodes follow this one's
+            wrong = (part.connectivity < 0) | (part.connectivity >= len(points[0]))
+            if not (part.cell_type == POLYHEDRON).any() and wrong.any():
+                node = int(part.connectivity[wrong][0]) + 1
+                raise CorruptDataError(
+                    f"{where}: an element names node {node}, but has {len(points[0])} nodes; {_AGAIN}"
+                )
         cells, faces = _cells(where, elements, first, rows, cell_dim, [each for _, _, each in sections])
         if int(num_cells[0]) not in (cells.num_cells, elements.num_cells):  # some writers count boundaries
             raise CorruptDataError(f"{where}: has {cells.num_cells} cells, but says {int(num_cells[0])}; {_AGAIN}")

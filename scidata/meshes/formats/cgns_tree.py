@@ -64,10 +64,10 @@ def open_tree(path: str) -> Iterator[Node]:
 
 
 def _of_group(group: h5py.Group) -> Node:
-    group = group.get(" link", group)  # a node elsewhere in the file
+    name, group = str(group.name).rpartition("/")[2], group.get(" link", group)  # a node elsewhere, by its own name
     label = group.attrs.get("label", b"")
     return Node(
-        name=str(group.name).rpartition("/")[2],
+        name=name,
         label=label.decode() if isinstance(label, bytes) else str(label),
         values=lambda: np.ravel(group[" data"][()]) if " data" in group else np.empty(0),
         children=lambda: [_of_group(x) for x in group.values() if isinstance(x, h5py.Group)],

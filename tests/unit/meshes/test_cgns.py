@@ -212,6 +212,12 @@ def test_elements_and_what_is_refused(tmp_path):
         write(*sections, **more)
         with pytest.raises(error, match=rf"m\.cgns.*({message})"):
             read_samples(path, entity="cell")[0]
+    zone = unstructured(points, 2, T=tetra)
+    for node in (0, 41):  # which in the list of all nodes is the other zone's
+        wrong = unstructured(points, 2, T=section(10, 1, [*range(1, 8), node], 2))
+        write_hdf5(path, tree({"Base": Tree("CGNSBase_t", np.array([3, 3], "i4"), a=zone, b=wrong, c=zone)}))
+        with pytest.raises(CorruptDataError, match=rf"m\.cgns.*zone Base/b.*node {node}, but has 40 nodes"):
+            read_samples(path)[0]
     path.write_bytes(b"\0" * 100)
     with pytest.raises(UnsupportedFormatError, match="neither HDF5 nor ADF"):
         read_samples(path)[0]

@@ -33,6 +33,15 @@ def as_indices(values: AnyArray, where: str) -> IntArray:
     return values.astype(np.int64)
 
 
+def nodes_of_piece(nodes: IntArray, num_nodes: int, first: int) -> IntArray:
+    """Return the numbers, among the nodes of all pieces of a mesh, of nodes of the piece that begins at ``first``.
+
+    Numbers that the piece does not have are left for checks to name: another piece's nodes would go unnoticed.
+    """
+    moved = np.where(nodes < 0, nodes, nodes + first)
+    return np.where(nodes >= num_nodes, np.iinfo(np.int64).max, moved)
+
+
 def read_indices(source: Source, name: str, options: Options, *, box: Box = ()) -> IntArray:
     """Read an array of indices or counts as int64: all of it, or a box of its first dims."""
     return as_indices(read_values(source, name, options, decode=False, box=box), f"{source.path}: field {name!r}")

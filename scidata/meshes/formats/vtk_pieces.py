@@ -17,7 +17,7 @@ import numpy as np
 from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, ByteArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
-from scidata.meshes.formats.arrays import as_indices, polygon_types
+from scidata.meshes.formats.arrays import as_indices, nodes_of_piece, polygon_types
 from scidata.meshes.formats.vtk_xml import AGAIN, VTKFile, parse
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
@@ -87,7 +87,9 @@ def read_vtk(path: str, data: bytes, suffix: str = "") -> MeshData:
         found = [piece.cells("Cells") for piece in pieces]
         cells = RawCells(
             offsets=bounds_of(np.concatenate([sizes for sizes, _ in found])),
-            connectivity=np.concatenate([nodes + at for (_, nodes), at in zip(found, first, strict=False)]),
+            connectivity=np.concatenate(
+                [nodes_of_piece(nodes, *each) for (_, nodes), *each in zip(found, np.diff(first), first, strict=False)]
+            ),
             cell_type=np.concatenate([piece.types() for piece in pieces]),
         )
         if (cells.cell_type == POLYHEDRON).any():
@@ -217,7 +219,7 @@ class _Piece:
         """Read the faces of the polyhedra; numbers of points and cells are moved on."""
         polyhedra = np.flatnonzero(self.types() == POLYHEDRON)
         sizes, nodes, counts = self._lists_of_faces(polyhedra) if len(polyhedra) else (polyhedra,) * 3
-        return sizes, nodes + first_point, np.repeat(polyhedra + first_cell, counts)
+        return sizes, nodes_of_piece(nodes, len(self.points), first_point), np.repeat(polyhedra + first_cell, counts)
 
     def _lists_of_faces(self, polyhedra: IntArray) -> CellFaces:
         """Return sizes and nodes of the faces of each polyhedron, and how many it has."""

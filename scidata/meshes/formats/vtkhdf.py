@@ -22,6 +22,7 @@ from scidata.meshes.formats.arrays import (
     at_once,
     check_ghosts,
     join_cells,
+    nodes_of_piece,
     polygon_types,
 )
 from scidata.meshes.formats.base import (
@@ -124,7 +125,8 @@ class VTKHDFTopology(RawTopology):
                     f"{every[-1:].tolist()}"
                 )
             here = slice(first_id + int(offsets[0]), first_id + int(offsets[-1]))
-            nodes, offsets = self._indices(f"{group}Connectivity", here) + first_point, offsets - offsets[0]
+            nodes, offsets = self._indices(f"{group}Connectivity", here), offsets - offsets[0]
+            nodes = nodes_of_piece(nodes, self.piece_points[piece], first_point)
             if group == _LISTS["Strips"]:
                 yield RawCells.of_kind(triangles_of_strips(np.diff(offsets), nodes)[0], TRIANGLE)
                 continue

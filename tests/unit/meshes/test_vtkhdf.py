@@ -2,9 +2,11 @@
 
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 
+import scidata
 from scidata.errors import CorruptDataError, UnknownNameError, UnsupportedFormatError
 from scidata.meshes.samples import read_samples
 from tests.unit.meshes._vtkhdf import write
@@ -29,6 +31,36 @@ def test_pieces_are_joined(tmp_path, compressed):
     assert np.array_equal(sample.fields["node/p"].read(), data["p"])
     assert sample.fields["cell/p"].read(slice(1, 3)).tolist() == [1, 2]
     assert "total" in sample.left_out
+
+
+@pytest.mark.parametrize(("node", "fault"), [(5, "name a node that is not among the 15"), (-1, "lack a node")])
+@pytest.mark.parametrize("suffix", [".vtkhdf", ".vtu"])
+def test_no_piece_takes_the_nodes_of_another(tmp_path, suffix, node, fault):
+    points, rows = np.random.default_rng(0).random((3, 5, 3)), np.array([[0, 1, 2, 3, 0, 1, 2, 4]] * 3)
+    rows[1, 7] = node
+    path = tmp_path / f"m{suffix}"
+    if suffix == ".vtu":
+        text = " ".join
+        pieces = text(
+            '<Piece NumberOfPoints="5" NumberOfCells="2"><Points><DataArray type="Float64" NumberOfComponents="3" '
+            f'format="ascii">{text(map(str, own.ravel()))}</DataArray></Points><Cells>'
+            f'<DataArray type="Int64" Name="connectivity" format="ascii">{text(map(str, nodes))}</DataArray>'
+            '<DataArray type="Int64" Name="offsets" format="ascii">4 8</DataArray>'
+            '<DataArray type="UInt8" Name="types" format="ascii">10 10</DataArray></Cells></Piece>'
+            for own, nodes in zip(points, rows, strict=True)
+        )
+        kind = "UnstructuredGrid"
+        path.write_text(f'<VTKFile type="{kind}" byte_order="LittleEndian"><{kind}>{pieces}</{kind}></VTKFile>')
+    else:
+        with h5py.File(path, "w") as file:
+            group = file.create_group("VTKHDF")
+            group.attrs.update(Version=[2, 0], Type=np.bytes_("UnstructuredGrid"))
+            for name, num in (("Points", 5), ("Cells", 2), ("ConnectivityIds", 8)):
+                group[f"NumberOf{name}"] = [num] * 3
+            group["Points"], group["Connectivity"] = points.reshape(15, 3), rows.ravel()
+            group["Offsets"], group["Types"] = [0, 4, 8] * 3, np.full(6, 10, "u1")
+    with pytest.raises(CorruptDataError, match=rf"1 of 6 cells {fault}.*first rows: \[3\]"):
+        scidata.partition(path, tmp_path / "out.store")
 
 
 def test_steps_of_one_mesh(tmp_path):

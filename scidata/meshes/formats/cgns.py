@@ -140,9 +140,9 @@ def _zone(path: str, base: str, node: Node, cell_dim: int, physical_dim: int, le
         for part in parts:  # those of polyhedra are numbers of faces; other zones' nodes follow this one's
             wrong = (part.connectivity < 0) | (part.connectivity >= len(points[0]))
             if not (part.cell_type == POLYHEDRON).any() and wrong.any():
-                node = int(part.connectivity[wrong][0]) + 1
+                named = int(part.connectivity[wrong][0]) + 1
                 raise CorruptDataError(
-                    f"{where}: an element names node {node}, but has {len(points[0])} nodes; {_AGAIN}"
+                    f"{where}: an element names node {named}, but has {len(points[0])} nodes; {_AGAIN}"
                 )
         cells, faces = _cells(where, elements, first, rows, cell_dim, [each for _, _, each in sections])
         if int(num_cells[0]) not in (cells.num_cells, elements.num_cells):  # some writers count boundaries

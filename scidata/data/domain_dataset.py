@@ -81,6 +81,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         self.has_coords = has_coords
         self._dtype = dtype
         self._scales: Mapping[str, Scale] = {}
+        self._unscaled: tuple[str | None, ...] = ()  # fields that say where and when a row is
         self._normalised: tuple[Statistics, str | Sequence[str] | None, str] | None = None
         self._local_scales: Mapping[str, Scale] = {}
         self._detached = False
@@ -352,8 +353,7 @@ class DomainDataset(Dataset[SampleT], ABC, Generic[ReaderT, SampleT]):
         made.__dict__.update(self.__dict__)
         made._forget()
         if fields is None:
-            places = ("pos", self.reader.options.time) if hasattr(self, "entities") else ()
-            fields = [name for name in self.fields if passes[name].dtype.kind == "f" and name not in places]
+            fields = [name for name in self.fields if passes[name].dtype.kind == "f" and name not in self._unscaled]
         found = scales_of({name: self.dims(name) for name in self.fields}, passes, stats, fields, method)
         made._normalised = stats, fields, method
         made._scales, made._local_scales = found, {n: scale.local(self._local_rows(n)) for n, scale in found.items()}

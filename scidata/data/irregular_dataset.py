@@ -62,6 +62,7 @@ class IrregularDataset(DomainDataset[IrregularReader, IrregularSample[TensorT]])
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._unscaled = "pos", self.reader.options.time
         if self._domain is not None and self._domain.ndim > 1:  # rows have one axis: that of all its ranks
             self._domain = flatten_mesh(self._domain)
         # shared with worker processes that live through several epochs, where epochs matter

@@ -368,7 +368,7 @@ def test_addresses_are_those_of_botocore(endpoint, style, address):
     bucket, key = filesystems.current().bucket(url)
     bucket.prepare()
     store = bucket.store(1.0, 1.0)
-    place, asked = remote._find(url), []
+    place, asked = remote.place_of(url), []
 
     def catch(request, **_):
         asked.append(request.url)

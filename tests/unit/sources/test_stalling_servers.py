@@ -96,7 +96,7 @@ def stalling(content: bytes = b"", *, how: str = "silent", after: int = 0):
 def prepared(url):
     """Import what a URL needs: that is not the server's time."""
     found = filesystems.current().bucket(url)
-    return remote._find(url) if found is None else found[0].prepare()
+    return remote.place_of(url) if found is None else found[0].prepare()
 
 
 def took(call) -> tuple[float, str]:

@@ -228,8 +228,8 @@ def _section(where: str, section: Node, num: int) -> RawCells:
         starts, nodes = bounds_of(sizes), nodes[ranges(at + 1, at + 1 + sizes)] if code == _MIXED else nodes
     if not fits or len(types) != num or len(nodes) != starts[-1]:
         raise CorruptDataError(
-            f"{where}: has {len(types)} elements with {len(nodes)} nodes, but says {num}, or its ElementStartOffset does "
-            f"not fit; {_AGAIN}"
+            f"{where}: has {len(types)} elements with {len(nodes)} nodes, but says {num}, or its ElementStartOffset "
+            f"does not fit; {_AGAIN}"
         )
     for kind, order in _REORDERED.items():
         row = starts[:-1][types == kind][:, None]

@@ -249,7 +249,7 @@ def test_interfaces_on_an_axis_and_of_damaged_points(tmp_path):
         zone = structured(a, C=Tree("ZoneGridConnectivity_t", ab=joined))
         write_hdf5(path, tree({"Base": Tree("CGNSBase_t", np.array([3, 3], "i4"), a=zone, b=structured(b))}))
 
-    a, b = points.copy(), points + [1.0, 0, 0]
+    a, b = points.copy(), points + np.array([1.0, 0, 0])
     a[1] = b[0] = [1.0, 0, 0]
     write(a, b)
     nodes = read_samples(path)[0].cells.connectivity.reshape(2, 8)

@@ -220,6 +220,7 @@ def test_the_vit_and_its_forecast(tmp_path: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
 @needs_pyg
 def test_the_graph_network(tmp_path: Path) -> None:
     flow_graph.make(str(tmp_path / "raw"), num_samples=3, num_nodes=200)
@@ -229,6 +230,7 @@ def test_the_graph_network(tmp_path: Path) -> None:
         assert_equal_to_one_process(code, output, "1 dp x 2 domain")
 
 
+@pytest.mark.slow
 @needs_pyg
 def test_the_graphcast_example(tmp_path: Path) -> None:
     graphcast.make(str(tmp_path / "waves"), num_times=3, num_levels=1, shape=(10, 18))

@@ -65,7 +65,7 @@ def check_cases(rank, num_ranks, backend, stride):
 @pytest.mark.slow_for("2-aot_eager-1", "3-aot_eager-1", "2-inductor-10")
 @pytest.mark.parametrize(
     ("num_ranks", "backend", "stride"),
-    [(2, "aot_eager", 20), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
+    [(2, "aot_eager", 40), (2, "aot_eager", 1), (3, "aot_eager", 1), (2, "inductor", 10)],
 )
 def test_every_case(num_ranks, backend, stride):
     for found in run_ranks(check_cases, num_ranks, backend, stride, timeout=600):

@@ -306,11 +306,10 @@ def arguments_that_are_changed(mesh):
 
 
 ALL = [
-    one_graph_by_exchange, layers_of_pyg, layers_that_depend_on_values, many_graphs_by_ghosts, other_values_on_one_graph,
-    arguments_that_are_changed, ids_of_other_ranks, recurrent_layers, one_of_two_results, gradients_differentiated,
-    scattered_inside, communicates_past_scidata,
+    one_graph_by_exchange, layers_that_depend_on_values, other_values_on_one_graph, arguments_that_are_changed,
+    ids_of_other_ranks, one_of_two_results, gradients_differentiated, scattered_inside, communicates_past_scidata,
 ]  # fmt: skip
-SLOW = [one_graph_by_ghosts, many_graphs_by_exchange]
+SLOW = [one_graph_by_ghosts, many_graphs_by_exchange, many_graphs_by_ghosts, layers_of_pyg, recurrent_layers]
 
 
 MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("domain",))

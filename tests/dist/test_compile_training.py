@@ -446,8 +446,9 @@ ON_TWO = [
     backward_twice, functional_call, two_forwards, one_output, arguments_of_one_another, frozen, saved_and_loaded,
     hooks_fire, gradients_of_parameters_inside,
 ]  # fmt: skip
-ON_FOUR = [accumulation, clipping, autograd_grad, hooks_fire]
-SLOW_ON_TWO, SLOW_ON_FOUR = [compiled_optimizer], [overlap, dropout_and_batch_norm, fsdp, two_forwards]
+ON_FOUR = [accumulation]
+SLOW_ON_TWO = [compiled_optimizer]
+SLOW_ON_FOUR = [overlap, dropout_and_batch_norm, fsdp, two_forwards, clipping, autograd_grad, hooks_fire]
 
 
 MESH = partial(init_mesh, domain=2)

@@ -115,6 +115,7 @@ def all_started(num_ranks: int) -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.slow_for("8")
 @pytest.mark.parametrize("num_ranks", [5, 8])
 def test_operations(num_ranks: int) -> None:
     run_ranks(check_ops, num_ranks, timeout=240)

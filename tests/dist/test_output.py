@@ -84,6 +84,7 @@ def write_cases(
     "2-2-names=('dp', 'domain')-shard={'longitude': 'domain'}-even",
     "3-3-names=('dp', 'domain')-shard={'latitude': 'domain'}-even",
     "4-4-names=('dp', 'domain')-shard={'latitude': 'domain'}-bounds=[0, 0, 8, 12, 19]",
+    "4-2-names=('dp', 'domain')-shard={'latitude': 'domain'}-bounds=[0, 9, 19]",
 )
 @pytest.mark.parametrize(
     ("num_ranks", "domain", "names", "shard", "bounds"),

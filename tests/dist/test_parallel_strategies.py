@@ -59,6 +59,7 @@ def test_five_adam_steps_are_those_of_one_process(strategy, dp, domain):
     run_ranks(trains, dp * domain, strategy, dp, domain, 1, None, False)
 
 
+@pytest.mark.slow_for("fsdp")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_accumulation_clipping_and_recomputing(strategy):
     run_ranks(trains, 4, strategy, 2, 2, 3, 0.1, True)

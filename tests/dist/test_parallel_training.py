@@ -197,7 +197,7 @@ def compiles(rank, num_ranks, strategy):
     return counter.frame_count
 
 
-@pytest.mark.slow_for("fsdp")
+@pytest.mark.slow  # test_compile_training has what users do with one
 @by_strategy
 def test_a_compiled_model_gives_the_same(strategy):
     frames = run_ranks(compiles, 2 if strategy == "ddp" else 4, strategy)

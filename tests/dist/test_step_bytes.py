@@ -18,6 +18,7 @@ AT_MOST = {
 }
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_little_more_than_the_least(num_ranks: int) -> None:
     ranks = run_ranks(rank_main, num_ranks, list(AT_MOST), "")

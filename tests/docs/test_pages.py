@@ -53,6 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_default_dtype(torch.float32)
 
 
+# programs that tests/examples run, too
+@pytest.mark.slow_for("docs/howto/examples.md", "docs/howto/train_on_observations.md", "pipelines/README.md")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", pages())
 def test_blocks_run(page: str, folder: Path, request: pytest.FixtureRequest) -> None:

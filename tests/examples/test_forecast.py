@@ -67,6 +67,7 @@ def scores_of(output: str) -> dict[tuple[str, str], list[float]]:
     return found
 
 
+@pytest.mark.slow_for("4")
 @pytest.mark.parametrize(("num_ranks", "domain", "ways"), [(4, 2, [(), ("--tp", 2)]), (3, 1, [()])], ids=["4", "3"])
 def test_the_same_on_any_number_of_ranks(
     folder: Path, tmp_path: Path, num_ranks: int, domain: int, ways: list[tuple[Any, ...]]

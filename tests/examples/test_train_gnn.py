@@ -64,6 +64,7 @@ def assert_checks_pass(num_ranks: int, domain: int, *runs: tuple[object, ...]) -
 WAYS = ((), ("--khop",))  # exchanges, or wide halos
 
 
+@pytest.mark.slow_for("2-2-1")
 @pytest.mark.parametrize(("num_ranks", "domain", "batch_size"), [(1, 1, 1), (2, 2, 1), (3, 3, 2), (4, 2, 2)])
 def test_loss_and_gradients_are_those_of_one_process(flows: str, num_ranks: int, domain: int, batch_size: int) -> None:
     runs = [("--data", flows, "--batch-size", batch_size, *way) for way in WAYS]

@@ -68,6 +68,7 @@ def test_check_on_three_ranks_by_torchrun(waves: str) -> None:
     assert_equal_to_one_process(done.returncode, done.stdout + done.stderr, "1 dp x 3 domain")
 
 
+@pytest.mark.slow_for("four")
 @pytest.mark.parametrize(
     ("num_ranks", "domain", "runs"),
     [
@@ -219,6 +220,7 @@ def test_resuming_on_a_domain_of_three_goes_on_as_if_never_interrupted(
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7 * moved, msg=name)
 
 
+@pytest.mark.slow
 def test_more_steps_in_16_bits_begin_with_the_weights_of_one(waves: str, uninterrupted: Path, tmp_path: Path) -> None:
     held_out = ("--val-sel", "2000-01-02T00:2000-01-02T18")
     more = ("--rollout", 2, "--weights", uninterrupted / "step_00000006", "--recompute", "--max-steps", 1, *held_out)

@@ -70,6 +70,7 @@ def era5(tmp_path_factory: pytest.TempPathFactory) -> str:
 REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; two months are one pair of steps
 
 
+@pytest.mark.slow_for("more on 4")
 @pytest.mark.parametrize(
     ("num_ranks", "runs"),
     # patch 8 makes three token rows, which two ranks share as 2 + 1; patch 5 makes five, over three ranks 2 + 2 + 1
@@ -88,15 +89,20 @@ REAL = ("--data", ERA_INTERIM, "--domain", 2, "--patch", 24)  # 241 latitudes; t
         (
             4,
             [
-                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
                 ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp")),
-                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--compile", "aot_eager")),
-                ("1 dp x 2 domain x 2 tp", ("--domain", 2, "--tp", 2, "--patch", 8, "--derived", *NAMES)),
                 ("1 dp x 2 domain x 2 pp", ("--domain", 2, "--pp", 2, "--patch", 8, "--batch-size", 3)),
             ],
         ),
+        (
+            4,
+            [
+                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--batch-size", 2)),
+                ("2 dp x 2 domain", ("--domain", 2, "--patch", 8, "--strategy", "fsdp", "--compile", "aot_eager")),
+                ("1 dp x 2 domain x 2 tp", ("--domain", 2, "--tp", 2, "--patch", 8, "--derived", *NAMES)),
+            ],
+        ),
     ],
-    ids=["1", "2", "3", "4"],
+    ids=["1", "2", "3", "4", "more on 4"],
 )
 def test_loss_and_gradients_are_those_of_one_process(
     era5: str, num_ranks: int, runs: list[tuple[str, tuple[object, ...]]]
@@ -237,6 +243,7 @@ def test_mixed_precision_with_clipping_on_a_domain(era5: str, tmp_path: Path, st
 # -- mixed precision, accumulation and other ranks ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resuming_with_other_kernels_goes_on_as_if_never_interrupted(
     era5: str, uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ REFUSED = {
 
 
 @pytest.mark.slow_for("12")
-@pytest.mark.parametrize(("one_in", "least"), [(60, 150), (12, 680)], ids=[60, 12])
+@pytest.mark.parametrize(("one_in", "least"), [(120, 90), (12, 680)], ids=[120, 12])
 def test_nothing_is_wrong(tmp_path, one_in, least):
     names = [*dict.fromkeys([*FAULTY, *list(operations())[::one_in]])]
     run_ranks(on_ranks, 3, names, 3, tmp_path / "found", timeout=300)

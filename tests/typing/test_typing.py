@@ -48,7 +48,7 @@ def test_the_loaders_overloads_have_its_arguments():
 
 
 @pytest.mark.timeout(900)  # mypy's first run reads all of torch
-@pytest.mark.parametrize("check", [_mypy, _pyright])
+@pytest.mark.parametrize("check", [_mypy, pytest.param(_pyright, marks=pytest.mark.slow)])
 def test_scripts_of_users(check):
     if _path("mypy" if check is _mypy else "basedpyright") is None:
         pytest.skip("the extra dev is not installed")

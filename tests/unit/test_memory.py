@@ -116,6 +116,7 @@ print(json.dumps({"peak": peak() - before, "now": now, "sample": nbytes, "decode
 """
 
 
+@pytest.mark.slow
 def test_memory_of_a_pool_is_its_bytes_and_the_ring_in_all_epochs(tmp_path):
     steps, shape = 20, (2, 181, 720)  # 1 MiB a sample, blocks of 20 MiB
     group = zarr.open_group(tmp_path / "blocks.zarr", mode="w")

@@ -273,7 +273,7 @@ def wrapped(module: nn.Module, make: Callable[[Callable[..., Any]], Callable[...
     """Return what ``torch.compile`` does: another module around this one, whose ``forward`` is ``make(...)``."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return OptimizedModule(module, make)  # type: ignore[arg-type]
+    return OptimizedModule(module, make)
 
 
 def forward_of_wrapped(model: object) -> object:

@@ -203,7 +203,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow_for("2-begun", "2-importing")
+@pytest.mark.slow_for("1-running", "2-begun", "2-importing")
 @pytest.mark.parametrize(("num_processes", "when"), [(0, "running"), (1, "running"), (2, "importing"), (2, "begun")])
 def test_ctrl_c(store: str, tmp_path: Path, num_processes: int, when: str) -> None:
     script = tmp_path / "script.py"

@@ -55,8 +55,8 @@ def test_a_descriptor_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: p
             cache.close()
 
 
-@pytest.mark.slow_for("layouts=('sharded', 'hdf5')")
-@pytest.mark.parametrize("layouts", [("raw", "crc32c", "zstd_crc32c", "blosc", "gzip", "zstd"), ("sharded", "hdf5")])
+@pytest.mark.slow_for("layouts=('crc32c', 'zstd_crc32c', 'gzip', 'zstd')", "layouts=('sharded', 'hdf5')")
+@pytest.mark.parametrize("layouts", [("raw", "blosc"), ("crc32c", "zstd_crc32c", "gzip", "zstd"), ("sharded", "hdf5")])
 def test_every_value_under_a_low_limit_of_open_files(layouts: tuple[str, ...]) -> None:
     with data_sets(layouts) as folder:
         code, said = run_apart(folder, limit=64, num_readers=8, seconds=1, layouts=layouts)

@@ -77,6 +77,9 @@ CASES = {
     "means and deviations": lambda x: [*torch.native_layer_norm(x, (5,), PLAIN[0, 0], PLAIN[0, 1], 1e-5)],
     "back from a pool": lambda x: aten.max_pool2d_with_indices_backward(PLAIN[:, :3, :3], x, [2, 2], [2, 2], [1, 1], [1, 1], False, F.max_pool2d(x.detach(), 2, 2, 1, return_indices=True)[1]),
     "antialiased": lambda x: [F.interpolate(x[:, None], s, mode=m, antialias=True) for s in ((2, 7), (5, 3)) for m in ("bilinear", "bicubic")],
+    "padded to the longest": lambda x: [torch.nn.utils.rnn.pad_sequence([x, x[:2], PLAIN[:3]], first, 0.5, side) for first in (True, False) for side in ("left", "right")],
+    "of lists": lambda x: [*torch._foreach_add([x, x[0]], [PLAIN, PLAIN[0]], alpha=2), *torch._foreach_norm([x, x[1]], 1), *torch._foreach_maximum([x], 0.3), *torch._foreach_pow([x, x], [2.0, 3.0]), *torch._foreach_max([x])],
+    "lists are written to": written(lambda y: [torch._foreach_mul_([y, y[1]], [PLAIN, PLAIN[0]]), torch._foreach_addcdiv_([y[0], y[2]], [PLAIN[0], PLAIN[1]], [PLAIN[1] + 2, PLAIN[3] ** 2 + 1], [0.5, 2.0]), torch._foreach_lerp_([y], [PLAIN], 0.25)]),
     "pairs": lambda x: [torch.view_as_complex(x[..., :2].clone()), written(lambda y: torch.view_as_complex(y).mul_(1j))(x[..., :4].reshape(5, 5, 2, 2))],
     "spectrogram": lambda x: torch.stft(F.pad(x.flatten(1), (0, 7)), 8, 4, window=torch.hann_window(8, dtype=torch.float64), return_complex=True),
 }  # fmt: skip
@@ -113,7 +116,17 @@ def check_two_axes(rank, num_ranks):
     x = torch.randn(5, 5, 5, dtype=torch.float64).requires_grad_()
     for dims in ((0, 1), (2, 0)):
         spec = ShardSpec.even(mesh, [Shard(d) for d in dims], x.shape, {0: (4, 1), 1: (0, 5)})
-        for name in ("diagonals", "a diagonal is written to", "triangles", "in place", "matrices", "matrix norms"):
+        for name in (
+            "diagonals",
+            "a diagonal is written to",
+            "triangles",
+            "in place",
+            "matrices",
+            "matrix norms",
+            "padded to the longest",
+            "of lists",
+            "lists are written to",
+        ):
             try:
                 assert_like_one_process(CASES[name], [x], [spec], rtol=1e-10, atol=1e-10)
             except Exception as error:

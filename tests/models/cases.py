@@ -91,8 +91,7 @@ def image(build: Callable[[], nn.Module], *shape: int, **options: Any) -> Case:
     return Case(
         build=build,
         inputs=lambda: {"x": torch.randn(shape, dtype=options.get("dtype"))},
-        cut={"x": (2, 3)},
-        **{"call": lambda model, x: model(x)} | options,
+        **{"cut": {"x": (2, 3)}, "call": lambda model, x: model(x)} | options,
     )
 
 

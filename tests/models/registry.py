@@ -19,6 +19,7 @@ LIBRARIES = {
     "transformers": "transformers",
     "diffusers": "diffusers",
     "physicsnemo": "physicsnemo",
+    "others": "monai",
 }
 
 

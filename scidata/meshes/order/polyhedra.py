@@ -22,7 +22,6 @@ from scidata.meshes.order.ids import blocks, both_directions, undirected_keys
 _BLOCK = 1 << 14  # faces at once: their points stay in the cache
 _TINY = 1e-300  # volumes below it have no centre of mass
 _CLOSED = 1e-6  # the areas of a closed cell's faces add up to 0, to this share of the area
-_OPEN = 1e-3  # of a cell that lacks a face they do not; points are rounded in some files
 _SIZES = {kind: NUM_NODES[kind] for kind in SOLID_FACES} | {POLYHEDRON: -1}
 
 
@@ -73,7 +72,7 @@ class Faces:
         return both_directions(undirected_keys(self.owner[inner], self.neighbour[inner], num_cells), num_cells)
 
     def centres_and_volumes(
-        self, points: FloatArray, num_cells: int, *, turned: bool = True, where: str = ""
+        self, points: FloatArray, num_cells: int, *, turned: bool = True
     ) -> tuple[FloatArray, FloatArray]:
         """Return the centres, ``(num_cells, 3)``, and volumes of the cells, as OpenFOAM computes them.
 
@@ -82,8 +81,7 @@ class Faces:
         volume. Of a cell without a volume it is the mean of its faces' centres.
 
         ``turned``: False where the nodes may run either way around a face, none of which has a neighbour: those of a
-        cell that is not closed as they run are turned away from its middle. CorruptDataError, which begins with
-        ``where``: they leave it open.
+        cell that is not closed as they run are turned away from its middle.
 
         Source: OpenFOAM, ``primitiveMeshFaceCentresAndAreas.C`` and ``primitiveMeshCellCentresAndVols.C``.
         """
@@ -100,16 +98,9 @@ class Faces:
         middle /= np.maximum(counts, 1)
         if not turned:
             total = np.bincount(self.owner, np.linalg.norm(area, axis=0), num_cells)
-            gap = np.linalg.norm(_sums(self.owner, area, num_cells), axis=0)
+            is_open = np.linalg.norm(_sums(self.owner, area, num_cells), axis=0) > _CLOSED * total
             inward = ((centre - middle[:, self.owner]) * area).sum(axis=0) < 0
-            area[:, inward & (gap > _CLOSED * total)[self.owner]] *= -1
-            gap = np.linalg.norm(_sums(self.owner, area, num_cells), axis=0)
-            is_open = np.flatnonzero(gap > _OPEN * total)
-            if len(is_open):
-                raise CorruptDataError(
-                    f"{where}: the faces of {len(is_open)} of {num_cells} cells do not enclose them (first: "
-                    f"{is_open[:3].tolist()}); some are missing, or named wrongly: copy it, or write it again"
-                )
+            area[:, inward & is_open[self.owner]] *= -1
         volume, moment = np.zeros(num_cells), np.zeros((3, num_cells))
         for cell, faces, sign in sides:
             height = centre[:, faces] - middle[:, cell]
@@ -174,7 +165,7 @@ def join_polyhedra(
     if len(bare):
         raise CorruptDataError(f"{where}: {len(bare)} polyhedra have no faces (first: {int(bare[0])}); write it again")
     one, other = np.concatenate([_sharing(where, sides, size) for size in np.unique(sizes)], axis=1)
-    centres, volumes = sides.centres_and_volumes(points, num_cells, turned=False, where=where)
+    centres, volumes = sides.centres_and_volumes(points, num_cells, turned=False)
     return centres, volumes, both_directions(undirected_keys(one, other, num_cells), num_cells)
 
 

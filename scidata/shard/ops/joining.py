@@ -182,6 +182,17 @@ def _padded_rows(extent: int, lo: int, hi: int, mode: str) -> IntArray:
     raise RuntimeError(f"pad: {(lo, hi)} rows of mode {mode!r} do not fit a dim of extent {extent}")
 
 
+@handles(torch._C._nn.pad_sequence)
+def pad_sequence(
+    sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> Tensor:
+    """Stack sequences after as many rows of padding as they lack."""
+    longest, ndim = max(x.shape[0] for x in sequences), len(sequences[0].shape)
+    lacks = [(0, longest - x.shape[0])[:: -1 if padding_side == "left" else 1] for x in sequences]
+    around = [F.pad(x, [0, 0] * (ndim - 1) + [*n], value=padding_value) for x, n in zip(sequences, lacks, strict=True)]
+    return torch.stack(around, 0 if batch_first else 1)
+
+
 @handles("repeat tile")
 def repeat(
     func: TensorFunction,

@@ -272,3 +272,35 @@ def rrelu(
     if any((*drawn, *named.values())):
         raise unsupported(func, "training=True or inplace=True", *specs_of([x]))
     return F.leaky_relu(x, (lower + upper) / 2)
+
+
+_OF_ONE = {
+    "norm": torch.linalg.vector_norm,
+    "maximum": Tensor.clamp_min,  # takes numbers, too
+    "minimum": Tensor.clamp_max,
+    "maximum_": Tensor.clamp_min_,
+    "minimum_": Tensor.clamp_max_,
+}
+
+
+@handles(
+    *[getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_") and name != "_foreach_powsum"],
+    keeps_replicated=True,
+    any_order=True,
+)
+def of_each(func: TensorFunction, tensors: Sequence[Tensor], *args: object, **kwargs: object) -> tuple[Tensor, ...]:
+    """Do to each tensor of a list what the function of one does, with what stands beside it in other lists."""
+    if not isinstance(tensors, list | tuple):
+        raise unsupported(func, "its first argument is no list", *specs_of(args), remedy="call it for each tensor")
+    name = func.__name__.removeprefix("_foreach_")
+    if name.startswith("addc") and len(args) > 2:
+        args, kwargs = args[:2], {"value": args[2].tolist() if isinstance(args[2], Tensor) else args[2]}
+    of_one = _OF_ONE.get(name) or getattr(Tensor, name)
+
+    def at(value: object, i: int) -> object:
+        return value[i] if isinstance(value, list | tuple) else value
+
+    return tuple(
+        of_one(x, *[at(value, i) for value in args], **{key: at(value, i) for key, value in kwargs.items()})
+        for i, x in enumerate(tensors)
+    )

@@ -102,6 +102,15 @@ def dropout(
     return x
 
 
+@handles(torch.native_dropout)
+def native_dropout(func: TensorFunction, input: ShardTensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Drop elements, and return the mask, too."""
+    drawn = _whole(func, input, torch.bool)
+    kept = _own_part(func, drawn.bernoulli_(1 - p) if train is not False else drawn.fill_(True), input.spec)
+    scale = 1.0 if train is False else 0.0 if p == 1 else 1 / (1 - p)
+    return finish(input.local * kept * scale, input.spec), finish(kept, input.spec)
+
+
 @handles(torch.rand_like, torch.randn_like, torch.randint_like, any_order=True)
 def random_like(
     func: TensorFunction, x: ShardTensor, *args: object, requires_grad: bool = False, **kwargs: object

@@ -87,6 +87,13 @@ def _leave_two_ranks_to_three(items: list[pytest.Item]) -> None:
             case[2].add_marker("slow")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note which test failed where ``.ci/run`` asks for it."""
+    if report.failed and (file := os.environ.get("SCIDATA_FAILED_TESTS")):
+        with open(file, "a") as failed:
+            failed.write(f"{report.nodeid}\n")
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking through all modules each time: 0.3 s, of which tests ask for hundreds."""
     gc.collect()

@@ -17,7 +17,7 @@ from scidata.core.checks import names_of
 from scidata.core.types import Source
 from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError, near_matches
 from scidata.meshes.build import Build, as_build, build_header
-from scidata.meshes.formats import esmf, exodus, foam, graph, meshio, mpas, plain, points, ugrid, vtkhdf
+from scidata.meshes.formats import esmf, exodus, fluent, foam, graph, meshio, mpas, plain, points, ugrid, vtkhdf
 from scidata.meshes.formats.base import (
     Options,
     RawField,
@@ -223,6 +223,8 @@ class _Reading:
         return build_header(name, build, source, paths, self.fields, of_mesh, allow_missing=self.options.allow_missing)
 
     def _open(self, path: str) -> Source:
+        if fluent.is_results(path):
+            return meshio.MeshioSource(path, allow_external=self.allow_external)
         source = open_source(path, allow_external=self.allow_external)
         if not self.options.allow_missing:
             check_finished(source)
@@ -406,7 +408,8 @@ def read_samples(
     )
     if mesh is not None:
         return RawSamples(names[:1], [paths], reading)
-    return RawSamples(names, [(path,) for path in paths], reading)
+    pairs = [(path, fluent.results_of(path)) for path in paths]
+    return RawSamples(names, [tuple(path for path in pair if path is not None) for pair in pairs], reading)
 
 
 def as_names(argument: str, names: str | Sequence[str] | None) -> tuple[str, ...] | None:

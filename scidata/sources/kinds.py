@@ -14,7 +14,7 @@ from scidata.sources.cf import is_coordinate, role_of, role_of_name
 
 VTKHDF_ROOT = "VTKHDF"
 #: Suffixes of meshes that may be HDF5, by the format's name; their arrays are no fields.
-MESHES_IN_HDF5 = {".cgns": "CGNS"}
+MESHES_IN_HDF5 = {".cgns": "CGNS", **dict.fromkeys((".cas.h5", ".msh.h5", ".dat.h5"), "Fluent")}
 EXODUS_CONNECT = re.compile(r"connect(\d+)")
 EDGE_PAIRS = ("edge_index", "edges", "edge/index")
 CELL_ROWS = ("cells", "cell", "faces", "elements", "connectivity", "triangles", "cells/nodes")

@@ -30,6 +30,7 @@ from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import POLYHEDRON
 from scidata.meshes.samples import read_samples
 from scidata.sources.groups import split_group
+from scidata.sources.kinds import MESHES_IN_HDF5
 from scidata.store.format.durable import remove
 
 
@@ -217,7 +218,8 @@ def format_of(path: str, chosen: str | None) -> tuple[str, WriteFile]:
     if is_case(path):
         return "", _onto_case
     suffix = os.path.splitext(path)[1]
-    if suffix.lower() not in ONTO or split_group(path) is not None:
+    is_other = path.lower().endswith(tuple(MESHES_IN_HDF5))
+    if suffix.lower() not in ONTO or is_other or split_group(path) is not None:
         raise ConfigError(
             f"{path}: fields are added to files of {', '.join(ONTO)} and OpenFOAM's cases alone; write new ones of its "
             f"mesh with create(format=...): {', '.join(map(repr, NEW))}"

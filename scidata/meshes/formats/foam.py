@@ -311,7 +311,7 @@ class FoamSource(WholeFileSource[_Cells]):
         pairs, halves = [np.empty((2, 0), np.int64)], dict[tuple[int, int, int], IntArray]()
         for number, (part, num, own) in enumerate(zip(self.parts, self._num_cells, rows, strict=True)):
             faces = part.faces(num)
-            centres[own], volumes[own] = faces.centres_and_volumes(part.points, num)
+            centres[own], volumes[own] = faces.centres_and_volumes(part.points, num, where=part.case)
             ids = own if isinstance(own, np.ndarray) else np.arange(num)
             pairs.append(ids[faces.edges(num)])
             for patch, place, owners in _of_processors(part, faces, number) if len(self.parts) > 1 else ():

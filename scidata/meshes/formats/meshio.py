@@ -1,4 +1,4 @@
-"""Other mesh formats (Gmsh, SU2, …) through meshio, legacy VTK through vtk, both extras; VTP, VTU and CGNS without.
+"""Other mesh formats (Gmsh, SU2, …) through meshio, legacy VTK through vtk, extras; VTP, VTU, CGNS, Fluent without.
 
 A file is read whole; fields are then views of its arrays.
 """
@@ -35,6 +35,7 @@ from scidata.errors import (
 from scidata.meshes.formats.arrays import GHOSTS, check_ghosts, join_cells, polygon_types
 from scidata.meshes.formats.base import Options, RawTopology, field_of
 from scidata.meshes.formats.cgns import is_cgns, read_cgns
+from scidata.meshes.formats.fluent import is_results, read_fluent
 from scidata.meshes.formats.foam import FoamSource, is_case
 from scidata.meshes.formats.outside import check_outside
 from scidata.meshes.formats.points import made_into_graph
@@ -63,9 +64,9 @@ _CODES = {CELL_NAMES[code]: code for code in (1, 3, 5, 9, 10, 12, 13, 14)} | {
 
 #: Suffixes of the formats that meshio is asked for.
 _SUFFIXES = (
-    *(".msh", ".su2", ".cgns", ".vtk", ".vtu", ".vtp", ".inp", ".med", ".xdmf", ".xmf", ".obj", ".off", ".stl", ".ply"),
+    *(".msh", ".su2", ".vtk", ".vtu", ".vtp", ".inp", ".med", ".xdmf", ".xmf", ".obj", ".off", ".stl", ".ply"),
     *(".mesh", ".meshb", ".bdf", ".nas", ".fem", ".post", ".tec", ".dat", ".ugrid", ".avs", ".mdpa", ".ele", ".node"),
-    *(".f3grid", ".xml", ".h5m"),
+    *(".f3grid", ".xml", ".h5m", *MESHES_IN_HDF5),
 )
 #: Formats whose readers loop as often as the file says; a process costs a second, which the others need not pay.
 _COUNTED = (
@@ -167,6 +168,11 @@ class MeshioSource(WholeFileSource[MeshData]):
         }
         return {name: layout_in_memory(self.path, name, x, dims[name]) for name, x in self._values().items()}
 
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why fields of the file are not among its arrays."""
+        return self.mesh.left_out
+
     def files_of(self, layout: ArrayLayout, chunks: IntArray) -> None:
         """Return None: some formats lead to other files."""
 
@@ -210,8 +216,10 @@ def _read(path: str, *, allow_external: bool) -> MeshData:
     if _is_binary_vtk(path) and importlib.util.find_spec("vtkmodules") is not None:
         check_outside(path, allow_external=allow_external)
         return _read_by_vtk(path)
-    if path.lower().endswith(".cgns"):
+    if path.lower().endswith(tuple(MESHES_IN_HDF5)):
         check_outside(path, allow_external=allow_external)
+        if not path.lower().endswith(".cgns"):
+            return read_fluent(path)
         if is_cgns(path):
             return read_cgns(path)
     needs = f"{path}: is no Zarr, HDF5 or NetCDF; other mesh formats need meshio"
@@ -321,6 +329,8 @@ def open_topology(
         The file leads out of its folder, and ``allow_external`` is not set; or it declares XML entities.
     """
     source = MeshioSource(path, allow_external=allow_external)
+    if is_results(path):
+        raise UnsupportedFormatError(f"{path}: has fields alone; name the mesh's file: mesh='….cas.h5' (--mesh)")
     if options.points is not None:
         raise ConfigError(f"{path}: points= names arrays of Zarr, HDF5 and NetCDF; this file has its own: leave it out")
     is_cloud = source.format == "vtp points"

@@ -23,7 +23,7 @@ _MAX_RATIO = 2**14  # of the decoded bytes of a data set to those stored: gzip h
 _SMALL_BYTES = 2**28  # less than that is decoded whatever the ratio
 _PIECE = 2**16
 _XML = (".xdmf", ".xmf", ".vtu", ".vtp", ".xml")
-_HDF5 = (".med", ".h5m", ".cgns")
+_HDF5 = (".med", ".h5m", ".cgns", ".cas.h5", ".msh.h5", ".dat.h5")
 _INCLUDE = re.compile(rb"\*\s*INCLUDE\s*(,.*)?", re.IGNORECASE)
 
 
@@ -46,7 +46,7 @@ def check_outside(path: str, *, allow_external: bool) -> None:
             _check_xml(name)
         if suffix in (".xdmf", ".xmf") and h5py.is_hdf5(name):
             _check_hdf5(name, allow_external=allow_external)
-    if suffix in _HDF5 and h5py.is_hdf5(path):
+    if path.lower().endswith(_HDF5) and h5py.is_hdf5(path):
         _check_hdf5(path, allow_external=allow_external)
 
 

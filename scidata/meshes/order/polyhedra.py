@@ -22,6 +22,7 @@ from scidata.meshes.order.ids import blocks, both_directions, undirected_keys
 _BLOCK = 1 << 14  # faces at once: their points stay in the cache
 _TINY = 1e-300  # volumes below it have no centre of mass
 _CLOSED = 1e-6  # the areas of a closed cell's faces add up to 0, to this share of the area
+_OPEN = 1e-3  # of a cell that lacks a face they do not; points are rounded in some files
 _SIZES = {kind: NUM_NODES[kind] for kind in SOLID_FACES} | {POLYHEDRON: -1}
 
 
@@ -44,24 +45,24 @@ class Faces:
     owner: IntArray
     neighbour: IntArray
 
-    def checked(self, where: str, num_nodes: int, num_cells: int) -> Faces:
-        """Raise CorruptDataError for faces of fewer than three nodes, and ids of nodes and cells that there are not."""
-        for ids, least, most, what in (
+    def checked(self, where: str, num_nodes: int, num_cells: int, least: int = 3) -> Faces:
+        """Raise CorruptDataError for faces of fewer than ``least`` nodes, and ids of no node or cell."""
+        for ids, lowest, most, what in (
             (self.nodes, 0, num_nodes, "nodes"),
             (self.owner, 0, num_cells, "cells as owners"),
             (self.neighbour, -1, num_cells, "cells as neighbours"),
         ):
-            wrong = np.flatnonzero((ids < least) | (ids >= most))
+            wrong = np.flatnonzero((ids < lowest) | (ids >= most))
             if len(wrong):
                 faces = owners_of(self.offsets, wrong[:3]) if ids is self.nodes else wrong[:3]
                 raise CorruptDataError(
                     f"{where}: faces {faces.tolist()} name the {what} {ids[wrong[:3]].tolist()}, but there are {most} "
                     f"({len(wrong)} ids are wrong); copy it, or write it again"
                 )
-        small = np.flatnonzero(np.diff(self.offsets) < 3)
+        small = np.flatnonzero(np.diff(self.offsets) < least)
         if len(small):
             raise CorruptDataError(
-                f"{where}: {len(small)} faces have fewer than three nodes (first: {small[:3].tolist()}); copy it, or "
+                f"{where}: {len(small)} faces have fewer than {least} nodes (first: {small[:3].tolist()}); copy it, or "
                 "write it again"
             )
         return self
@@ -72,7 +73,7 @@ class Faces:
         return both_directions(undirected_keys(self.owner[inner], self.neighbour[inner], num_cells), num_cells)
 
     def centres_and_volumes(
-        self, points: FloatArray, num_cells: int, *, turned: bool = True
+        self, points: FloatArray, num_cells: int, *, turned: bool = True, where: str = ""
     ) -> tuple[FloatArray, FloatArray]:
         """Return the centres, ``(num_cells, 3)``, and volumes of the cells, as OpenFOAM computes them.
 
@@ -81,7 +82,8 @@ class Faces:
         volume. Of a cell without a volume it is the mean of its faces' centres.
 
         ``turned``: False where the nodes may run either way around a face, none of which has a neighbour: those of a
-        cell that is not closed as they run are turned away from its middle.
+        cell that is not closed as they run are turned away from its middle. Raises CorruptDataError, which begins with
+        ``where``: the faces of a cell leave it open.
 
         Source: OpenFOAM, ``primitiveMeshFaceCentresAndAreas.C`` and ``primitiveMeshCellCentresAndVols.C``.
         """
@@ -96,11 +98,22 @@ class Faces:
         for cell, faces, _ in sides:
             middle += _sums(cell, centre[:, faces], num_cells)
         middle /= np.maximum(counts, 1)
+        size = np.linalg.norm(area, axis=0)
+        total = sum(np.bincount(cell, size[faces], num_cells) for cell, faces, _ in sides)
+
+        def opening() -> FloatArray:
+            every = (sign * _sums(cell, area[:, faces], num_cells) for cell, faces, sign in sides)
+            return np.linalg.norm(sum(every, np.zeros((3, 1))), axis=0)
+
         if not turned:
-            total = np.bincount(self.owner, np.linalg.norm(area, axis=0), num_cells)
-            is_open = np.linalg.norm(_sums(self.owner, area, num_cells), axis=0) > _CLOSED * total
             inward = ((centre - middle[:, self.owner]) * area).sum(axis=0) < 0
-            area[:, inward & is_open[self.owner]] *= -1
+            area[:, inward & (opening() > _CLOSED * total)[self.owner]] *= -1
+        is_open = np.flatnonzero(opening() > _OPEN * total)
+        if len(is_open):
+            raise CorruptDataError(
+                f"{where}: the faces of {len(is_open)} of {num_cells} cells do not enclose them (first: "
+                f"{is_open[:3].tolist()}); some are missing, or named wrongly: copy it, or write it again"
+            )
         volume, moment = np.zeros(num_cells), np.zeros((3, num_cells))
         for cell, faces, sign in sides:
             height = centre[:, faces] - middle[:, cell]
@@ -165,7 +178,7 @@ def join_polyhedra(
     if len(bare):
         raise CorruptDataError(f"{where}: {len(bare)} polyhedra have no faces (first: {int(bare[0])}); write it again")
     one, other = np.concatenate([_sharing(where, sides, size) for size in np.unique(sizes)], axis=1)
-    centres, volumes = sides.centres_and_volumes(points, num_cells, turned=False)
+    centres, volumes = sides.centres_and_volumes(points, num_cells, turned=False, where=where)
     return centres, volumes, both_directions(undirected_keys(one, other, num_cells), num_cells)
 
 

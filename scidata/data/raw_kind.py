@@ -46,7 +46,7 @@ def kind_of_raw(
         source = _open(expand_paths(path)[0], allow_external)
         as_grid = like_grid or bool(options.given(*ONLY_GRIDS, *SAMPLES))
         found, reason = kind_of(source, like_grid=as_grid, fields=options.fields)
-    tools = ("meshio", "openfoam", "vtu", "vtp", "vtp points", *MESHES_IN_HDF5.values())
+    tools = ("meshio", "openfoam", "vtu", "vtp", *MESHES_IN_HDF5.values())
     of_mesh_tools = source is not None and source.format in tools
     if found not in ("grid", "points") or of_mesh_tools:
         shown = os.fspath(path) if isinstance(path, str | os.PathLike) else "SOURCE..."

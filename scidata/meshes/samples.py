@@ -30,6 +30,7 @@ from scidata.meshes.formats.base import (
 from scidata.meshes.formats.columns import with_columns
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.hetero import open_hetero
+from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
@@ -225,6 +226,8 @@ class _Reading:
     def _open(self, path: str) -> Source:
         if fluent.is_results(path):
             return meshio.MeshioSource(path, allow_external=self.allow_external)
+        if self.kind == "points" and self.of_files and path.lower().endswith(VTK_SUFFIXES):
+            return meshio.PointsOfMesh(path, allow_external=self.allow_external)
         source = open_source(path, allow_external=self.allow_external)
         if not self.options.allow_missing:
             check_finished(source)

@@ -10,6 +10,7 @@ from typing import Any
 from scidata.core.urls import Url, is_url, url_of
 from scidata.errors import ConfigError
 from scidata.sources.access.files import files
+from scidata.sources.collections import steps_of
 from scidata.sources.groups import expand_groups, samples_of_folder, split_group
 
 
@@ -50,6 +51,7 @@ def expand_paths(
 ) -> tuple[str, ...]:
     """Return the stores that a path, a list of paths or a glob names, in reading order.
 
+    Of a collection of ParaView (``.pvd``) its files in the order of time.
 
     Raises FileNotFoundError: a glob matches nothing, or the list is empty; ConfigError: two URLs differ only in their
     query or user, which are not shown.
@@ -60,8 +62,9 @@ def expand_paths(
             return (url_of(name, options),)
         name = os.path.expanduser(url_of(name, options))
         if not glob.has_magic(name) or os.path.exists(name):
-            return samples_of_folder(name) or (name,)
-        matches = tuple(sorted(glob.glob(name, recursive=True))) or expand_groups(name)
+            return samples_of_folder(name) or steps_of(name)
+        found = sorted(glob.glob(name, recursive=True))
+        matches = tuple(step for each in found for step in steps_of(each)) or expand_groups(name)
         if not matches:
             raise FileNotFoundError(f"{name}: no file matches this pattern, nor does a group of a file")
         return matches

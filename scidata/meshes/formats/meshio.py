@@ -181,6 +181,29 @@ class MeshioSource(WholeFileSource[MeshData]):
         return of_points | {f"cell/{name}": values for name, values in self.mesh.cell_data.items()}
 
 
+class PointsOfMesh(MeshioSource):
+    """The points of such a file and their fields, as a cloud; its cells, and what lives on them, are passed over."""
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayLayout]:
+        """The points, and fields by name."""
+        dims = ("point", *(f"dim_{i}" for i in range(1, 9)))
+        return {name: layout_in_memory(self.path, name, x, dims[: x.ndim]) for name, x in self._values().items()}
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Why fields of the file are not among its arrays."""
+        return super().skipped | dict.fromkeys(self.mesh.cell_data, "lives on cells, but the rows are points")
+
+    def _values(self) -> dict[str, AnyArray]:
+        if self.mesh.edge_index is not None:
+            raise UnsupportedFormatError(
+                f"{self.path}: has polyhedra, whose points are not read by themselves: scidata partition --kind points "
+                "--entity cell takes the cells"
+            )
+        return {**self.mesh.point_data, "points": self.mesh.points}
+
+
 class MeshioTopology(RawTopology):
     """A mesh that meshio read."""
 

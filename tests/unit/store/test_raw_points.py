@@ -12,8 +12,10 @@ import zarr
 
 import scidata
 from scidata.core.options import ReadOptions
-from scidata.errors import ConfigError, FieldMismatchError, UnknownNameError, UnsupportedFormatError
+from scidata.errors import ConfigError, FieldMismatchError, SciDataError, UnknownNameError, UnsupportedFormatError
 from scidata.loader.data_loader import DataLoader
+from scidata.meshes.formats.vtk_write import write_vtk
+from scidata.meshes.geometry import RawCells
 from scidata.store.partitioning.partition import partition
 from scidata.store.raw_points.reader import PointsReader
 from scidata.store.reading.rows import RowAccess
@@ -280,3 +282,48 @@ def test_points_with_cells_are_a_mesh(tmp_path):
         file["cells"] = np.array([[0, 1, 2], [1, 2, 3]])
     with pytest.raises(UnsupportedFormatError, match="--kind mesh"):
         scidata.open_dataset(str(tmp_path / "mesh.h5"))
+
+
+def test_points_of_surfaces_in_a_collection(tmp_path):
+    """VTP and VTU by ranges of rows, in the order of the collection's times; the same surfaces as a store's samples."""
+    rng, times = np.random.default_rng(3), (2.0, -1.0, 10.5)
+    triangles = RawCells.of_kind(np.array([[0, 1, 2], [1, 2, 3], [4, 5, 6]]), 5)
+    clouds, fields = rng.random((3, 7, 3)), rng.random((3, 7, 2)).astype("f4")
+    (tmp_path / "steps").mkdir()
+    lines = []
+    for i, (time, suffix) in enumerate(zip(times, ("vtp", "vtu", "vtp"), strict=True)):
+        kind = "UnstructuredGrid" if suffix == "vtu" else "PolyData"
+        on_points = {"u": fields[i], "x": fields[i, :, 0]}
+        write_vtk(str(tmp_path / f"steps/{i}.{suffix}"), kind, clouds[i], triangles, on_points, {"c": np.arange(3.0)})
+        lines.append(f'<DataSet timestep="{time}" file="steps/{i}.{suffix}"/>')
+    path = tmp_path / "run.pvd"
+
+    def write_collection(*lines, before=""):
+        inner = f"<Collection>{''.join(lines)}</Collection>"
+        path.write_text(f'{before}<VTKFile type="Collection">{inner}</VTKFile>')
+
+    write_collection(*lines)
+    for num_parts in (1, 2, 3, 9):
+        reader = PointsReader(str(path), num_parts=num_parts)
+        assert reader.names == ("1", "0", "2")
+        for index, i in enumerate((1, 0, 2)):
+            parts = [reader.read(index, rank).fields for rank in range(num_parts)]
+            for name, values in {"pos": clouds[i], "u": fields[i], "x": fields[i, :, 0]}.items():
+                np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
+    partition(str(path), tmp_path / "a.store", order="rows")
+    ds = scidata.open_dataset(str(tmp_path / "a.store"))
+    np.testing.assert_array_equal(np.stack([sample["u"] for sample in ds]), fields[[1, 0, 2]])
+    (tmp_path / "out.vtp").write_bytes((tmp_path / "steps/0.vtp").read_bytes())
+    for wrong, message in (
+        ([lines[0], lines[0]], "2 files of 1 times"),
+        ([], "0 files of 0 times"),
+        (['<DataSet timestep="nan" file="steps/0.vtp"/>'], "1 files of 1 times"),
+        (['<DataSet timestep="0" file="../out.vtp"/>'], "not in its folder"),
+        (["<"], "no collection of VTK's"),
+    ):
+        write_collection(*wrong)
+        with pytest.raises(SciDataError, match=rf"run\.pvd: .*{message}"):
+            scidata.open_dataset(str(path), kind="points")
+    write_collection(*lines, before='<!DOCTYPE a [<!ENTITY b "c">]>')
+    with pytest.raises(SciDataError, match="declares the XML entity 'b'"):
+        scidata.open_dataset(str(path), kind="points")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from scidata.core.bounds import bounds_of
 from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import CorruptDataError, UnsupportedFormatError
-from scidata.meshes.formats.arrays import join_cells, polygon_types
+from scidata.meshes.formats.arrays import as_indices, join_cells, polygon_types
 from scidata.meshes.formats.base import damage_named
 from scidata.meshes.formats.cgns_tree import Node, open_tree
 from scidata.meshes.formats.vtk_pieces import MeshData, polyhedra_as_rows
@@ -78,7 +79,7 @@ def read_cgns(path: str) -> MeshData:
         Parts are missing or do not fit together.
     """
     left_out: dict[str, str] = {}
-    with damage_named(path), open_tree(path) as root:
+    with damage_named(path), open_tree(path) as root, damage_named(path):
         found = [(base, zone) for base in root.of("CGNSBase_t") for zone in base.of("Zone_t")]
         dims = {tuple(base.values().tolist()) for base, _ in found}
         if len(dims) != 1:
@@ -125,6 +126,10 @@ def _zone(path: str, base: str, node: Node, cell_dim: int, physical_dim: int, le
     points = [_inner(where, found[name], shape, grids[0]).astype(np.float64) for name in names]
     kind, faces = node.child("ZoneType"), None
     if kind is not None and kind.text == "Structured":
+        if not np.array_equal(num_cells, np.maximum(shape - 1, 0)):
+            raise CorruptDataError(
+                f"{where}: says {num_cells.tolist()} cells between {shape.tolist()} nodes along its indices; {_AGAIN}"
+            )
         nodes, dim = np.arange(math.prod(shape.tolist())).reshape(shape[::-1]), len(shape)
         corners = [
             nodes[tuple(slice(c, c + n) for c, n in zip(corner[:dim][::-1], num_cells[::-1], strict=True))].ravel()
@@ -136,6 +141,8 @@ def _zone(path: str, base: str, node: Node, cell_dim: int, physical_dim: int, le
         sections = sorted(((*_range(where, each), each) for each in node.of("Elements_t")), key=lambda each: each[0])
         parts = [_section(f"{where}: section {each.name}", each, last - first + 1) for first, last, each in sections]
         elements, first = join_cells(parts), np.array([each[0] for each in sections], np.int64)
+        if any(begin <= end for (_, end, _), (begin, _, _) in pairwise(sections)):
+            raise CorruptDataError(f"{where}: two sections have elements of the same numbers; {_AGAIN}")
         rows = bounds_of([part.num_cells for part in parts])
         for part in parts:  # those of polyhedra are numbers of faces; other zones' nodes follow this one's
             wrong = (part.connectivity < 0) | (part.connectivity >= len(points[0]))
@@ -148,6 +155,9 @@ def _zone(path: str, base: str, node: Node, cell_dim: int, physical_dim: int, le
         if int(num_cells[0]) not in (cells.num_cells, elements.num_cells):  # some writers count boundaries
             raise CorruptDataError(f"{where}: has {cells.num_cells} cells, but says {int(num_cells[0])}; {_AGAIN}")
     data: dict[str, dict[str, AnyArray]] = {"Vertex": {}, "CellCenter": {}}
+    for each in node.of("FlowSolution_t"):
+        if _location(each) not in data:
+            left_out |= {array.name: f"lives at {_location(each)}" for array in each.of("DataArray_t")}
     for location, own in data.items():
         solutions = [each for each in node.of("FlowSolution_t") if _location(each) == location]
         arrays = [(each, array) for each in solutions for array in each.of("DataArray_t")]
@@ -194,12 +204,13 @@ def _range(where: str, section: Node) -> tuple[int, int]:
 def _section(where: str, section: Node, num: int) -> RawCells:
     """Return the elements of a section, with nodes from 0 on; of polyhedra the faces' numbers, as the file has them."""
     code, found = int(section.values()[0]), {each.name: each for each in section.children()}
-    nodes = found["ElementConnectivity"].values().astype(np.int64)
-    starts = found["ElementStartOffset"].values().astype(np.int64) if "ElementStartOffset" in found else None
+    nodes = as_indices(found["ElementConnectivity"].values(), where)
+    starts = as_indices(found["ElementStartOffset"].values(), where) if "ElementStartOffset" in found else None
     if code in (_NGON, _NFACE):
         if starts is None:  # before version 3.4: each begins with its length
             at = _walk(nodes, lambda length: length)
             starts, nodes = bounds_of(nodes[at]), nodes[ranges(at + 1, at + 1 + nodes[at])]
+        fits = not starts[0] and bool((np.diff(starts) >= 0).all())
         types = polygon_types(starts) if code == _NGON else np.full(len(starts) - 1, POLYHEDRON, np.uint8)
     else:
         at = np.empty(0, np.int64)
@@ -213,9 +224,13 @@ def _section(where: str, section: Node, num: int) -> RawCells:
             )
         sizes = np.array([_SIZES.get(each, 0) for each in range(_MIXED + 2)])[codes]
         types = np.array([_TYPES.get(each, 0) for each in range(_MIXED + 2)], np.uint8)[codes]
+        fits = code != _MIXED or starts is None or np.array_equal(starts, bounds_of(sizes + 1))
         starts, nodes = bounds_of(sizes), nodes[ranges(at + 1, at + 1 + sizes)] if code == _MIXED else nodes
-    if len(types) != num or len(nodes) != starts[-1]:
-        raise CorruptDataError(f"{where}: has {len(types)} elements with {len(nodes)} nodes, but says {num}; {_AGAIN}")
+    if not fits or len(types) != num or len(nodes) != starts[-1]:
+        raise CorruptDataError(
+            f"{where}: has {len(types)} elements with {len(nodes)} nodes, but says {num}, or its ElementStartOffset "
+            f"does not fit; {_AGAIN}"
+        )
     for kind, order in _REORDERED.items():
         row = starts[:-1][types == kind][:, None]
         nodes[row + np.arange(len(order))] = nodes[row + np.array(order)]
@@ -298,17 +313,24 @@ def _joined(zones: list[_Zone], first: IntArray, left_out: dict[str, str]) -> tu
                 raise CorruptDataError(f"{where}: leads to zone {name}, which the file lacks; {_AGAIN}")
             donor, at_donor = by_name[name]
             here, there = _nodes(zone, each, ""), _nodes(donor, each, "Donor")
+            if not (np.isfinite(zone.points[here]).all() and np.isfinite(donor.points[there]).all()):
+                raise CorruptDataError(f"{where}: a coordinate of its points is NaN or infinite; {_AGAIN}")
             distance, nearest = cKDTree(donor.points[there]).query(zone.points[here])
-            near = distance <= _SAME_PLACE * float(np.ptp(zone.points[here], axis=0).max())
+            most = _SAME_PLACE * float(np.ptp(zone.points[here], axis=0).max())
+            near = distance <= most
+            there = there[nearest]
+            if near.all() and len(np.unique(there)) < len(here):  # nodes at one place, such as those on an axis
+                here, there = _pairs(zone, donor, each) or (here, there)
+                near = np.linalg.norm(zone.points[here] - donor.points[there], axis=1) <= most
             if not near.any():
                 left_out[f"{zone.name}/{each.name}"] = "an interface whose nodes are not where the other zone's are"
-            elif not near.all() or len(np.unique(nearest)) != len(here):
+            elif not near.all() or len(np.unique(there)) != len(here):
                 raise CorruptDataError(
                     f"{where}: is 1-to-1, but of its {len(here)} nodes {int((~near).sum())} are not at a node of "
                     f"{name}, or several at one (up to {distance.max():.3g} away); {_AGAIN}"
                 )
             else:
-                pairs.append(np.stack([here + at, there[nearest] + at_donor]))
+                pairs.append(np.stack([here + at, there + at_donor]))
     one, other = np.concatenate(pairs, axis=1)
     graph = coo_array((np.ones(len(one), bool), (one, other)), shape=(int(first[-1]),) * 2)
     group = connected_components(graph, directed=False)[1]
@@ -327,14 +349,40 @@ def _one_to_one(group: Node) -> Iterator[Node]:
             yield each
 
 
+def _pairs(zone: _Zone, donor: _Zone, interface: Node) -> tuple[IntArray, IntArray] | None:
+    """Return the nodes of both sides as the file pairs them, by its ranges or lists of nodes; None of faces."""
+    if _location(interface) != "Vertex":
+        return None
+    here, there = _indices(zone, interface, ""), _indices(donor, interface, "Donor")
+    if (turn := interface.child("Transform")) is not None and interface.child("PointRangeDonor"):
+        to = turn.values().astype(np.int64)
+        first, first_donor = (interface.child(f"PointRange{x}").values().astype(np.int64) for x in ("", "Donor"))  # type: ignore[union-attr]
+        there = np.empty_like(here)
+        there[:, np.abs(to) - 1] = (here - first[: len(to)]) * np.sign(to)
+        there += first_donor[: len(to)]
+    return _numbers(zone, interface, here), _numbers(donor, interface, there)
+
+
+def _indices(zone: _Zone, interface: Node, side: str) -> IntArray:
+    """Return the indices of one side, ``(num, dim)``: of its nodes, or of its faces."""
+    dim, found = len(zone.shape), {each.name: each for each in interface.children()}
+    if (box := found.get(f"PointRange{side}")) is None:
+        return found[f"PointList{side}"].values().astype(np.int64).reshape(-1, dim)
+    ends = np.sort(box.values().astype(np.int64).reshape(2, dim), axis=0)
+    _numbers(zone, interface, ends)  # before room is made for what it claims
+    return np.stack(np.meshgrid(*[np.arange(a, b + 1) for a, b in ends.T], indexing="ij"), -1).reshape(-1, dim)
+
+
+def _numbers(zone: _Zone, interface: Node, indices: IntArray) -> IntArray:
+    """Return the number of the node at each place along the indices."""
+    if (indices < 1).any() or (indices > zone.shape).any():
+        raise CorruptDataError(f"{zone.where}: interface {interface.name} leads to nodes that it lacks; {_AGAIN}")
+    return (indices - 1) @ np.cumprod([1, *zone.shape[:-1].tolist()])
+
+
 def _nodes(zone: _Zone, interface: Node, side: str) -> IntArray:
     """Return the nodes of one side of an interface, each once."""
-    dim, found = len(zone.shape), {each.name: each for each in interface.children()}
-    if (box := found.get(f"PointRange{side}")) is not None:
-        ends = np.sort(box.values().astype(np.int64).reshape(2, dim), axis=0)
-        indices = np.stack(np.meshgrid(*[np.arange(a, b + 1) for a, b in ends.T], indexing="ij"), -1).reshape(-1, dim)
-    else:
-        indices = found[f"PointList{side}"].values().astype(np.int64).reshape(-1, dim)
+    dim, indices = len(zone.shape), _indices(zone, interface, side)
     if (on_faces := _location(interface) != "Vertex") and dim == 1:
         each = _places(zone.where, zone.elements, zone.first, zone.rows, indices[:, 0])
         return np.unique(zone.elements.connectivity[ranges(*each)])
@@ -342,6 +390,4 @@ def _nodes(zone: _Zone, interface: Node, side: str) -> IntArray:
         across = int(np.argmin(np.ptp(indices, axis=0)))
         corners = np.unique(np.where(np.arange(dim) == across, 0, _CORNERS[:, :dim]), axis=0)
         indices = (indices[:, None] + corners).reshape(-1, dim)
-    if (indices < 1).any() or (indices > zone.shape).any():
-        raise CorruptDataError(f"{zone.where}: interface {interface.name} leads to nodes that it lacks; {_AGAIN}")
-    return np.unique((indices - 1) @ np.cumprod([1, *zone.shape[:-1].tolist()]))
+    return np.unique(_numbers(zone, interface, indices))

@@ -321,7 +321,8 @@ def _cells_of_nodes(
             faults.num_crowded, rows = cells.among(np.sort(suspects))
             faults.add(crowded_faces=rows)
     if owned is None:
-        owned = room.buckets(1, 0, [np.int32, np.uint8, np.int64]), room.buckets(1, 0, [new_ids.dtype])
+        num = len(new_ids)
+        owned = room.buckets(num, 0, [np.int32, np.uint8, np.int64]), room.buckets(num, 0, [new_ids.dtype])
     if make_edges and edges is None:
         edges = room.buckets(1, 0, [np.uint64])
     return owned, edges

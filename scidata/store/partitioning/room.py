@@ -26,7 +26,7 @@ class Room:
     """A folder for buckets and spools, or none, and the memory that one of them at a time may take."""
 
     def __init__(self, folder: str | None, nbytes: int) -> None:
-        self.folder, self.nbytes, self._num = folder, nbytes, 0
+        self.folder, self.nbytes, self._num = folder, max(nbytes, 1), 0
 
     def block(self, entry: int) -> int:
         """Return how many entries of so many bytes make a block."""

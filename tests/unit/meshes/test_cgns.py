@@ -181,6 +181,11 @@ def test_polyhedra_of_two_zones(tmp_path, form):
     np.testing.assert_array_equal(sample.fields["u"].read(), np.arange(24.0))
 
 
+def cube():
+    """Return the section of the faces of a hexahedron."""
+    return section(22, 1, np.ravel(SOLID_FACES[12]) + 1, 6, np.arange(7) * 4)
+
+
 def test_elements_and_what_is_refused(tmp_path):
     """MIXED with and without offsets, nodes on edges in VTK's order, boundaries left out; faults are named."""
     path, points = tmp_path / "m.cgns", np.random.default_rng(1).random((40, 3))
@@ -208,10 +213,20 @@ def test_elements_and_what_is_refused(tmp_path):
         ([tetra], {"G": Tree("GridCoordinates_t")}, UnsupportedFormatError, "has 2 grids"),
         ([tetra], {"S": solution("Vertex", u=np.arange(3.0))}, CorruptDataError, r"u has 3 values, expected \[40\]"),
         ([section(23, 1, [1, -9], 2, [0, 1, 2])], {}, CorruptDataError, "elements up to 9, some of which it lacks"),
+        *(
+            ([section(20, 1, [10, 1, 2, 3, 4, 10, 1, 2, 3, 5], 2, starts)], {}, CorruptDataError, "does not fit")
+            for starts in ([5, 0, 10], [0, -5, 10], [0, 5, 9])
+        ),
+        ([section(22, 1, range(1, 8), 2, [0, 9, 7])], {}, CorruptDataError, "does not fit"),
+        ([section(10, 1, [1.5, *range(2, 9)], 2)], {}, CorruptDataError, "no integers"),
+        ([section(10, 1, range(1, 5), 1)] * 2, {}, CorruptDataError, "two sections .* of the same numbers"),
+        ([cube()], {"F": section(23, 7, range(1, 6), 1, [0, 5]), "num": 1}, CorruptDataError, "do not enclose them"),
     ):
         write(*sections, **more)
         with pytest.raises(error, match=rf"m\.cgns.*({message})"):
             read_samples(path, entity="cell")[0]
+    write(tetra, S=solution("FaceCenter", u=np.arange(3.0)))
+    assert read_samples(path).header(0).left_out == {"u": "lives at FaceCenter"}
     zone = unstructured(points, 2, T=tetra)
     for node in (0, 41):  # which in the list of all nodes is the other zone's
         wrong = unstructured(points, 2, T=section(10, 1, [*range(1, 8), node], 2))
@@ -220,4 +235,32 @@ def test_elements_and_what_is_refused(tmp_path):
             read_samples(path)[0]
     path.write_bytes(b"\0" * 100)
     with pytest.raises(UnsupportedFormatError, match="neither HDF5 nor ADF"):
+        read_samples(path)[0]
+
+
+def test_interfaces_on_an_axis_and_of_damaged_points(tmp_path):
+    """Nodes that all lie at one place are joined as the ranges pair them, here turned; NaN, and counts, are named."""
+    path, points = tmp_path / "m.cgns", np.stack(np.meshgrid(*[[0.0, 1.0]] * 3, indexing="ij"), -1)
+
+    def write(a, b):
+        ends = {x: array([[x, x], [1, 2], [1, 2]], "IndexRange_t") for x in (1, 2)}
+        turn = Tree('"int[IndexDimension]"', np.array([1, 3, 2], "i4"))
+        joined = one_to_one("b", PointRange=ends[2], PointRangeDonor=ends[1], Transform=turn)
+        zone = structured(a, C=Tree("ZoneGridConnectivity_t", ab=joined))
+        write_hdf5(path, tree({"Base": Tree("CGNSBase_t", np.array([3, 3], "i4"), a=zone, b=structured(b))}))
+
+    a, b = points.copy(), points + np.array([1.0, 0, 0])
+    a[1] = b[0] = [1.0, 0, 0]
+    write(a, b)
+    nodes = read_samples(path)[0].cells.connectivity.reshape(2, 8)
+    assert nodes[1, [0, 3, 7, 4]].tolist() == nodes[0, [1, 5, 6, 2]].tolist()  # at j, k of the one k, j of the other
+    assert len(np.unique(nodes)) == 12
+    b[0, 1, 1, 2] = np.nan
+    write(a, b)
+    with pytest.raises(CorruptDataError, match=r"m\.cgns: zone Base/a: interface ab: a coordinate .* NaN"):
+        read_samples(path)[0]
+    zone = structured(points)
+    zone.values[0, 1] = 0
+    write_hdf5(path, tree({"Base": Tree("CGNSBase_t", np.array([3, 3], "i4"), Zone=zone)}))
+    with pytest.raises(CorruptDataError, match=r"says \[0, 1, 1\] cells between \[2, 2, 2\] nodes"):
         read_samples(path)[0]

@@ -159,6 +159,18 @@ def test_what_needs_all_at_once_is_refused_or_done_in_memory(tmp_path: Path) -> 
     assert partition(raw, tmp_path / "b.store", dry_run=True).planned[0].memory == 700 * 64
 
 
+def test_meshes_without_cells_and_a_memory_of_one_byte(tmp_path: Path) -> None:
+    arrays = solids(1)
+    arrays |= {"cells/offsets": np.zeros(1, int), "cell/p": np.empty(0)}
+    arrays |= {"cells/connectivity": np.empty(0, int), "cells/types": np.empty(0, np.uint8)}
+    raw = str(write(tmp_path / "raw.h5", arrays))
+    for memory, order in ((None, "hilbert"), (1, "rcb")):
+        partition(raw, tmp_path / f"{memory}.store", memory=memory, order=order)
+        assert open_dataset(str(tmp_path / f"{memory}.store"))[0]["u"].shape == (8, 2)
+    with pytest.raises(ConfigError, match="more memory than is allowed while they are sorted; use --order rcb"):
+        partition(raw, tmp_path / "a.store", memory=1)
+
+
 def test_scratch_files_of_a_run_that_was_killed_go(tmp_path: Path) -> None:
     raw, out = str(write(tmp_path / "raw.h5", solids())), tmp_path / "a.store"
     scratch = out / ".tmp-sample-000000.zarr.scratch"

@@ -338,7 +338,8 @@ def open_dataset(
         From one window's begin to the next, counted from 1970-01-01T00; default ``window``.
     where : Mapping[str, value or slice or Sequence] or None, optional
         Rows of a table that are read, by the values of columns: ``{"qc": (0, 1), "bt": slice(150, 350)}``. Slices hold
-        both ends, and no missing value: ``slice(None)`` is all that is there.
+        both ends, and no missing value: ``slice(None)`` is all that is there. Values are compared decoded, also with
+        ``decode=False``.
     coords : bool, default False
         Grids: samples show their coordinates, times decoded, as :attr:`Sample.coords`.
     destagger : bool, default False

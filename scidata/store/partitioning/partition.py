@@ -264,6 +264,8 @@ def partition(
     if remote is not None:
         remote.check_free(overwrite=overwrite)
     if dry_run:
+        if remote is None and not (overwrite or resume):
+            _check_free(target, [i for i in output.finished_samples(target) if chosen is None or i in indices])
         planned = tuple(plan_sample(index, task.samples.header(index), order) for index in indices)
         nbytes = sum(sample.nbytes for sample in planned)
         return PartitionReport(out=target, num_samples=len(task.samples), planned=planned, nbytes=nbytes)
@@ -296,6 +298,14 @@ def _find_inputs(task: Task, indices: range) -> None:
             task.samples.header(index)  # some paths name a group in a file
 
 
+def _check_free(out: str, there: Sequence[int]) -> None:
+    """Raise where there is a store, or samples of one."""
+    manifest = os.path.exists(os.path.join(out, MANIFEST))
+    if there or manifest:
+        found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"
+        raise OutputError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")
+
+
 def _run(
     task: Task,
     out: str,
@@ -319,9 +329,8 @@ def _run(
             )
             rename_over(beside, os.path.realpath(out))  # a run that is killed meanwhile goes on with ``resume``
             return replace(report, out=out)
-        if (there or manifest) and not (overwrite or resume):
-            found = "a finished store" if manifest else f"an unfinished store of {len(there)} samples"
-            raise OutputError(f"{out}: {found} is there; --resume completes it, --overwrite replaces it")
+        if not (overwrite or resume):
+            _check_free(out, there)
         if overwrite:
             output.remove_samples(out, there)
             there = []

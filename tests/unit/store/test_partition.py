@@ -363,6 +363,9 @@ class TestParts:
         counts = open_store(whole).sample(3).counts
         assert report.planned[1].counts == {"node": counts["node"], "cell": counts["cell"], "edge": None}
         assert set(report.planned[0].fields) == {"u", "wind", "area"}
+        with pytest.raises(OutputError, match="a finished store is there"):
+            partition(files, whole, dry_run=True)
+        assert partition(files, whole, dry_run=True, overwrite=True).num_samples == 5
 
     @pytest.mark.parametrize("part", ["2/2", "-1/2", "a/b", "1", "0/0"])
     def test_bad_part(self, files: list[Path], tmp_path: Path, part: str) -> None:

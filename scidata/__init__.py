@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from scidata.interop.shard_tensors import to_dtensor as to_dtensor
     from scidata.interop.shard_tensors import to_physicsnemo as to_physicsnemo
     from scidata.loader.data_loader import DataLoader as DataLoader
+    from scidata.loader.neighbor_loader import ClusterLoader as ClusterLoader
+    from scidata.loader.neighbor_loader import NeighborLoader as NeighborLoader
     from scidata.loader.sampler import DistributedSampler as DistributedSampler
     from scidata.meshes.order.cuts import balanced_bounds as balanced_bounds
     from scidata.meshes.sets.nested import Cutout as Cutout
@@ -102,6 +104,7 @@ _NAMES = {
     "scidata.device_mesh.stop_signal": ("StopSignal",),
     "scidata.interop.shard_tensors": ("from_dtensor", "from_physicsnemo", "to_dtensor", "to_physicsnemo"),
     "scidata.loader.data_loader": ("DataLoader",),
+    "scidata.loader.neighbor_loader": ("ClusterLoader", "NeighborLoader"),
     "scidata.loader.sampler": ("DistributedSampler",),
     "scidata.meshes.order.cuts": ("balanced_bounds",),
     "scidata.meshes.sets.nested": ("Cutout", "cutout"),

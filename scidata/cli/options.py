@@ -226,10 +226,11 @@ Order = Annotated[
     ),
 ]
 Geometry = Annotated[
-    bool | None,
-    _flag(
-        "--geometry/--no-geometry",
-        "Also store areas, normals or volumes of the rows; default where points are cells.",
+    str | None,
+    _option(
+        "NAME,...|none",
+        "Also store this of the rows: area,normal,volume (default where points are cells), curvature, sdf=SURFACE: "
+        "signed distance to the surface in a file ({name}, {folder}: of the sample), or sdf=boundary.",
         _ROWS,
     ),
 ]

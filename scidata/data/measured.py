@@ -10,7 +10,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scidata.store.reading.reader import StoreReader
 
 _VERSION = 1
+_T = TypeVar("_T")
 _KEY = "rebalance"  # the rank that waits in one, and where
 _ALIKE = "it is collective: all ranks call it, at the same places"
 
@@ -77,14 +78,9 @@ def gathered(
     Where several data-parallel ranks measured a part, its mean. ``when`` is the same on all ranks, or ConfigError.
     """
     own = dist.get_rank() if dist.is_initialized() else 0
-    records: list[tuple[int, dict[int, float], int, str]] = [(rank, dict(measured), own, when)]
     if has_peers():
         common_postings().post(_KEY, [own, when])
-    for axis in range(0 if mesh is None else mesh.ndim):
-        assert mesh is not None
-        found: list[Any] = [None] * mesh.size(axis)
-        dist.all_gather_object(found, records, group=mesh.get_group(axis))
-        records = [record for each in found for record in each]
+    records = from_all([(rank, dict(measured), own, when)], mesh)
     by_part: defaultdict[int, list[list[float]]] = defaultdict(lambda: [[] for _ in range(num_parts)])
     if has_peers():
         common_postings().remove(_KEY)
@@ -97,6 +93,16 @@ def gathered(
         stored: [sum(each) / len(each) for each in parts] for stored, parts in sorted(by_part.items()) if all(parts)
     }
     return {stored: parts for stored, parts in means.items() if sum(parts) > 0}
+
+
+def from_all(records: list[_T], mesh: DeviceMesh | None) -> list[_T]:
+    """Return the records of all ranks, those of equal parts too. Collective over the mesh."""
+    for axis in range(0 if mesh is None else mesh.ndim):
+        assert mesh is not None
+        found: list[Any] = [None] * mesh.size(axis)
+        dist.all_gather_object(found, records, group=mesh.get_group(axis))
+        records = [record for each in found for record in each]
+    return records
 
 
 def costs_to_json(costs: Mapping[int, PartCosts]) -> dict[str, Any]:

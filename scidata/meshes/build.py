@@ -73,10 +73,8 @@ _WITH_NUMBER = ("knn", "radius", "spacing")
 class Build:
     """A graph to be built: the rule of each node set and of each relation.
 
-    Raises
-    ------
-    ConfigError, UnknownNameError
-        A rule that there is not, a relation whose sets are not named, no set or several from the file.
+    Raises ConfigError, UnknownNameError: a rule that there is not, a relation whose sets are not named, no set or
+    several from the file.
     """
 
     nodes: Mapping[str, str]
@@ -164,10 +162,7 @@ def build_header(
 ) -> HeteroHeader:  # fmt: skip
     """Describe the graph that is built around a file.
 
-    Parameters
-    ----------
-    header
-        Describes the file as a mesh or a cloud; None where it is a grid.
+    ``header``: describes the file as a mesh or a cloud; None where it is a grid.
     """
     own = next(each for each, rule in build.nodes.items() if rule == _FILE)
     if header is not None:

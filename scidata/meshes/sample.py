@@ -5,6 +5,7 @@ Made by ``samples``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,8 @@ class RawSample(Geometry):
     counts: Mapping[str, int] = field(default_factory=dict)  # of each entity, where they are not in memory
     # True where the rows of a mesh are stored as points: of a cloud, or, with edges, as nodes of a graph
     as_points: bool = False
-    with_measures: bool = False  # True where areas, normals and volumes of the rows are stored, too
+    # geometry of the rows that is stored, too, by name; of ``sdf`` its surface
+    measures: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind == "hetero":
@@ -124,9 +126,9 @@ class SampleHeader:
     left_out: Mapping[str, str]
     paths: tuple[str, ...]  # the files it is read from
     values: tuple[str, ...] = ()  # names of the values of the whole sample
-    # as_points, with_measures: as in :class:`RawSample`
+    # as_points, measures: as in :class:`RawSample`
     as_points: bool = False
-    with_measures: bool = False
+    measures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -162,7 +164,7 @@ class SampleHeader:
         """Return the sample, with the points, cells and edges that are given, and the values of the whole."""
         with damage_named(self.topology.source.path):
             values = read_graph_values(self.topology.source, self.values, self.topology.options)
-        if self.as_points and self.entity == "node" and not self.with_measures:
+        if self.as_points and self.entity == "node" and not self.measures:
             geometry["cells"] = None
         return RawSample(
             **geometry,
@@ -177,7 +179,7 @@ class SampleHeader:
             left_out=self.left_out,
             values=values,
             as_points=self.as_points,
-            with_measures=self.with_measures,
+            measures=self.measures,
         )
 
 
@@ -227,6 +229,8 @@ def parse_edges(edges: str) -> tuple[str, float]:
         value = 0.0
     if rule not in ("knn", "radius") or not np.isfinite(value) or value <= 0 or (rule == "knn" and value != int(value)):
         hint = "" if rule in _EDGE_RULES else near_matches(rule, _EDGE_RULES, listed=False)
+        if joined := re.fullmatch(r"(knn|radius)[^\w.:]*([\d.]+)", str(edges)):
+            hint = f"; did you mean '{joined[1]}:{joined[2]}'?"
         raise ConfigError(
             f"edges={edges!r}: expected 'edge_index', 'cells', 'faces', 'knn:8' (neighbours) or 'radius:0.1' (in the "
             f"unit of the points){hint}"

@@ -31,6 +31,7 @@ from scidata.meshes.formats.columns import with_columns
 from scidata.meshes.formats.fields import combine_fields, find_fields, short_names
 from scidata.meshes.formats.hetero import open_hetero
 from scidata.meshes.formats.vtk_pieces import SUFFIXES as VTK_SUFFIXES
+from scidata.meshes.order.measures import SIZES, AskedGeometry, as_geometry, surface_of_sample
 from scidata.meshes.sample import KINDS, HeteroHeader, RawSample, SampleHeader, parse_edges, row_entity
 from scidata.sources import open_source
 from scidata.sources.kinds import (
@@ -111,7 +112,7 @@ class _Reading:
     options: Options
     allow_external: bool
     build: Build | None = None
-    measures: bool | None = None
+    measures: Mapping[str, str] | None = None
     of_files: bool = False
 
     def header(self, name: str, paths: tuple[str, ...]) -> SampleHeader | HeteroHeader:
@@ -148,6 +149,11 @@ class _Reading:
         entity = "cell" if topology.cells_are_rows else self.entity
         as_points = self.kind == "points" and topology.kind == "mesh"
         flat = topology.period is None and not (topology.on_sphere or topology.cells_are_rows)
+        measures = self.measures
+        if measures is None:
+            measures = dict.fromkeys(SIZES if as_points and entity == "cell" and flat else (), "")
+        elif "sdf" in measures:
+            measures = {**measures, "sdf": surface_of_sample(measures["sdf"], name, paths[0])}
         edges = self.options.edges if as_points else self._edges(topology, entity)
         reasons = {}
         if as_points:
@@ -176,7 +182,7 @@ class _Reading:
             paths=tuple(source.path for source in sources),
             values=values,
             as_points=as_points,
-            with_measures=as_points and entity == "cell" and flat if self.measures is None else self.measures,
+            measures=measures,
         )
 
     def _hetero(self, name: str, paths: tuple[str, ...]) -> HeteroHeader | None:
@@ -341,7 +347,7 @@ def read_samples(
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
     nodes: Mapping[str, str] | None = None,
-    geometry: bool | None = None,
+    geometry: AskedGeometry = None,
     allow_missing: bool = False,
     allow_external: bool = False,
     of_files: bool = False,
@@ -364,8 +370,7 @@ def read_samples(
     ``topology``: name of the mesh variable, where a UGRID file has several.
     ``nodes``: of a graph that is built around the file: where each set comes from; then ``edges`` says how each
     relation is found. See :mod:`scidata.meshes.build`.
-    ``geometry``: True: areas, normals and volumes of rows are fields, too. None: where points are the cells of a flat
-    mesh.
+    ``geometry``: what of the rows' geometry are fields, too: as :func:`scidata.partition` has it.
     ``allow_missing, allow_external``: as in :func:`scidata.open_dataset`.
     ``of_files``: points are arrays of files, as they are: none are made of a mesh.
     Raises FileNotFoundError: a glob matches nothing.
@@ -406,7 +411,7 @@ def read_samples(
         options=Options(points=as_names("points", points), edges=edges, topology=topology, allow_missing=allow_missing),
         allow_external=allow_external,
         build=build,
-        measures=geometry,
+        measures=as_geometry(geometry),
         of_files=of_files,
     )
     if mesh is not None:

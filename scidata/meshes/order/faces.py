@@ -248,18 +248,10 @@ def _words(corners: NodeIds, num_nodes: int) -> Keys:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Surface:
-    """Faces with three or four corners, in order around each.
+    """Faces with three or four corners, in order around each."""
 
-    Attributes
-    ----------
-    corners
-        ``(num_faces, 4)`` int64 nodes; a triangle has its last corner twice.
-    cell
-        ``(num_faces,)`` int64: the cell that each is a face of.
-    """
-
-    corners: IntArray
-    cell: IntArray
+    corners: IntArray  # ``(num_faces, 4)`` int64 nodes; a triangle has its last corner twice
+    cell: IntArray  # ``(num_faces,)`` int64: the cell that each is a face of
 
     def facing(self, points: FloatArray, centres: FloatArray, view: FloatArray) -> IntArray:
         """Return the faces, as numbers, whose outer side is seen from the direction ``view``, ``(3,)``.
@@ -300,40 +292,23 @@ def surface_of(offsets: IntArray, connectivity: IntArray, types: ByteArray, kept
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AlongMesh:
-    """The mesh edge of each directed edge.
+    """The mesh edge of each directed edge."""
 
-    Attributes
-    ----------
-    rows
-        ``(num_edges,)`` int64: its row in the source.
-    orientation
-        ``(num_edges,)`` int8: 1 where the directed edge runs as the mesh edge does, from its first node to its
-        second; -1 where it runs against it.
-    num_unused
-        Mesh edges that no directed edge runs along.
-    """
-
-    rows: IntArray
+    rows: IntArray  # ``(num_edges,)`` int64: its row in the source
+    # ``(num_edges,)`` int8: 1 where the directed edge runs as the mesh edge does, from its first node to its second; -1
+    # where it runs against it
     orientation: npt.NDArray[np.int8]
-    num_unused: int
+    num_unused: int  # mesh edges that no directed edge runs along
 
 
 def along_mesh_edges(edge_index: IntArray, mesh_edges: IntArray, num_nodes: int, where: str) -> AlongMesh:
     """Find the mesh edge between the two nodes of each directed edge.
 
-    Parameters
-    ----------
-    edge_index
-        ``(2, num_edges)``: sources and destinations, in range.
-    mesh_edges
-        ``(2, num_mesh_edges)``: first and second node, as the file has them; rows that name no two nodes match none.
-    where
-        What to name in errors.
-
-    Raises
-    ------
-    FieldMismatchError
-        A directed edge has no mesh edge between its nodes, or more than one.
+    ``edge_index``: ``(2, num_edges)``: sources and destinations, in range.
+    ``mesh_edges``: ``(2, num_mesh_edges)``: first and second node, as the file has them; rows that name no two nodes
+    match none.
+    ``where``: what to name in errors.
+    Raises FieldMismatchError: a directed edge has no mesh edge between its nodes, or more than one.
     """
     low, high = mesh_edges.min(axis=0), mesh_edges.max(axis=0)
     usable = np.flatnonzero((low >= 0) & (high < num_nodes) & (low < high))

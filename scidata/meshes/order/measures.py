@@ -8,18 +8,60 @@ quadratic cells are left out.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
 import numpy as np
 
 from scidata.core.types import FloatArray, IntArray
-from scidata.errors import UnsupportedFormatError
+from scidata.errors import ConfigError, UnsupportedFormatError, check_known
 from scidata.meshes.geometry import RawCells
 from scidata.meshes.order.cells import CELL_NAMES, rings
 from scidata.meshes.order.faces import SOLID_FACES
+from scidata.sources.paths import expand_paths
+
+#: What :func:`measures_of_cells` may return.
+SIZES = ("area", "normal", "volume")
+#: Names the boundary of a sample's own solid cells, in place of the file of a surface.
+BOUNDARY = "boundary"
+#: What of the geometry of rows a user asks for: see :func:`scidata.partition`.
+AskedGeometry: TypeAlias = bool | str | Sequence[str] | Mapping[str, object] | None
 
 _FLAT_CORNERS = {5: 3, 8: 4, 9: 4, 22: 3, 23: 4}  # of quadratic ones the corners, which come first
 _PIXEL = (0, 1, 3, 2)
 _VOXEL = (0, 1, 3, 2, 4, 5, 7, 6)  # the corners of a hexahedron, whose faces all look outwards
 _THIN = (1, 2, 3, 4, 21)
+
+
+def as_geometry(geometry: AskedGeometry) -> dict[str, str] | None:
+    """Return what of the geometry is asked for, by name: of ``sdf`` its surface, else ``""``; None: the default.
+
+    Raises UnknownNameError: there is no such geometry; ConfigError: ``sdf`` without a surface.
+    """
+    if geometry is None or isinstance(geometry, bool):
+        return None if geometry is None else dict.fromkeys(SIZES if geometry else (), "")
+    if isinstance(geometry, str):
+        geometry = [each.strip() for each in geometry.split(",") if each.strip() not in ("", "none")]
+    named: Mapping[str, object] = {}
+    named = geometry if isinstance(geometry, Mapping) else dict(each.partition("=")[::2] for each in geometry)
+    check_known("geometry: there is no", named, (*SIZES, "curvature", "sdf"))
+    found = {name: "" for name, of in named.items() if of is not False}
+    if "sdf" in found:
+        if named["sdf"] in ("", True, None):
+            raise ConfigError("geometry: sdf is the distance from a surface: name it, sdf=car.stl or sdf=boundary")
+        found["sdf"] = str(named["sdf"])
+    return found
+
+
+def surface_of_sample(pattern: str, name: str, path: str) -> str:
+    """Return the surface of a sample: ``boundary``, or the one file that the pattern leads to."""
+    if pattern == BOUNDARY:
+        return pattern
+    said = pattern.replace("{name}", name).replace("{folder}", os.path.dirname(path) or ".")
+    if len(paths := expand_paths(said)) != 1:
+        raise ConfigError(f"sample {name}: geometry: sdf={said!r} leads to {len(paths)} files; one is expected")
+    return paths[0]
 
 
 def measures_of_cells(points: FloatArray, cells: RawCells) -> dict[str, FloatArray]:

@@ -28,22 +28,14 @@ _SIZES = {kind: NUM_NODES[kind] for kind in SOLID_FACES} | {POLYHEDRON: -1}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Faces:
-    """The faces of all cells, each once.
+    """The faces of all cells, each once."""
 
-    Attributes
-    ----------
-    offsets, nodes
-        The nodes of face ``i``, in order around it, are ``nodes[offsets[i] : offsets[i + 1]]``; int64, as the others.
-    owner
-        ``(num_faces,)``: the cell that it belongs to.
-    neighbour
-        ``(num_faces,)``: the cell on the other side, -1 at the boundary.
-    """
-
+    # offsets, nodes: the nodes of face ``i``, in order around it, are ``nodes[offsets[i] : offsets[i + 1]]``; int64, as
+    # the others
     offsets: IntArray
     nodes: IntArray
-    owner: IntArray
-    neighbour: IntArray
+    owner: IntArray  # ``(num_faces,)``: the cell that it belongs to
+    neighbour: IntArray  # ``(num_faces,)``: the cell on the other side, -1 at the boundary
 
     def checked(self, where: str, num_nodes: int, num_cells: int, least: int = 3) -> Faces:
         """Raise CorruptDataError for faces of fewer than ``least`` nodes, and ids of no node or cell."""
@@ -163,12 +155,9 @@ def join_polyhedra(
 ) -> tuple[FloatArray, FloatArray, IntArray]:
     """Return the centres, volumes and edges of cells, as those of :class:`Faces`; ``faces``: those of the polyhedra.
 
-    Raises
-    ------
-    UnsupportedFormatError
-        Cells that are no solids.
-    CorruptDataError
-        Wrong ids of nodes; a polyhedron without faces; a face of more than two cells, or twice of one.
+    Raises UnsupportedFormatError: cells that are no solids.
+    Raises CorruptDataError: wrong ids of nodes; a polyhedron without faces; a face of more than two cells, or twice of
+    one.
     """
     num_cells, every = cells.num_cells, [*faces, *_faces_of_solids(where, cells)]
     sizes, nodes, cell = map(np.concatenate, zip(*every, strict=True))

@@ -73,7 +73,7 @@ def nearest_rows(tree: cKDTree, points: FloatArray, num: int, tied: float) -> In
         for part in blocks(len(todo), max(_MAX_PAIRS // width, 1)):
             rows = todo[part]
             far, near = tree.query(points[rows], k=np.arange(1, width + 1))
-            distance = _distances(tree.data[near], points[rows, None])
+            distance = _distances(tree.data[near], points[rows, None], tree.boxsize)
             last = np.partition(distance, num - 1, axis=1)[:, num - 1 : num]
             # a source that the tree left out could still be as far as the last that is taken
             whole = (far[:, -1] > last[:, 0] + 2 * tied) | (width == tree.n)
@@ -127,7 +127,7 @@ def radius_edges(source: NodeSet, target: NodeSet, radius: float) -> IntArray:
 
 def pairs_in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: float) -> Iterator[IntArray]:
     """Yield sources and targets ``(2, num)`` of pairs that are near, for blocks with not too many of them each."""
-    part = make_tree(points[rows])
+    part = make_tree(points[rows], tree.boxsize)
     reach = radius * (1 + 1e-9)  # which of the pairs that lie at the radius a tree returns depends on its blocks
     if part.n > 1 and part.count_neighbors(tree, reach) > _MAX_PAIRS:
         middle = (rows.start + rows.stop) // 2
@@ -136,7 +136,7 @@ def pairs_in_radius(tree: cKDTree, points: FloatArray, rows: slice, radius: floa
         return
     pairs = part.sparse_distance_matrix(tree, reach, output_type="ndarray")
     near, at = pairs["j"].astype(np.int64), pairs["i"].astype(np.int64)
-    inside = _distances(tree.data[near], part.data[at]) <= radius
+    inside = _distances(tree.data[near], part.data[at], tree.boxsize) <= radius
     yield np.stack([near[inside], at[inside] + rows.start])
 
 
@@ -187,11 +187,14 @@ def longest_edge(nodes: NodeSet, edge_index: IntArray, target: NodeSet | None = 
     return longest
 
 
-def _distances(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Return distances along the last dimension, each of the same bits in any block."""
-    total = (one[..., 0] - other[..., 0]) ** 2
-    for column in range(1, one.shape[-1]):
-        total += (one[..., column] - other[..., column]) ** 2
+def _distances(one: FloatArray, other: FloatArray, width: FloatArray | None = None) -> FloatArray:
+    """Return distances along the last dimension, to nearest images in a ``width``, of the same bits in any block."""
+    total = np.zeros(np.broadcast_shapes(one.shape[:-1], other.shape[:-1]))
+    for column in range(one.shape[-1]):
+        away = one[..., column] - other[..., column]
+        if width is not None and width[column]:
+            away = np.minimum(np.abs(away), width[column] - np.abs(away))
+        total += away**2
     return np.sqrt(total, out=total)
 
 

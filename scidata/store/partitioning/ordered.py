@@ -21,11 +21,19 @@ from scidata.meshes.order.faces import AlongMesh, along_mesh_edges, edges_across
 from scidata.meshes.order.faults import Finding
 from scidata.meshes.order.hilbert import order_hilbert, order_rcb
 from scidata.meshes.order.ids import NodeIds, id_bits, id_dtype, stable_sort
-from scidata.meshes.order.measures import measures_of_cells, measures_of_nodes
+from scidata.meshes.order.measures import BOUNDARY, SIZES, measures_of_cells, measures_of_nodes
 from scidata.meshes.order.neighbours import knn_edges, radius_edges
 from scidata.meshes.order.positions import cell_centres
 from scidata.meshes.order.shuffle import SHUFFLE, leaf_rows_of, shuffled
+from scidata.meshes.order.surfaces import (
+    border_of,
+    curvature_of_cells,
+    curvature_of_nodes,
+    signed_distance,
+    triangles_of,
+)
 from scidata.meshes.sample import RawSample, parse_edges
+from scidata.meshes.samples import read_samples
 from scidata.store.format.arrays import stored_dtype
 from scidata.store.format.manifest import FieldInfo, SampleHead
 from scidata.store.format.write import FieldData, OrderedCells, OrderedSample, OrderedSet
@@ -55,7 +63,7 @@ def order_sample(
     entity = raw.entity
     sound, kept = without_faults(raw, findings)
     pos = raw.points
-    measures = _measures(raw, sound) if raw.with_measures else {}
+    measures = _measures(raw, sound) if raw.measures else {}
     if raw.as_points and entity == "node":
         sound = replace(sound, cells=None)
     if entity == "cell" and (raw.cells is not None or raw.points is None):
@@ -74,6 +82,11 @@ def order_sample(
     order, notes = order_of(sound, sets, pairs, by if leaf_rows is None else "hilbert")
     if leaf_rows is not None:
         order = shuffled(order, leaf_rows, head.index)
+    rule, number = parse_edges(raw.edges or "edge_index")
+    if rule == "knn" and number >= sound.num_nodes > 0:
+        notes = [f"edges={raw.edges!r}: there are but {sound.num_nodes} points: all are neighbours of each", *notes]
+    if num := int(np.isnan(measures.get("curvature", np.zeros(0))).sum()):
+        notes = [f"curvature is NaN in {num} rows, at borders of the surface and where it branches or turns", *notes]
     new_ids, ordered = _numbered(raw, sets, order, kept)
     relations = {name: _csr(name, each, new_ids, entity) for name, each in pairs.items()}
     along = _along_mesh(raw, pairs.get("edge"), kept)
@@ -246,14 +259,38 @@ def _orientation(signs: npt.NDArray[np.int8]) -> FieldData:
 
 
 def _measures(raw: RawSample, sound: RawSample) -> dict[str, FloatArray]:
-    """Return areas, normals and volumes of the rows of a sample without faults, but for those that the file has."""
-    curved = raw.on_sphere or raw.period is not None
-    if sound.cells is None or sound.points is None or curved:
-        found = "it lies on a sphere, or wraps" if curved else "it has none"
-        raise ConfigError(f"sample {raw.name}: geometry=True: areas and normals are those of flat cells, and {found}")
-    compute = measures_of_cells if raw.entity == "cell" else measures_of_nodes
+    """Return the geometry of the rows of a sample without faults that is asked for, but for what the file has."""
+    wanted, of_cells, cells, points = raw.measures, raw.entity == "cell", sound.cells, sound.points
+    refused = f"sample {raw.name}: geometry ({', '.join(wanted)}) "
+    if raw.on_sphere or raw.period is not None:
+        raise ConfigError(f"{refused}is that of flat cells, and it lies on a sphere, or wraps")
+    if points is None or (points.shape[1] != 3 and not wanted.keys() <= {*SIZES}):
+        raise ConfigError(f"{refused}needs points in space")
+    if cells is None and (wanted.keys() - {"sdf"} or wanted["sdf"] == BOUNDARY):
+        raise ConfigError(f"{refused}is that of cells, and it has none here")
+    made: dict[str, FloatArray] = {}
+    if cells is not None and (sizes := wanted.keys() & {*SIZES}):
+        found = (measures_of_cells if of_cells else measures_of_nodes)(points, cells)
+        if sizes != {*SIZES} and (without := sizes - found.keys()):
+            raise ConfigError(f"{refused}: its cells have no {' or '.join(without)}, but {' and '.join(found)}")
+        made = {name: found[name] for name in SIZES if name in found and name in sizes}
+    if cells is not None and "curvature" in wanted:
+        made["curvature"] = (curvature_of_cells if of_cells else curvature_of_nodes)(points, cells)
+    if "sdf" in wanted:
+        at = cell_centres(points, cells) if of_cells and cells is not None else points
+        made["sdf"] = signed_distance(at, *_surface(wanted["sdf"], points, cells), f"sample {raw.name}")
     here = {field.base for field in raw.fields.values() if field.entity == raw.entity}
-    return {name: values for name, values in compute(sound.points, sound.cells).items() if name not in here}
+    return {name: values for name, values in made.items() if name not in here}
+
+
+def _surface(path: str, points: FloatArray, cells: RawCells | None) -> tuple[FloatArray, IntArray]:
+    """Return the points and triangles of the surface in a file, or of the boundary of some cells."""
+    if cells is not None and path == BOUNDARY:
+        return points, border_of(cells)
+    surface = read_samples(path, kind="mesh").header(0).read()
+    if surface.points is None or surface.cells is None or surface.points.shape[1] != 3:
+        raise ConfigError(f"{path}: sdf: is no surface in space")
+    return surface.points, triangles_of(surface.cells, f"{path}: sdf")
 
 
 def _moved(data: FieldData, entity: str) -> FieldData:

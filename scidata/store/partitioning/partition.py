@@ -17,6 +17,7 @@ from scidata.core.tasks.dask_jobs import executor_of
 from scidata.core.tasks.work import Executor, Tick, Work
 from scidata.core.urls import Url, absolute, is_url, local_path, url_of
 from scidata.errors import ConfigError, CorruptDataError, OutputError
+from scidata.meshes.order.measures import AskedGeometry, as_geometry
 from scidata.meshes.reduced_points import resolved_nodes
 from scidata.meshes.samples import as_names, read_samples
 from scidata.store.format.durable import remove, rename_over
@@ -79,7 +80,7 @@ def partition(
     nodes: Mapping[str, str | Sequence[int]] | None = None,
     fields: str | Sequence[str] | None = None,
     topology: str | None = None,
-    geometry: bool | None = None,
+    geometry: AskedGeometry = None,
     order: str = "hilbert",
     weights: str | None = None,
     repair: str | Sequence[str] = (),
@@ -126,10 +127,15 @@ def partition(
         Names; default all that have a row for each node, point, cell or edge.
     topology : str or None, optional
         The mesh variable, where a UGRID file has several.
-    geometry : bool or None, optional
-        Compute fields of each row from the cells: ``area`` ``(N,)`` and ``normal`` ``(N, 3)`` of surfaces, ``volume``
-        ``(N,)`` of solids, float64, in the unit of the points; of nodes their shares in the cells around them. A field
-        of the file that has such a name is kept in its place. Default: where points are the cells of a mesh.
+    geometry : bool, str, Sequence[str], Mapping[str, object] or None, optional
+        Compute fields of each row, float64, in the unit of the points. True: ``area`` ``(N,)``, ``normal`` ``(N, 3)``
+        of surfaces, ``volume`` ``(N,)`` of solids, of nodes their shares in the cells around them. Or names: these, and
+        ``curvature`` ``(N,)``: mean curvature, positive where the surface bends away from its normals (Meyer et al.
+        2003; of cells the mean of their corners), NaN on its border. ``{"sdf": "car.stl"}``: ``(N,)``, the distance to
+        a closed surface, negative inside (exact; Baerentzen and Aanaes 2005; needs the extra ``vtk``), of any mesh
+        format; ``"{folder}/*.stl"`` or ``"stl/{name}.stl"`` has each sample's folder or name; ``"boundary"``: that of
+        the solids themselves. A field of the file that has such a name is kept in its place. Default: True where points
+        are the cells of a mesh.
     order : str, default "hilbert"
         ``"hilbert"``, ``"rcb"``, ``"metis"`` (needs the extra ``metis``, smallest halos) or ``"rows"`` (as given).
         ``"shuffle"``, of points: at random, for ``subsample=``, which then reads no more than it draws and walks
@@ -229,8 +235,8 @@ def partition(
     if nodes is not None:
         choice["nodes"] = resolved_nodes(nodes)
     if geometry is not None:
-        choice["geometry"] = geometry
-    flags = {"dry_run": dry_run, "overwrite": overwrite, "resume": resume, "geometry": geometry or False}
+        choice["geometry"] = geometry if isinstance(geometry, bool) else as_geometry(geometry)
+    flags = {"dry_run": dry_run, "overwrite": overwrite, "resume": resume}
     for name, value in {**flags, "allow_missing": allow_missing, "allow_external": allow_external}.items():
         check_flag(name, value)
     task = Task(

@@ -139,8 +139,8 @@ def _ordered(
     needed, done = bytes_in_memory(header, task.order), 0.0
     too_large = task.memory is not None and needed > room_of(task.memory)
     reason = why_not(header, task.order)
-    if isinstance(header, SampleHeader) and (header.as_points or header.with_measures or leaf_rows_of(task.order)):
-        reason = "points of a mesh, areas and shuffled rows are made of all rows at once"
+    if isinstance(header, SampleHeader) and (header.as_points or header.measures or leaf_rows_of(task.order)):
+        reason = "points of a mesh, geometry and shuffled rows are made of all rows at once"
 
     def head_of(raw: RawSample, findings: list[Finding]) -> SampleHead:
         if _allowed(raw, task, findings):

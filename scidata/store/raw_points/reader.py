@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
@@ -72,7 +73,7 @@ class PointsReader(PartReader):
         self.files = self._files_of(samples, options)
         super().__init__(self.files, options, num_parts)
         self.path, self.period = self.files.path, self.files.file(0).info.period
-        self._take_edges()
+        self._take_edges(self.files.file(0).info.counts["point"] if len(samples) == 1 else sys.maxsize)
         self.names = samples.names
         self.paths = [path for index in range(len(samples)) for path in samples.inputs(index)]
         self._infos = self._all_fields()

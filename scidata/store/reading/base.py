@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -250,13 +250,15 @@ class PartReader:
         """Return the rows that are drawn together as a chunk."""
         return CHUNK_ROWS
 
-    def _take_edges(self) -> None:
-        """Take in how edges between points are found: a hop, whose sources are ghosts."""
+    def _take_edges(self, most: int) -> None:
+        """Take in how edges between points are found: a hop, whose sources are ghosts. No sample has ``most`` + 1."""
         self.near = NearEdges.of(self.options.edges, self.kind, self.path)
-        if self.near is not None and self.period is not None:
+        if self.subsample is not None:
+            most = min(most, *self.subsample.counts.values())
+        if self.near is not None and self.near.rule == "knn" and self.near.number >= most > 0:
             raise ConfigError(
-                f"{self.path}: edges={self.options.edges!r}: the domain wraps; write a store with these edges (scidata "
-                "partition --edges), in which they lead across its border"
+                f"{self.path}: edges={self.options.edges!r}: no sample has more than {most} points that are read, each "
+                f"with {most - 1} others; ask for at most knn:{most - 1}"
             )
 
     def _topology(self, access: RowAccess, cut: SamplePart, part: int) -> LocalTopology:
@@ -347,6 +349,12 @@ class PartReader:
             topology = self._drawn(access, cut, index, part, epoch)
         fields = self._read_fields(access, index, topology, cut.index)
         return LocalPart(index=index % self.num_samples, part=cut, fields=fields, stats=access.stats, **vars(topology))
+
+    def read_rows(
+        self, access: RowAccess, names: Sequence[str], index: int, topology: LocalTopology
+    ) -> dict[str, Array]:
+        """Read those rows of fields of a sample that a topology names."""
+        return self._reads.read(access, names, index, topology)
 
     def empty_part(self, part: int) -> LocalPart:
         """Return one part of a cloud without points: of no sample, so its index is -1."""

@@ -7,6 +7,7 @@ that are equally far the first rows are taken: so any number of parts has the ed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from scidata.core.index_map import IndexMap
 from scidata.core.types import AnyArray, FloatArray, IntArray
 from scidata.errors import ConfigError
 from scidata.meshes.order.ids import blocks
-from scidata.meshes.order.neighbours import make_tree
+from scidata.meshes.order.neighbours import make_tree, wrapped
 from scidata.meshes.sample import parse_edges
 from scidata.meshes.sets.neighbours import BLOCK_ROWS, nearest_rows, pairs_in_radius
 from scidata.meshes.sets.node_set import TIED
@@ -51,13 +52,16 @@ class NearEdges:
         """Return the radius as a straight line."""
         return chord(self.number) if on_sphere else self.number
 
-    def into(self, points: FloatArray, first: int, stop: int, *, on_sphere: bool, largest: float) -> IntArray:
+    def into(
+        self, points: FloatArray, first: int, stop: int, *, on_sphere: bool, largest: float, width: FloatArray | None
+    ) -> IntArray:
         """Return the edges that end at ``points[first:stop]``, ``(2, num)`` int64: sources, targets, by target.
 
-        ``points`` are all that can be neighbours, in the order of their rows, where distances are Euclidean; distances
-        count as equal by the ``largest`` coordinate of the whole sample. No point is its own neighbour.
+        ``points`` are all that can be neighbours, in the order of their rows, where distances are Euclidean, or those
+        of the nearest images in a ``width``; they count as equal by the ``largest`` coordinate of the whole sample. No
+        point is its own neighbour.
         """
-        own, tied, tree = points[first:stop], TIED * largest, make_tree(points)
+        own, tied, tree = points[first:stop], TIED * largest, make_tree(points, width)
         num = min(int(self.number) + 1, len(points))
         found = [np.empty((2, 0), np.int64)]
         for rows in blocks(len(own), BLOCK_ROWS) if len(own) else ():
@@ -80,8 +84,9 @@ class NearEdges:
         """
         own, on_sphere = topology.index_maps[info.entity], info.on_sphere
         first, stop = np.searchsorted(rows, own.owned).tolist()
-        points = search_space(pos, on_sphere=on_sphere)
-        found = rows[self.into(points, first, stop, on_sphere=on_sphere, largest=_largest(info, points))]
+        points, width = wrapped(search_space(pos, on_sphere=on_sphere), info.period)
+        where: dict[str, Any] = {"on_sphere": on_sphere, "largest": _largest(info, points)}
+        found = rows[self.into(points, first, stop, **where, width=width if width.any() else None)]
         outside = found[0, (found[0] < own.owned[0]) | (found[0] >= own.owned[1])]
         here = IndexMap(bounds=own.bounds, part=own.part, ghosts=np.union1d(own.ghosts, outside), key=own.key)
         edges = np.stack([here.to_local(ends) for ends in found])
@@ -96,8 +101,10 @@ class NearEdges:
         if self.rule == "radius":
             reach = self.reach(on_sphere=on_sphere)
         elif stop - start > self.number:  # those of its own bound how far the nearest of all lie
-            own = search_space(access.rows(f"{info.entity}/pos", start, stop), on_sphere=on_sphere)
-            reach = float(make_tree(own).query(own, k=[int(self.number) + 1])[0].max())
+            rows = access.rows(f"{info.entity}/pos", start, stop)
+            own, width = wrapped(search_space(rows, on_sphere=on_sphere), info.period)
+            tree = make_tree(own, width if width.any() else None)
+            reach = float(tree.query(own, k=[int(self.number) + 1])[0].max())
         else:
             return np.arange(num_rows)
         slack = 4 * TIED * _largest(info, np.empty(0))

@@ -142,7 +142,7 @@ class StoreReader(PartReader):
             self.halo = checked_halo(self.store, options.halo)
             hops = 1 if self.kind == "points" else max(1, int(self.halo))  # edges need their sources
             self._layers = (("edge",),) * (hops if "edge" in self.entities else 0)
-        self._take_edges()
+        self._take_edges(int(manifest.samples.column("counts", self.entity).max(initial=0)))
         self.ghosts = checked_ghosts(options.ghosts, self.halo)
         if self.subsample is not None:
             check_subsample(self.store, self.subsample)

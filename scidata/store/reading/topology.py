@@ -41,14 +41,9 @@ def read_topology(
     In a chain of nodes 0 1 2 3 with edges from each to the next, of which a part owns node 3, two layers need nodes 2
     and 1: the part's own edge is 2 to 3, and its far one 1 to 2.
 
-    Parameters
-    ----------
-    layers
-        Of each layer, its relations.
-    radius
-        Of points: their ghosts are all rows within it; 0 where there is none.
-    token
-        Names the data set, for the keys of the index maps.
+    ``layers``: of each layer, its relations.
+    ``radius``: of points: their ghosts are all rows within it; 0 where there is none.
+    ``token``: names the data set, for the keys of the index maps.
     """
     ends = {name: (source, target) for name, (source, _, target) in relations_of(info).items()}
     own = {name: _own_edges(access, cut, part, name, target) for name, (_, target) in ends.items()}

@@ -40,12 +40,13 @@ def whole_of(reader, epoch):
     return (*fields, np.concatenate(edges, axis=1))
 
 
-def by_hand(pos, rule, targets):
-    """Edges to some targets, from all distances; of equally far sources the first."""
+def by_hand(pos, rule, targets, width=np.inf):
+    """Edges to some targets, from all distances, to nearest images in a width; of equally far sources the first."""
     kind, _, number = rule.partition(":")
     expected = []
     for target in targets:
-        away = np.sqrt(((pos - pos[target]) ** 2).sum(axis=1))
+        away = np.abs(pos - pos[target])
+        away = np.sqrt((np.minimum(away, width - away) ** 2).sum(axis=1))
         away[target] = np.inf
         near = (
             np.argsort(away, kind="stable")[: int(number)] if kind == "knn" else np.flatnonzero(away <= float(number))
@@ -78,6 +79,34 @@ def test_a_part_with_fewer_points_than_neighbours_has_them_all(cloud):
     _, _, curve, _ = cloud
     reader = StoreReader(curve, ReadOptions(edges="knn:9", bounds=[0, 3, 3, POINTS]), num_parts=3)
     assert np.array_equal(whole_of(reader, 0)[2], whole_of(StoreReader(curve, ReadOptions(edges="knn:9")), 0)[2])
+
+
+@pytest.mark.parametrize("rule", ["knn:4", "radius:0.08"])
+def test_edges_lead_across_the_border_of_a_periodic_domain(tmp_path, rule):
+    pos = np.random.default_rng(2).random((900, 3)) * [1, 2, 1] - [0.5, 0, 3]  # some images lie out of [0, width)
+    about = {"points": {"period": [1.0, 2.0, 0.0]}}
+    raw = write_hdf5(tmp_path / "c.h5", {"points": pos, "p": np.arange(900.0)}, attributes=about)
+    scidata.partition(raw, tmp_path / "store", kind="points")
+    width = np.array([1.0, 2.0, np.inf])
+    for make, path, num in [(StoreReader, tmp_path / "store", None), (PointsReader, raw, 400)]:
+        options = ReadOptions(kind="points", edges=rule, subsample=None if num is None else {"point": num})
+        found, _, edges = whole_of(make(path, options), 0)
+        targets = np.arange(0, len(found), 5)
+        assert np.array_equal(edges[:, np.isin(edges[1], targets)], by_hand(found, rule, targets, width))
+        assert (np.abs(found[edges[0]] - found[edges[1]]) > 0.9).any()
+        assert np.array_equal(whole_of(make(path, options, num_parts=3), 0)[2], edges)
+
+
+def test_more_neighbours_than_there_are_points(tmp_path):
+    raw = write_hdf5(tmp_path / "c.h5", {"points": np.random.default_rng(0).random((36, 3))})
+    report = scidata.partition(raw, tmp_path / "graph", kind="points", edges="knn:10000")
+    assert report.counts["edge"] == 36 * 35
+    assert "there are but 36 points" in str(report.notes)
+    scidata.partition(raw, tmp_path / "store", kind="points")
+    for make, path in [(StoreReader, tmp_path / "store"), (PointsReader, raw)]:
+        with pytest.raises(ConfigError, match="at most knn:35"):
+            make(path, ReadOptions(kind="points", edges="knn:36"))
+        assert make(path, ReadOptions(kind="points", edges="knn:35")).read(0, 0).relations["edge"].shape == (2, 36 * 35)
 
 
 def test_levels_of_a_cloud_and_the_edges_between_them(cloud, tmp_path):
@@ -145,6 +174,7 @@ def test_parts_of_a_draw_lie_together(tmp_path):
     ("options", "words"),
     [
         ({"edges": "nearest:4"}, "expected 'edge_index', 'cells', 'faces', 'knn:8'"),
+        ({"edges": "knn16"}, "did you mean 'knn:16'"),
         ({"edges": "cells"}, "'knn:8' or 'radius:0.1'"),
         ({"subsample": {"point": 9}, "subsample_block": "chunk"}, "shuffled store"),
         ({"subsample": {"point": 9}, "weights": "p"}, "shuffled store"),
